@@ -1,6 +1,6 @@
 """Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
-docs/performance.md and docs/faults.md from their last runs, the tables of docs/conformance.md from the checks, the
-table of XIDs in docs/health.md from the data of the package.
+deploy/base from deploy/chart, docs/performance.md and docs/faults.md from their last runs, the tables of
+docs/conformance.md from the checks, the table of XIDs in docs/health.md from the data of the package.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -25,6 +25,7 @@ from dra_driver.config.schemas import export
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import admission_manifests  # noqa: E402 - as below
+import chart_manifests  # noqa: E402 - as below
 import conformance_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
@@ -68,11 +69,12 @@ def generate(target: Path) -> None:
     for folder in [target / GENERATED, *(path.parent for path in (target / GENERATED).rglob("*_pb2.py"))]:
         (folder / "__init__.py").write_text(PACKAGE_DOC)
     generate_schemas(target)
-    admission_manifests.generate(target)
     performance_docs.generate(ROOT, target)
     conformance_docs.generate(ROOT, target)
     health_docs.generate(ROOT, target)
     faults_docs.generate(ROOT, target)
+    admission_manifests.generate(target)
+    chart_manifests.generate(ROOT, target)  # after everything that it renders
 
 
 def generate_schemas(target: Path) -> None:
@@ -105,7 +107,7 @@ def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, *CRDS) if (root / path).exists()]
     found += performance_docs.outputs(root) + conformance_docs.outputs(root) + health_docs.outputs(root)
-    found += faults_docs.outputs(root) + admission_manifests.outputs(root)
+    found += faults_docs.outputs(root) + chart_manifests.outputs(root) + admission_manifests.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 

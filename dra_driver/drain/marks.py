@@ -4,15 +4,18 @@ Each change is a merge patch that holds for one resourceVersion: two people who 
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from dra_driver.errors import ConfigurationError, ConflictError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
+from dra_driver.model.ids import GpuUuid
 
 DETACH_REASON: Final = "kubectl dra drain"
-"""How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those."""
+"""How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those. A number follows, and the
+UUIDs of the GPUs where it was asked for single ones: it stays until the last of them is given back."""
 _TRIES: Final = 10
 
 
@@ -43,25 +46,59 @@ def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], Drain
     return _change(api, node, DRAIN_ANNOTATION, decide)
 
 
-def ask_detach(api: NodeApi, node: str) -> str:
-    """Ask for a detach, unless another one does; returns the reason that is in force, as events tell it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachEnd:
+    """What became of a detach. ``ended``: it was of ``drain`` and is over. ``foreign`` is the reason of one that stays
+    because something else asked for it; ``needed_by`` are the drained GPUs for which one of ``drain`` stays."""
 
-    A reason of this command gets a new number each time, by which its event is known.
+    ended: bool
+    foreign: str | None = None
+    needed_by: tuple[GpuUuid, ...] = ()
+
+
+def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
+    """Ask for a detach for these GPUs (None: the whole node), unless something else asks for one.
+
+    Returns the reason that is in force, as events tell it. One of this command gets a new number each time, by which
+    its event is known.
     """
     fresh = f"{DETACH_REASON} {secrets.token_hex(4)}"
 
     def decide(found: Annotations) -> str:
         foreign = _foreign_reason(found)
-        return fresh if foreign is None else foreign  # an empty one asks as well
+        if foreign is not None:
+            return foreign  # an empty one asks as well
+        return fresh if gpus is None else f"{fresh} {','.join(sorted({*gpus, *_needed_by(found)}))}"
 
     reason, _ = _change(api, node, DETACH_ANNOTATION, decide)
     return clean(reason or "")
 
 
-def end_detach(api: NodeApi, node: str) -> tuple[bool, str | None]:
-    """End a detach that ``drain`` asked for: whether there was one, and the reason of one that stays, as it is told."""
-    left, changed = _change(api, node, DETACH_ANNOTATION, _foreign_reason)
-    return changed, None if left is None else clean(left)
+def end_detach(api: NodeApi, node: str) -> DetachEnd:
+    """End a detach that ``drain`` asked for, unless it is needed by a GPU that is still drained."""
+    needed_by: tuple[GpuUuid, ...] = ()
+
+    def decide(found: Annotations) -> str | None:
+        nonlocal needed_by
+        needed_by = _needed_by(found)
+        return found[DETACH_ANNOTATION] if needed_by else _foreign_reason(found)
+
+    left, changed = _change(api, node, DETACH_ANNOTATION, decide)
+    foreign = None if left is None or needed_by else clean(left)
+    return DetachEnd(ended=changed, foreign=foreign, needed_by=needed_by)
+
+
+def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
+    """The drained GPUs for which ``drain`` asked for a detach.
+
+    A reason without GPUs, as older versions wrote it for single ones too, counts for all that are drained.
+    """
+    reason = found.get(DETACH_ANNOTATION, "")
+    if not reason.startswith(DETACH_REASON):
+        return ()
+    drained = DrainRequest.of(found.get(DRAIN_ANNOTATION)).gpus
+    asked = DrainRequest.of(reason.rpartition(" ")[2]).gpus
+    return tuple(sorted(drained & asked if asked else drained))
 
 
 def _foreign_reason(found: Annotations) -> str | None:

@@ -112,7 +112,7 @@ class _Drain:
         """Until the node process has closed the NVIDIA driver."""
         node = self._options.node
         self._report.detach_asked = True
-        reason = marks.ask_detach(self._api, node)
+        reason = marks.ask_detach(self._api, node, self._gpus)
         self._say(f"node {node}: asked to give the NVIDIA driver up ({reason})")
         said = f": {reason})"
         self._report.detached = self._patience.wait_for(

@@ -27,16 +27,20 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     report.annotation = text
     left = f"is {text}" if text else "is gone"
     say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (as before)'}")
-    ended, foreign = marks.end_detach(api, node)
-    if ended:
+    detach = marks.end_detach(api, node)
+    stays = detach.foreign is not None or bool(detach.needed_by)
+    if detach.ended:
         say(f"node {node}: the NVIDIA driver may be used again")
-    if foreign:
-        say(f"node {node}: annotation {DETACH_ANNOTATION} is not of this command and stays: {foreign}")
-    _await_use(view, gpus, patience, node, may_stay_detached=bool(foreign))
-    report.result, report.detached = "done", bool(foreign)
-    if foreign:
+    if detach.foreign is not None:
+        say(f"node {node}: annotation {DETACH_ANNOTATION} is not of this command and stays: {detach.foreign}")
         report.next_steps = (f"new claims wait until it goes: kubectl annotate node {node} {DETACH_ANNOTATION}-",)
-    say("new claims get these GPUs again" if not foreign else "the taint of the drain is gone")
+    if detach.needed_by:
+        others = " ".join(f"--gpu {gpu}" for gpu in detach.needed_by)
+        say(f"node {node}: the NVIDIA driver stays given up for GPUs that are still drained")
+        report.next_steps = (f"new claims wait until these are given back: kubectl dra undrain {node} {others}",)
+    _await_use(view, gpus, patience, node, may_stay_detached=stays)
+    report.result, report.detached = "done", stays
+    say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
 
 
 def _await_use(

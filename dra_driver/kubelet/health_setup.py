@@ -7,9 +7,6 @@ found any more: ``last_known.py``.
 With health off, nothing of this happens, and the kubelet's streams stay silent.
 """
 
-import logging
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,12 +14,12 @@ from typing import Final
 
 from dra_driver.claims import Journal
 from dra_driver.config.settings import NodeSettings
-from dra_driver.errors import DraError
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.health import HealthRules, NodeHealth
 from dra_driver.kubelet.claim_events import ClaimEvents
 from dra_driver.kubelet.claim_manager import ClaimManager
 from dra_driver.kubelet.claim_status import ClaimStatus
+from dra_driver.kubelet.claimed_devices import ClaimedDevices
 from dra_driver.kubelet.health_events import ConditionEvents, Tell, sentences
 from dra_driver.kubelet.health_metrics import HealthMetrics
 from dra_driver.kubelet.health_monitor import HealthMonitor, HealthReader
@@ -30,17 +27,14 @@ from dra_driver.kubelet.health_report import ReportedDevice, reports
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.health_taints import HealthTaints
 from dra_driver.kubelet.last_known import LastKnownGpus
+from dra_driver.kubelet.steady_reports import SteadyReports
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms, terms_of
 from dra_driver.slices import pool_name
 
-log = logging.getLogger(__name__)
-
 FILE, KNOWN_FILE = "health.json", "last-known-gpus.json"
-CLAIMED_S: Final = 60.0
-"""The claims are read again after this time, should a change of them have been missed: it reads all of them."""
 SIMULATED_CALM_S: Final = 30.0
 """The longest default calm time of simulated GPUs."""
 
@@ -69,7 +63,7 @@ class HealthService:
         claim_events: ClaimEvents | None = None,
     ) -> None:
         self._is_on, self._status, self._claim_events = settings.health, status, claim_events
-        self._inventory, self._streams, self._journal = inventory, streams, claims.journal
+        self._inventory, self._streams = inventory, streams
         self._pool = pool_name(settings.node_name, settings.driver_name)
         self._known = LastKnownGpus(folder / KNOWN_FILE, held)
         self._health = NodeHealth.open(
@@ -81,9 +75,8 @@ class HealthService:
         self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
         self._events = ConditionEvents(tell, notify=claim_events.tell if claim_events is not None else None)
         self._metrics = HealthMetrics()
-        self._claimed: tuple[ReportedDevice, ...] = ()
-        self._claimed_anew = threading.Event()  # claims changed since they were read
-        self._claimed_at = float("-inf")
+        self._steady = SteadyReports()
+        self._claimed = ClaimedDevices(partial(_devices, claims.journal))
         self._monitor = HealthMonitor(
             source,
             self._health,
@@ -113,7 +106,7 @@ class HealthService:
         if self._status is not None:
             self._status.wake()
         if self._is_on:
-            self._claimed_anew.set()
+            self._claimed.changed()
             self._monitor.devices_changed()
 
     def given_back(self, gpus: Iterable[GpuUuid]) -> None:
@@ -148,24 +141,12 @@ class HealthService:
         conditions, snapshot = self._health.conditions(), self._snapshot()
         if snapshot.gpus:  # before the first look, nothing is known about any device
             missing = self._known.missing
-            found = reports(self._claimed_devices(), self._pool, snapshot, conditions, missing)
+            found = self._steady.of(reports(self._claimed.current(), self._pool, snapshot, conditions, missing))
             self._streams.report(found)
             if self._status is not None:
                 self._status.show(found)
         self._events.update(conditions, snapshot)
         self._metrics.update(self._health.status(), conditions, snapshot)
-
-    def _claimed_devices(self) -> tuple[ReportedDevice, ...]:
-        now = time.monotonic()
-        if not self._claimed_anew.is_set() and now - self._claimed_at < CLAIMED_S:
-            return self._claimed
-        self._claimed_anew.clear()
-        try:
-            self._claimed = tuple(_devices(self._journal))
-            self._claimed_at = now
-        except DraError as error:
-            log.warning("the kubelet is told the health of the devices that claims had", extra={"reason": error})
-        return self._claimed
 
 
 def _devices(journal: Journal) -> Iterable[ReportedDevice]:

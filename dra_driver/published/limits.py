@@ -1,7 +1,8 @@
 """Limits of the API server on ResourceSlices, as numbers and predicates. Pure.
 
 One value over a limit makes a whole ResourceSlice invalid, with every GPU in it. Source: kubernetes/kubernetes
-pkg/apis/resource/validation/validation.go and staging/src/k8s.io/api/resource/v1/types.go (1.35 to 1.37).
+pkg/apis/resource/validation/validation.go and staging/src/k8s.io/api/resource/v1/types.go (1.35 to 1.37; ``_1_34``:
+1.34, where it differs).
 """
 
 import re
@@ -12,7 +13,8 @@ from dra_driver.kube.names import is_subdomain
 # event must not make a slice invalid.
 MAX_DEVICES = 64
 MAX_COUNTER_SETS = 8
-MAX_COUNTERS = 32
+MAX_COUNTERS = 32  # in a counter set; in 1.34 in all counter sets of a slice together
+MAX_CONSUMED_COUNTERS_1_34 = 1024  # of all devices of a slice together
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_TAINTS, MAX_TAINTS_1_34 = 16, 4
 MAX_STRING_BYTES = 64

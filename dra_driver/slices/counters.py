@@ -73,6 +73,20 @@ def leaves_enough(profile: MigProfile, start: int, left: Amounts) -> bool:
     return all(left[name] >= value for name, value in wanted.items() if name in left)
 
 
+def placements_within(placements: Iterable[tuple[MigProfile, int]], left: Amounts, maximum: int, *, whole: bool) -> int:
+    """How many of the placements, from the first on, consume at most ``maximum`` counters together.
+
+    Counted are names of counters, not amounts. The whole GPU, where it is offered too, consumes each of ``left``.
+    """
+    used, found = len(left) if whole else 0, 0
+    for profile, _ in placements:
+        used += len(_use(profile).keys() & left.keys()) + profile.memory_slices
+        if used > maximum:
+            break
+        found += 1
+    return found
+
+
 def _use(profile: MigProfile) -> Amounts:
     known = ((each.counter, each.of(profile)) for each in DIMENSIONS)
     return {counter: value for counter, value in known if value is not None}

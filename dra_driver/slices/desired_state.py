@@ -45,7 +45,7 @@ class DesiredState:
             for gpu in built.left_out:
                 log.warning("GPU is not published in every form", extra={"gpu": gpu.label, "reason": gpu.reason})
         self.left_out = built.left_out
-        slices = split(built)
+        slices = split(built, counters_beside_devices=features.counters and features.counters_beside_devices)
         if slices == self.slices:
             return False
         self.slices = slices

@@ -3,8 +3,11 @@
 A field whose feature gate is off is silently dropped, or the object is refused; no endpoint shows which gates are on.
 So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation and stores
 nothing, and the answer is compared. Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go
-(dropDisabledFields). Kubernetes 1.34 needs counters and devices in one resource slice and refuses the second canary of
-counters, as it would refuse the driver's resource slices.
+(dropDisabledFields).
+
+Where counter sets belong has changed: since 1.35 into resource slices without devices, in 1.34 into the resource slice
+of the devices that consume them (pkg/apis/resource/validation/validation.go, validateResourceSliceSpec). Each version
+refuses the other's arrangement, so the canaries tell "gate off" from "arranged otherwise".
 """
 
 import logging
@@ -24,41 +27,43 @@ log = logging.getLogger(__name__)
 
 
 _FIVE_TAINTS = [{"key": f"canary-{number}", "effect": "None"} for number in range(5)]
-# Two canaries for counters: since 1.35 the sets and their users are in different resource slices.
-_CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
-    "counters": (
-        {"sharedCounters": [{"name": "canary", "counters": {"memory": {"value": "1"}}}]},
-        {
-            "devices": [
-                {
-                    "name": "canary",
-                    "consumesCounters": [{"counterSet": "canary", "counters": {"memory": {"value": "1"}}}],
-                }
-            ]
-        },
-    ),
-    "taints": ({"devices": [{"name": "canary", "taints": [{"key": "canary", "value": "x", "effect": "NoSchedule"}]}]},),
-    "taints_1_35": ({"devices": [{"name": "canary", "taints": _FIVE_TAINTS}]},),
-    "multi_allocation": (
-        {
-            "devices": [
-                {
-                    "name": "canary",
-                    "allowMultipleAllocations": True,
-                    "capacity": {
-                        "memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}
-                    },
-                }
-            ]
-        },
-    ),
+_ONE_COUNTER = {"memory": {"value": "1"}}
+_SETS: Mapping[str, Any] = {"sharedCounters": [{"name": "canary", "counters": _ONE_COUNTER}]}
+_CONSUMERS: Mapping[str, Any] = {
+    "devices": [{"name": "canary", "consumesCounters": [{"counterSet": "canary", "counters": _ONE_COUNTER}]}]
+}
+_CANARIES: dict[str, Mapping[str, Any]] = {
+    "taints": {"devices": [{"name": "canary", "taints": [{"key": "canary", "value": "x", "effect": "NoSchedule"}]}]},
+    "taints_1_35": {"devices": [{"name": "canary", "taints": _FIVE_TAINTS}]},
+    "multi_allocation": {
+        "devices": [
+            {
+                "name": "canary",
+                "allowMultipleAllocations": True,
+                "capacity": {"memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}},
+            }
+        ]
+    },
 }
 
 
 def probe(api: SlicesApi, driver: str, node: str) -> ApiServerFeatures:
-    """Ask the API server, in up to five dry runs. Raises KubernetesApiError when it does not answer."""
-    kept = {name: all(_keeps(api, part, driver, node) for part in parts) for name, parts in _CANARIES.items()}
-    return ApiServerFeatures(**kept)
+    """Ask the API server, in up to six dry runs. Raises KubernetesApiError when it does not answer."""
+    kept = {name: _keeps(api, part, driver, node) for name, part in _CANARIES.items()}
+    return ApiServerFeatures(**_counters(api, driver, node), **kept)
+
+
+def _counters(api: SlicesApi, driver: str, node: str) -> dict[str, bool]:
+    """The features of counters, in one dry run with the gate off."""
+    if not _keeps(api, _SETS, driver, node):
+        return {}  # 1.34 keeps a resource slice of counter sets alone, too, if the gate is on
+    apart = _keeps(api, _CONSUMERS, driver, node)
+    beside = not apart and _keeps(api, {**_SETS, **_CONSUMERS}, driver, node)
+    return {
+        "counters": apart or beside,
+        "counters_beside_devices": beside,
+        "counters_refused": not (apart or beside),
+    }
 
 
 def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> bool:

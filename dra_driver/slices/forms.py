@@ -74,11 +74,15 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         reasons.allowed_unless(terms.withheld.reason)
         if not features.taints:
             placements = [place for place in placements if _stays(gpu, place, uncut, terms.withheld)]
-    kept = limits.MAX_DEVICES - len(usable) - whole
+    kept, room = limits.MAX_DEVICES - len(usable) - whole, f"{limits.MAX_DEVICES} devices"
+    if features.counters_beside_devices:
+        fitting = counters.placements_within(placements, left, limits.MAX_CONSUMED_COUNTERS_1_34, whole=whole)
+        if fitting < kept:
+            kept, room = fitting, f"{limits.MAX_CONSUMED_COUNTERS_1_34} counters consumed by its devices"
     if len(placements) > kept:
         reasons.allowed_unless(
             f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a "
-            f"ResourceSlice has room for {limits.MAX_DEVICES} devices, and all of one GPU are in one ResourceSlice"
+            f"ResourceSlice has room for {room}, and all of one GPU are in one ResourceSlice"
         )
     if not (whole or usable or placements or reasons.found):
         reasons.allowed_unless(_why_nothing(gpu, terms, allowed))
@@ -193,6 +197,12 @@ def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> s
 
 
 def _why_not_cut(gpu: Gpu, features: ApiServerFeatures) -> str | None:
+    if features.counters_refused:
+        return (
+            f"MIG partitions of {gpu.device_name} that do not exist yet are not offered: the API server keeps counters "
+            "(feature gate DRAPartitionableDevices is on) but refuses how this driver arranges them (as Kubernetes "
+            "1.34 or as 1.35 wants it); use a version of the driver that supports this version of Kubernetes"
+        )
     if not features.counters:
         return (
             f"MIG partitions of {gpu.device_name} that do not exist yet are not offered: the API server does not "

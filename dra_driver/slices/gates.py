@@ -21,10 +21,16 @@ _FIELDS: Final = {
 class ApiServerFeatures:
     """Which features the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075).
 
-    ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
+    - ``counters_beside_devices``: counter sets have to be in the resource slice of the devices that consume them (1.34)
+      instead of a resource slice without devices (1.35 and newer).
+    - ``counters_refused``: the gate of counters is on, but the API server accepts neither of the two; then ``counters``
+      is False.
+    - ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
     """
 
     counters: bool = False
+    counters_beside_devices: bool = False
+    counters_refused: bool = False
     taints: bool = False
     taints_1_35: bool = False
     multi_allocation: bool = False

@@ -5,8 +5,13 @@ order, and resource slices are matched by the index in their name), and the limi
 
 Since 1.35 a resource slice has counter sets or devices, not both. Counter sets come first. All devices of one GPU are
 in one resource slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
+
+Kubernetes 1.34 wants a counter set and its devices in one resource slice, which has room for 32 counters. There, each
+GPU that may be cut has a resource slice of its own. An empty one follows at the end: it is written last, so the write
+that completes the pool never has devices that need counters (`diff`).
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +29,9 @@ _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredSlice:
-    """The content of one ResourceSlice of the pool: devices or counter sets, wire objects that must not be changed.
+    """The content of one ResourceSlice of the pool: devices, counter sets or (1.34) both.
+
+    The wire objects must not be changed.
 
     ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
     when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
@@ -38,7 +45,7 @@ class DesiredSlice:
 
     @property
     def needs_counters(self) -> bool:
-        """Whether devices in it exclude each other only through counters of another resource slice."""
+        """Whether devices in it exclude each other only through counters."""
         return any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
@@ -46,8 +53,15 @@ class DesiredSlice:
         return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
 
 
-def split(built: Built, *, per_slice: int = limits.MAX_DEVICES) -> tuple[DesiredSlice, ...]:
-    """The resource slices of a pool, at least one: an empty one says "no devices", none says "not yet known"."""
+def split(
+    built: Built, *, per_slice: int = limits.MAX_DEVICES, counters_beside_devices: bool = False
+) -> tuple[DesiredSlice, ...]:
+    """The resource slices of a pool, at least one: an empty one says "no devices", none says "not yet known".
+
+    ``counters_beside_devices``: see `ApiServerFeatures`.
+    """
+    if counters_beside_devices and any(map(_may_be_cut, built.groups)):
+        return tuple(_beside(built.groups, per_slice))
     sets, devices = built.counter_sets, list(_by_max_devices(built.groups, per_slice)) or [()]
     starts = range(0, len(sets), limits.MAX_COUNTER_SETS)
     counted = [
@@ -55,6 +69,26 @@ def split(built: Built, *, per_slice: int = limits.MAX_DEVICES) -> tuple[Desired
         for index, start in enumerate(starts)
     ]
     return (*counted, *(DesiredSlice(index=index, devices=part) for index, part in enumerate(devices, len(counted))))
+
+
+def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice]:
+    """As Kubernetes 1.34 wants it: a resource slice for each GPU that may be cut, the others together, and the end."""
+    index = itertools.count()
+    uncut: list[GpuGroup] = []
+    for group in groups:
+        if not _may_be_cut(group):
+            uncut.append(group)
+            continue
+        sets = () if group.counter_set is None else (group.counter_set,)
+        yield DesiredSlice(index=next(index), devices=group.devices, counter_sets=sets)
+    for devices in _by_max_devices(uncut, per_slice):
+        yield DesiredSlice(index=next(index), devices=devices)
+    yield DesiredSlice(index=next(index))
+
+
+def _may_be_cut(group: GpuGroup) -> bool:
+    """Whether the GPU has partitions, or may get them."""
+    return group.counter_set is not None or group.max_devices > 1
 
 
 def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:

@@ -12,8 +12,8 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dra_driver.gpu.simulated.spec import parse_groups
@@ -31,7 +31,16 @@ from tests.fakes.nvml.state import ENVIRONMENT, State
 SPEC = "8xh100-sxm5-80gb"
 NVML = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 BUDGET_PERCENT = 0.2
+NAMES = Path(__file__).with_name("thread_names")
 DRIVER = "gpu.nvidia.com"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """By one thread since its start."""
+
+    cpu_s: float = 0.0
+    wakes: int = 0
 
 
 def main() -> int:
@@ -68,7 +77,7 @@ def node_process(folder: Path, kubeconfig: str) -> NodeProcess:
     State.create(folder / "state" / "state", replace(parse_groups(SPEC, NODE), driver_version="570.172.08")).close()
     return NodeProcess(
         folder / "node",
-        environ={ENVIRONMENT: str(folder / "state" / "state"), "MALLOC_ARENA_MAX": "2"},
+        environ={ENVIRONMENT: str(folder / "state" / "state"), "MALLOC_ARENA_MAX": "2", "PYTHONPATH": str(NAMES)},
         simulate=None,
         node_name=NODE,
         kubeconfig=kubeconfig,
@@ -95,10 +104,18 @@ def measure(report: Report, process: NodeProcess, args: argparse.Namespace) -> N
     what = f"idle CPU, {args.claims} claims"
     report.line(what, percent, "%", BUDGET_PERCENT, f"over {args.idle_s:g} s, RSS {rss_mib(pid):.1f} MiB")
     if args.threads:
-        for thread, (used_s, wakes) in by_thread(pid).items():
-            used_before, wakes_before = threads.get(thread, (0.0, 0))
-            share = (used_s - used_before) / args.idle_s * 100
-            print(f"  thread {thread - pid:>4} {share:7.4f} % {(wakes - wakes_before) / args.idle_s:6.1f} wake-ups/s")
+        print_threads(threads, by_thread(pid), args.idle_s, percent)
+
+
+def print_threads(before: dict[str, Used], after: dict[str, Used], idle_s: float, whole_percent: float) -> None:
+    """CPU and wake-ups of each thread, and the CPU of threads that came and went, such as those of reads."""
+    rest = whole_percent
+    for name, used in sorted(after.items(), key=lambda item: before.get(item[0], Used()).cpu_s - item[1].cpu_s):
+        was = before.get(name, Used())
+        share = (used.cpu_s - was.cpu_s) / idle_s * 100
+        rest -= share
+        print(f"  {name:<24} {share:7.4f} % {(used.wakes - was.wakes) / idle_s:6.1f} wake-ups/s")
+    print(f"  {'ended threads':<24} {rest:7.4f} %")
 
 
 def process_s(pid: int) -> float:
@@ -107,11 +124,15 @@ def process_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def by_thread(pid: int) -> dict[int, tuple[float, int]]:
-    """Seconds of CPU and number of times on a CPU, by thread."""
-    tasks = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - names are wanted
-    found = {task: Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split() for task in tasks}
-    return {task: (int(words[0]) / 1e9, int(words[2])) for task, words in found.items()}
+def by_thread(pid: int) -> dict[str, Used]:
+    """CPU and number of times on a CPU of each thread, by its name and number."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            words = (task / "schedstat").read_text().split()
+            name = f"{(task / 'comm').read_text().strip()} {int(task.name) - pid}"
+            found[name] = Used(cpu_s=int(words[0]) / 1e9, wakes=int(words[2]))
+    return found
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class FakeSlicesApi:
 
     ``drops`` are fields of a slice, its devices or their capacities that are not kept, unless the slice that is updated
     has one of the same feature already (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
+    ``is_1_34``: counter sets have to be beside the devices that consume them; otherwise a slice has either.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class FakeSlicesApi:
         self.asked = 0
         self.failures: list[KubernetesApiError] = []
         self.drops: set[str] = set()
+        self.is_1_34 = False
         self.listeners: list[Callable[[ReflectorChange], None]] = []
         self.uid: str | None = "node-uid-1"
         self.during_write: Callable[[], None] = lambda: None
@@ -117,6 +119,9 @@ class FakeSlicesApi:
                     part.pop(field, None)
         if len(stored["spec"].get("devices", [])) > 128:
             raise InvalidObjectError("spec.devices: Too many", status=422, reason="Invalid")
+        problem = (_refused_by_1_34 if self.is_1_34 else _refused_by_1_35)(stored["spec"])
+        if problem:
+            raise InvalidObjectError(f"ResourceSlice is invalid: {problem}", status=422, reason="Invalid")
         return stored
 
     def _existing(self, name: str) -> dict[str, Any]:
@@ -131,6 +136,28 @@ class FakeSlicesApi:
     def _tell(self, kind: Any, name: str, item: dict[str, Any] | None = None) -> None:
         for listener in self.listeners:
             listener(ReflectorChange(kind, name, copy.deepcopy(item or self.objects.get(name))))
+
+
+def _refused_by_1_35(spec: dict[str, Any]) -> str:
+    both = "sharedCounters" in spec and "devices" in spec
+    return "exactly one of `sharedCounters` and `devices` is required" if both else ""
+
+
+def _refused_by_1_34(spec: dict[str, Any]) -> str:
+    """Kubernetes 1.34 pkg/apis/resource/validation/validation.go, validateResourceSliceSpec and validateDevice."""
+    devices = spec.get("devices", [])
+    sets = {one["name"]: one["counters"] for one in spec.get("sharedCounters", [])}
+    consumed = [taken for device in devices for taken in device.get("consumesCounters", [])]
+    if any(taken["counters"].keys() - sets.get(taken["counterSet"], {}).keys() for taken in consumed):
+        return "spec.devices: must reference a counterSet defined in the ResourceSlice sharedCounters"
+    if sum(len(counters) for counters in sets.values()) > 32:
+        return "spec.sharedCounters: the total number of shared counters must not exceed 32"
+    if sum(len(taken["counters"]) for taken in consumed) > 1024:
+        return "spec.devices: the total number of counters in devices must not exceed 1024"
+    taints = [device.get("taints", []) for device in devices]
+    if any(len(some) > 4 or any(taint["effect"] == "None" for taint in some) for some in taints):
+        return "spec.devices: must have at most 4 taints, with the effect NoSchedule or NoExecute"
+    return ""
 
 
 _TOGETHER = {

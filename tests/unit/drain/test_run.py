@@ -237,6 +237,42 @@ def test_single_gpus_are_given_back() -> None:
         Run(api, replace(ALL, gpus=("gpu-0",))).undrain()
 
 
+def test_a_detach_ends_with_the_last_gpu_it_was_asked_for() -> None:
+    """A reset of the other one is in progress; the driver would be loaded under it."""
+    api = FakeApi()
+    first, second = (replace(ALL, gpus=(name,), detach=True) for name in ("gpu-0", "gpu-1"))
+    Run(api, first).drain()
+    Run(api, second).drain()
+    run = Run(api, first)
+    report = run.undrain()
+    assert (report.annotation, report.detached, report.result) == ("GPU-1", True, "done")
+    assert "undrain gpu-a --gpu GPU-1" in report.next_steps[0]
+    assert any("still drained" in text for text in run.said)
+    assert Run(api, second).undrain().detached is False
+    assert api.annotations == {}
+
+
+def test_a_gpu_that_is_drained_without_a_detach_needs_none() -> None:
+    """The driver is used again, and the GPU stays drained."""
+    api = FakeApi()
+    Run(api, replace(ALL, gpus=("gpu-1",))).drain()
+    only = replace(ALL, gpus=("gpu-0",), detach=True)
+    Run(api, only).drain()
+    assert Run(api, only).undrain().detached is False
+    assert api.annotations == {DRAIN_ANNOTATION: "GPU-1"}
+    api.annotations[DETACH_ANNOTATION] = "false"
+    assert Run(api, only).undrain().detached is False
+
+
+def test_a_detach_of_an_older_version_stays_while_a_gpu_is_drained() -> None:
+    """It does not say for which GPU it is."""
+    api = FakeApi()
+    api.annotations = {DRAIN_ANNOTATION: "GPU-0,GPU-1", DETACH_ANNOTATION: "kubectl dra drain 1a2b3c4d"}
+    assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().detached is True
+    assert Run(api, replace(ALL, gpus=("gpu-1",))).undrain().detached is False
+    assert api.annotations == {}
+
+
 @pytest.mark.parametrize("reason", ["", "driver  580\n", "long " * 100])
 def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: str) -> None:
     """An annotation asks whatever it contains, and the node process tells its reason as one short line."""

@@ -38,7 +38,7 @@ def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() ->
     """Invalid is an answer; forbidden is none."""
     api = FakeSlicesApi()
     api.failures = [InvalidObjectError("422", status=422)]
-    assert not probe(api, "gpu.nvidia.com", "node-a").counters
+    assert not probe(api, "gpu.nvidia.com", "node-a").taints
     api.failures = [ForbiddenError("403", status=403)]
     with pytest.raises(ForbiddenError):
         probe(api, "gpu.nvidia.com", "node-a")
@@ -72,18 +72,28 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> No
     assert watch.current == ALL
 
 
-def test_a_server_of_1_34_has_no_counters_in_slices_of_their_own() -> None:
-    """It needs them beside the devices, and refuses devices that refer to a counter set of another slice."""
+@pytest.mark.parametrize("drops", [set(), {"sharedCounters", "consumesCounters"}])
+def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str]) -> None:
+    """Counters arranged otherwise are not a gate that is off: partitions are published there, too."""
+    api = FakeSlicesApi()
+    api.is_1_34, api.drops = True, drops
+    on = not drops
+    assert probe(api, "gpu.nvidia.com", "node-a") == ApiServerFeatures(
+        counters=on, counters_beside_devices=on, taints=True, multi_allocation=True
+    )
 
-    class Old(FakeSlicesApi):
+
+def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that_is_off() -> None:
+    """The sentence for people must not ask them to switch on a gate that is on."""
+
+    class Future(FakeSlicesApi):
         def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
             if any("consumesCounters" in device for device in body["spec"].get("devices", [])):
-                raise InvalidObjectError("422: spec.devices[0].consumesCounters[0].counterSet: not found", status=422)
+                raise InvalidObjectError("422: spec.devices[0].consumesCounters[0]: Required value", status=422)
             return super().create(body, dry_run=dry_run)
 
-    assert probe(Old(), "gpu.nvidia.com", "node-a") == ApiServerFeatures(
-        taints=True, taints_1_35=True, multi_allocation=True
-    )
+    features = probe(Future(), "gpu.nvidia.com", "node-a")
+    assert (features.counters, features.counters_refused) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import PartitionId
 from dra_driver.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Strategy, Taint
+from dra_driver.slices.devices import GpuDevices
 from dra_driver.slices.forms import Forms, forms_of
 from dra_driver.slices.gates import ApiServerFeatures
-from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu
+from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu, snapshot
 
 NO_COUNTERS = replace(ALL, counters=False)
 NO_TAINTS = replace(ALL, taints=False)
@@ -103,6 +104,27 @@ def test_without_counters_nothing_overlaps() -> None:
     found = forms(mig_gpu(H100), NO_COUNTERS)
     assert (found.whole, found.placements, found.left) == (True, (), {})
     assert "DRAPartitionableDevices" in found.reasons[0]
+
+
+def test_counters_that_are_refused_are_no_gate_that_is_off() -> None:
+    """The reader of the reason must not look for a gate that is on."""
+    found = forms(mig_gpu(H100), replace(NO_COUNTERS, counters_refused=True))
+    assert (found.whole, found.placements) == (True, ())
+    assert "DRAPartitionableDevices is on" in found.reasons[0]
+
+
+def test_in_1_34_the_counters_of_all_devices_of_a_gpu_fit_into_a_slice() -> None:
+    """One too many would make the slice invalid, with every partition of the GPU in it."""
+    gpu = mig_gpu(H100)
+    large = replace(gpu.mig_profiles[0], memory_slices=24, starts=(0,))
+    many = replace(gpu, mig_profiles=tuple(replace(large, profile_id=number) for number in range(50)))
+    beside = replace(ALL, counters_beside_devices=True)
+    found = forms(many, beside)
+    devices = GpuDevices(many, snapshot(many), GpuTerms(), found, beside).build()
+    used = [len(device["consumesCounters"][0]["counters"]) for device in devices]
+    assert 1024 - max(used) < sum(used) <= 1024
+    assert "has room for 1024 counters" in found.reasons[0]
+    assert forms(gpu, beside).placements == forms(gpu, ALL).placements
 
 
 def test_without_counters_a_partitioned_gpu_offers_existing_partitions() -> None:

@@ -56,6 +56,9 @@ CASES: dict[str, tuple[str, Snapshot, GpuTerms, ApiServerFeatures]] = {
     "one-h100-without-counters.yaml": (
         "The same GPU where the API server drops counters (1.34 and 1.35 as they come): nothing that overlaps.",
         snapshot(mig_gpu(H100)), GpuTerms(), NONE),
+    "one-h100-kubernetes-1.34.yaml": (
+        "The same GPU in Kubernetes 1.34: counter set and devices in one slice; an empty one is written last.",
+        snapshot(mig_gpu(H100)), GpuTerms(), replace(ALL, counters_beside_devices=True, taints_1_35=False)),
     "one-a100-mig-off.yaml": (
         "Ampere switches MIG mode only with a reset, which is not ours to do: whole.",
         snapshot(mig_gpu(A100)), GpuTerms(), ALL),
@@ -91,7 +94,8 @@ def slices_of(name: str) -> list[Any]:
         driver="gpu.nvidia.com", node="node-a", node_uid="0f1e2d3c", pool=pool_name("node-a", "gpu.nvidia.com")
     )
     built = build_devices(shot, {one.uuid: terms for one in shot.gpus}, features)
-    return list(compute_writes(split(built), [], identity).creates)
+    slices = split(built, counters_beside_devices=features.counters_beside_devices)
+    return list(compute_writes(slices, [], identity).creates)
 
 
 def written(name: str) -> str:

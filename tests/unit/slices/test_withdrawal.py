@@ -28,9 +28,9 @@ SHARED = GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.TIME_SLICIN
 class Server:
     """An API server that is checked after every change, and the publishers that use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, minor: int = 36) -> None:
         self.api = FakeSlicesApi()
-        self.minor = 36
+        self.become(minor)
         self.now = 0.0
         self.api.listeners.append(self.heard)
         self.start()
@@ -42,6 +42,11 @@ class Server:
             self.api, "gpu.nvidia.com", "node-a", features=features, schedule=Schedule(rand=lambda: 0.5),
             clock=lambda: self.now,
         )  # fmt: skip
+
+    def become(self, minor: int) -> None:
+        """Another version of Kubernetes."""
+        self.minor = minor
+        self.api.is_1_34 = minor == 34
 
     def version(self) -> ServerVersion:
         return ServerVersion(git_version=f"v1.{self.minor}.0", major=1, minor=self.minor)
@@ -120,9 +125,40 @@ def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_wi
     assert server.names() == ["gpu-0"]
 
 
-def test_counters_that_a_write_loses_are_withdrawn_at_once() -> None:
+def test_partitions_survive_an_upgrade_from_1_34_to_1_35_and_back() -> None:
+    """Counter sets move out of the slices of devices, and back; no intermediate state is offered twice."""
+    server = Server(34)
+    server.show(h100s(2))
+    before = {str(device) for device in offered(server.api.objects)}
+    assert len(before) == 52
+    assert sorted(len(item["spec"].get("sharedCounters", [])) for item in server.api.objects.values()) == [0, 1, 1]
+    server.become(35)
+    server.run(700)
+    assert {str(device) for device in offered(server.api.objects)} == before
+    assert sorted(len(item["spec"].get("sharedCounters", [])) for item in server.api.objects.values()) == [0, 2]
+    server.become(34)
+    server.run(700)
+    assert {str(device) for device in offered(server.api.objects)} == before
+
+
+def test_in_1_34_a_gpu_that_gets_partitions_is_written_with_the_end_of_its_pool() -> None:
+    """An update of its slice alone would offer all partitions side by side if the gate had gone off meanwhile."""
+    server = Server(34)
+    server.show(h100s(2), GpuTerms(policy="c", whole=False, profiles=frozenset({19, 9})))
+    board = mig_gpu(H100, 1, mig_enabled=True)
+    blocked = replace(board, mig_instances=(instance(board, 0, 0),))  # another manager has the whole of the second GPU
+    server.show(snapshot(mig_gpu(H100, 0), blocked), GpuTerms(policy="c", whole=False, profiles=frozenset({19, 9})))
+    assert {name[:5] for name in server.names()} == {"gpu-0"}
+    server.api.drops = COUNTERS
+    server.show(h100s(2), GpuTerms(policy="c", whole=False, profiles=frozenset({19, 9})))
+    assert not server.publisher.features.counters
+    assert server.names() == []
+
+
+@pytest.mark.parametrize("minor", [34, 36])
+def test_counters_that_a_write_loses_are_withdrawn_at_once(minor: int) -> None:
     """The gate went off without a new version: the first answer shows it; the pool is incomplete until all is right."""
-    server = Server()
+    server = Server(minor)
     server.show(snapshot(mig_gpu(A100)))
     server.api.drops = COUNTERS
     server.show(h100s(3))
@@ -136,10 +172,10 @@ def test_counters_that_a_write_loses_are_withdrawn_at_once() -> None:
     assert len(server.api.writes) == writes
 
 
-@pytest.mark.parametrize("unlucky", range(5))
-def test_no_write_that_loses_counters_offers_anything_twice(unlucky: int) -> None:
+@pytest.mark.parametrize(("minor", "unlucky"), [*((36, n) for n in range(5)), *((34, n) for n in range(8))])
+def test_no_write_that_loses_counters_offers_anything_twice(minor: int, unlucky: int) -> None:
     """Two API servers behind one address with different gates: any one request may go to the wrong one."""
-    server = Server()
+    server = Server(minor)
     writes: list[None] = []
 
     def skew() -> None:
@@ -152,7 +188,7 @@ def test_no_write_that_loses_counters_offers_anything_twice(unlucky: int) -> Non
     server.api.during_write = skew
     server.run()
     assert server.publisher.published
-    assert len(server.names()) == (156 if unlucky in (0, 4) else 6)
+    assert len(server.names()) == (156 if unlucky in ((0, 4) if minor == 36 else (0, 6, 7)) else 6)
 
 
 def test_a_deleted_slice_of_partitions_comes_back_before_its_counters() -> None:
@@ -213,13 +249,15 @@ def test_without_the_right_to_probe_only_ungated_forms_are_published() -> None:
     assert len(server.names()) == 26
 
 
-def test_a_pass_that_dies_half_way_is_finished_by_the_next_process() -> None:
+@pytest.mark.parametrize("minor", [34, 37])
+def test_a_pass_that_dies_half_way_is_finished_by_the_next_process(minor: int) -> None:
     """At every single write from whole to partitioned and back; nothing is offered twice."""
     for after in range(8):
         server = Server()
         server.api.drops = COUNTERS
         server.show(h100s(3))
-        server.api.drops, server.minor = set(), 37
+        server.api.drops = set()
+        server.become(minor)
         server.start()
         _die_after(server, after)
         server.show(h100s(3))
@@ -227,7 +265,8 @@ def test_a_pass_that_dies_half_way_is_finished_by_the_next_process() -> None:
         server.start()
         server.show(h100s(3))
         assert len(server.names()) == 78
-        server.api.drops, server.minor = COUNTERS, 36
+        server.api.drops = COUNTERS
+        server.become(36)
         server.start()
         _die_after(server, after)
         server.show(h100s(3))
@@ -291,7 +330,7 @@ TERMS = (
             st.lists(_states(), min_size=1, max_size=5),
             st.sampled_from(TERMS),
             st.sampled_from([set(), set(), COUNTERS, {"taints"}]),
-            st.sampled_from(["same", "restart", "upgrade"]),
+            st.sampled_from(["same", "restart", "upgrade", "to 1.34"]),
             st.integers(0, 12),
         ),
         min_size=1,
@@ -309,13 +348,15 @@ def test_no_moment_of_any_history_offers_anything_twice(history: list[Any]) -> N
         if event == "restart":
             server.start()
         elif event == "upgrade":
-            server.minor += 1
+            server.become(server.minor + 1)
+        elif event == "to 1.34":
+            server.become(34)
         _die_after(server, survived)
         server.show(snapshot(*(state(minor) for minor, state in enumerate(states))), terms)
         server.api.during_write = lambda: None
         last = states, terms
     server.api.drops = set()
-    server.minor += 1
+    server.become(server.minor + 1)
     server.run(2000)
     fresh = Server()
     for one in (server, fresh):
