@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow chaos soak check bench fuzz mutants gen lock clean
+.PHONY: demo test test-slow chaos soak check bench fuzz mutants image gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -50,12 +50,17 @@ fuzz: $(VENV)/.ready          ## Mutated selectors and allocation questions: nev
 mutants: $(VENV)/.ready       ## Mutations of safety-critical lines, each of which a test has to notice; under 10 minutes
 	$(BIN)/python scripts/mutants.py
 
+image:                        ## Build the image and its SBOM into build/image; needs podman, buildah or docker
+	$(PYTHON) scripts/image.py
+
 gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 	$(BIN)/python scripts/gen.py
 
 lock:                         ## Renew requirements/*.txt from pyproject.toml; needs uv on PATH
 	uv pip compile pyproject.toml --all-extras --group dev $(LOCK) -o requirements/dev.txt
-	uv pip compile pyproject.toml --extra cli --group build -c requirements/dev.txt $(LOCK) -o requirements/runtime.txt
+	uv pip compile pyproject.toml -c requirements/dev.txt $(LOCK) -o requirements/node.txt
+	uv pip compile --group build -c requirements/dev.txt $(LOCK) -o requirements/build.txt
+	uv pip compile --group sbom $(LOCK) -o requirements/sbom.txt
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

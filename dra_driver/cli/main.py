@@ -32,6 +32,12 @@ SUBCOMMANDS: Final = {
     "version": ("dra_driver.cli.version", "print the version"),
 }
 
+# What an image of nodes leaves out (pyproject.toml): top-level package -> the extra that brings it.
+EXTRAS: Final = {
+    **dict.fromkeys(("kubernetes", "urllib3", "re2"), "cli"),
+    **dict.fromkeys(("starlette", "uvicorn", "trustme"), "sim"),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns the exit status."""
@@ -61,6 +67,12 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
     except DraError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(f"{program}: {missing(args.command, package)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -68,6 +80,14 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return status
+
+
+def missing(command: str, package: str) -> str:
+    """The sentence for a package that this installation lacks."""
+    return (
+        f"{command} needs the package {package}, which is not installed here (the image for nodes has only what node "
+        f"processes and the controller import): in a checkout of this project, run pip install '.[{EXTRAS[package]}]'"
+    )
 
 
 if __name__ == "__main__":

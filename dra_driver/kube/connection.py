@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -76,8 +77,7 @@ class Connection:
         source = f"the service account in {folder}"
         if not uses_proxy(environ):
             return cls(source, lambda: _direct(service_account(environ, folder), source))
-        from dra_driver.kube import library  # noqa: PLC0415 - large and rarely needed
-
+        library = _client_library(f"{source} through the proxy that HTTPS_PROXY or HTTP_PROXY names")
         return cls(source, library.from_service_account(environ, folder))
 
     @classmethod
@@ -86,9 +86,8 @@ class Connection:
             access = plain_kubeconfig(Path(path)) if Path(path).is_file() and not uses_proxy(environ) else None
             if access is not None:
                 return _direct(access, f"kubeconfig {path}")
-            from dra_driver.kube import library  # noqa: PLC0415 - large and rarely needed
-
-            return library.from_kubeconfig(path)()
+            session: ApiSession = _client_library(f"kubeconfig {path}").from_kubeconfig(path)()
+            return session
 
         return cls(f"kubeconfig {path}", make)
 
@@ -162,6 +161,19 @@ def _direct(access: Access, source: str) -> DirectSession:
     if not access.verify:
         log.warning("the API server's certificate is not verified", extra={"source": source})
     return DirectSession(access)
+
+
+def _client_library(who: str) -> ModuleType:
+    """`kube.library`, which is large and rarely needed. Raises ConfigurationError where a package of it is missing."""
+    try:
+        from dra_driver.kube import library  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"to reach the API server with {who}, the package {error.name} is needed, which is not installed here (the "
+            "image for nodes has no exec plugins, OIDC, passwords and proxies): install this project with its extra "
+            "[cli], or unset HTTPS_PROXY and HTTP_PROXY if the API server can be reached without them"
+        ) from error
+    return library
 
 
 def _is_server(address: str) -> bool:

@@ -23,11 +23,12 @@ class DriverProcess:
         self.log = folder / "log"
         self.flags = dict(flags)
         self.environ = {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), **(environ or {})}
+        self.interpreter = [sys.executable]
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items() if value is not None]
-        return [sys.executable, "-m", "dra_driver.cli.main", self.subcommand, *flags]
+        return [*self.interpreter, "-m", "dra_driver.cli.main", self.subcommand, *flags]
 
     def refused(self) -> tuple[int, str]:
         """Runs to the end and returns exit status and stderr; for a process that must not start."""

@@ -1,0 +1,40 @@
+"""Compile the modules of an image into a folder of their own (PYTHONPYCACHEPREFIX).
+
+Compiled files hold neither times nor hashes that are checked (PEP 552, unchecked), so that the same sources make the
+same bytes and a start reads no source. Parts of the standard library that a server never imports are left out: they are
+as large as the rest. Run by deploy/Dockerfile with the interpreter of the image.
+
+usage: compile_image.py FOLDER
+"""
+
+import compileall
+import py_compile
+import re
+import sys
+import sysconfig
+
+NEVER_IMPORTED = re.compile(
+    r"/(site-packages/(pip|setuptools|_distutils_hack)|test|tests|idlelib|tkinter|turtledemo|lib2to3|ensurepip|pydoc_data"
+    r"|distutils|turtle\.py|config-[^/]+)(/|$)"
+)
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    sys.pycache_prefix = argv[1]
+    # The standard library's folder may hold the site-packages of the base image, which nothing here imports.
+    paths = sysconfig.get_paths()
+    return 0 if all([compile_folder(paths["stdlib"], site=False), compile_folder(paths["purelib"], site=True)]) else 1
+
+
+def compile_folder(folder: str, *, site: bool) -> bool:
+    """Compile a folder and those in it; ``site`` says that it is one for installed packages. True when all compiled."""
+    skipped = NEVER_IMPORTED if site else re.compile(NEVER_IMPORTED.pattern + "|/(site|dist)-packages(/|$)")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    return bool(compileall.compile_dir(folder, quiet=1, rx=skipped, force=True, invalidation_mode=unchecked))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv))

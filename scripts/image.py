@@ -1,0 +1,181 @@
+"""Build the image of deploy/Dockerfile with podman, buildah or docker, and write into build/image what belongs to it.
+
+- dra-driver-VERSION-ARCHITECTURE.tar: the image, as `docker load`, `podman load` and `ctr images import` read it
+- dra-driver-VERSION.cdx.json: the Python packages in it with versions, licences and what they require (SBOM, CycloneDX
+  1.6). The packages of the base image are in the base's own list, which its publisher makes
+
+All packages are downloaded first, by pip with the user's own configuration (mirrors, CAs, passwords), so that nothing
+of it gets into the image and the build itself needs no network beyond the base image.
+
+Variables: BUILDER (podman, buildah or docker; else the first that is there), BASE (base image; a release gives a
+digest), IMAGE (name and tag), ARCH (amd64 or arm64), SOURCE_DATE_EPOCH (times of all files; else the last commit's).
+
+usage: image.py
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import bootstrap
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+WHEELS = BUILD / "wheels"
+OUT = BUILD / "image"
+DOCKERFILE = "deploy/Dockerfile"
+BUILDERS = ("podman", "buildah", "docker")
+# The oldest C library that the wheels may ask for: glibc 2.28 is Debian 10's and RHEL 8's.
+PLATFORMS = {
+    "amd64": ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64"),
+    "arm64": ("manylinux_2_28_aarch64", "manylinux2014_aarch64", "manylinux_2_17_aarch64"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is built. ``base`` empty is the Dockerfile's own; ``epoch`` in seconds since 1970."""
+
+    builder: str
+    image: str
+    version: str
+    revision: str
+    epoch: int
+    arch: str
+    base: str = ""
+
+    @property
+    def archive(self) -> Path:
+        return OUT / f"dra-driver-{self.version}-{self.arch}.tar"
+
+    @property
+    def sbom(self) -> Path:
+        return OUT / f"dra-driver-{self.version}.cdx.json"
+
+
+def main() -> int:
+    order = read_order(os.environ)
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    OUT.mkdir(parents=True, exist_ok=True)
+    order.archive.unlink(missing_ok=True)  # podman and buildah add to an archive that is there
+    run(*pip_command(), *download(order.arch))
+    for command in commands(order):
+        run(*command)
+    write_sbom(order)
+    print(f"{order.image} for {order.arch}: {order.archive.stat().st_size / 2**20:.0f} MiB, {order.archive}")
+    print(f"its contents: {order.sbom}")
+    return 0
+
+
+def read_order(environ: Mapping[str, str]) -> Order:
+    """The order that the variables and the checkout give. Ends the program with a sentence where one is wrong."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    arch = environ.get("ARCH") or host_arch()
+    if arch not in PLATFORMS:
+        raise SystemExit(f"ARCH is {arch}, expected one of {', '.join(PLATFORMS)}")
+    epoch = environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or "0"
+    if not epoch.isdecimal():
+        raise SystemExit(f"SOURCE_DATE_EPOCH is {epoch!r}, expected seconds since 1970")
+    changed = "-changed" if git("status", "--porcelain") else ""
+    return Order(
+        builder=find_builder(environ),
+        image=environ.get("IMAGE") or f"dra-driver:{version}",
+        version=version,
+        revision=(git("rev-parse", "HEAD") or "unknown") + changed,
+        epoch=int(epoch),
+        arch=arch,
+        base=environ.get("BASE", ""),
+    )
+
+
+def find_builder(environ: Mapping[str, str]) -> str:
+    wanted = environ.get("BUILDER")
+    if wanted and wanted not in BUILDERS:
+        raise SystemExit(f"BUILDER is {wanted}, expected one of {', '.join(BUILDERS)}")
+    for name in [wanted] if wanted else BUILDERS:
+        if shutil.which(name, path=environ.get("PATH")):
+            return name
+    raise SystemExit(f"to build an image, install one of {', '.join(BUILDERS)}: none is on PATH")
+
+
+def commands(order: Order) -> list[list[str]]:
+    """The commands of the builder: build, then save."""
+    arguments = {
+        "SOURCE_DATE_EPOCH": str(order.epoch),
+        "VERSION": order.version,
+        "REVISION": order.revision,
+        **({"BASE": order.base} if order.base else {}),
+    }
+    pairs = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
+    shared = ["--file", DOCKERFILE, "--tag", order.image, "--platform", f"linux/{order.arch}", *pairs]
+    if order.builder == "docker":  # BuildKit takes the times of the image itself from SOURCE_DATE_EPOCH
+        return [["docker", "build", *shared, "."], ["docker", "save", "--output", str(order.archive), order.image]]
+    # `--timestamp` gives the image and each file of its layers that time.
+    build = [order.builder, "build", "--timestamp", str(order.epoch), *shared, "."]
+    return [build, [order.builder, "push", order.image, f"docker-archive:{order.archive}:{full_name(order.image)}"]]
+
+
+def full_name(image: str) -> str:
+    """The name that Docker and containerd give to a short one: ``dra-driver:1`` is docker.io/library/dra-driver:1."""
+    host, slash, _ = image.partition("/")
+    if slash and ("." in host or ":" in host or host == "localhost"):
+        return image
+    return f"docker.io/{image if slash else 'library/' + image}"
+
+
+def download(arch: str) -> list[str]:
+    """pip's arguments: all that the image is made of, for the image's architecture, into the folder of wheels."""
+    platforms = [part for name in PLATFORMS[arch] for part in ("--platform", name)]
+    files = [part for name in ("node", "build") for part in ("--requirement", f"requirements/{name}.txt")]
+    target = ["--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--dest", str(WHEELS)]
+    return ["download", "--quiet", "--disable-pip-version-check", "--require-hashes", *files, *platforms, *target]
+
+
+def pip_command() -> list[str]:
+    return [sys.executable, f"{bootstrap.PIP_WHEEL}/pip"]
+
+
+def write_sbom(order: Order) -> None:
+    """Install the image's packages here, and let cyclonedx-py list them with the project above them."""
+    described, tools = BUILD / "sbom" / "packages", BUILD / "sbom" / "tools"
+    offline = ["--no-index", "--find-links", str(WHEELS)] if order.arch == host_arch() else []
+    install(described, "node", *offline)
+    install(tools, "sbom")
+    settings = ["--output-reproducible", "--spec-version", "1.6", "--mc-type", "application", "--of", "JSON"]
+    project = ["--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(order.sbom)]
+    lister = str(tools / "bin" / "cyclonedx-py")
+    run(lister, "environment", *settings, *project, str(described / "bin" / "python"))
+
+
+def host_arch() -> str:
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
+def install(folder: Path, requirements: str, *options: str) -> None:
+    run(sys.executable, "-m", "venv", "--without-pip", "--clear", str(folder))
+    target = ["--python", str(folder / "bin" / "python"), "install", "--quiet", "--disable-pip-version-check"]
+    run(*pip_command(), *target, *options, "--require-hashes", "--requirement", f"requirements/{requirements}.txt")
+
+
+def git(*arguments: str) -> str:
+    """What git prints; empty outside a repository."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def run(*command: str) -> None:
+    print("$ " + " ".join(command), flush=True)
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        raise SystemExit(f"{Path(command[0]).name} failed, see above")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,156 @@
+"""What deploy/Dockerfile puts into the image: the packages that its processes import, no more; and how it is built."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.fakes.node_image import ROOT, locked, normal, packages_folder, run_with
+from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
+
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+COMMANDS = ("dra_driver.cli.kubelet_plugin", "dra_driver.cli.mps_host", "dra_driver.cli.controller")
+# Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
+LIBRARY = {"dra_driver.kube.library", "dra_driver.kube.transport"}
+POLICIES = ROOT / "tests" / "e2e" / "policies"
+NAMES = {"google": "protobuf", "grpc": "grpcio", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+
+
+@pytest.fixture(scope="module")
+def imported() -> set[str]:
+    """The packages that the processes of the image import anywhere, by the graph of imports."""
+    graph = grimp.build_graph("dra_driver", include_external_packages=True)
+    modules = set(COMMANDS)
+    for command in COMMANDS:
+        modules |= graph.find_upstream_modules(command)
+    modules -= LIBRARY
+    outside = {name for module in modules for name in graph.find_modules_directly_imported_by(module)}
+    tops = {name.partition(".")[0] for name in outside - LIBRARY}
+    return {NAMES.get(top, normal(top)) for top in tops - {"dra_driver"} - sys.stdlib_module_names}
+
+
+def test_the_project_requires_what_its_processes_import(imported: set[str]) -> None:
+    """A package for people or for tests among them would be on every node."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {normal(re.split(r"[<>=\[]", item)[0]) for item in project["dependencies"]} == imported
+
+
+def test_the_image_has_those_packages_and_what_they_require(imported: set[str]) -> None:
+    wanted = set(imported)
+    for package in imported:
+        required = importlib.metadata.requires(package) or []
+        wanted |= {normal(re.split(r"[<>=~!;( ]", item)[0]) for item in required if "extra ==" not in item}
+    assert locked("node") == wanted
+
+
+def test_locked_versions_are_those_of_the_tests() -> None:
+    for name in ("node", "build"):
+        pins = re.findall(r"^(\S+==\S+)", (ROOT / "requirements" / f"{name}.txt").read_text(), flags=re.M)
+        tested = (ROOT / "requirements" / "dev.txt").read_text()
+        assert [pin for pin in pins if f"{pin} " not in tested] == []
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packages_folder(tmp_path_factory.mktemp("image") / "packages", locked("node"))
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A unix socket's path may have 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="dra-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_path: Path) -> None:
+    api = ApiServer()
+    api.start()
+    api.store.create(NAMESPACES, {"metadata": {"name": "dra-driver"}})
+    api.store.create(NODES, {"metadata": {"name": "node-a"}})
+    kubeconfig = str(api.kubeconfig(short_path / "kubeconfig"))
+    rest = RestClient(Connection.load(kubeconfig))
+    folders = {name: short_path / name for name in ("node", "mps", "controller")}
+    for folder in folders.values():
+        folder.mkdir()
+    node = NodeProcess(folders["node"], kubeconfig=kubeconfig, simulate="1xl4-24gb", policy_dir=str(POLICIES))
+    mps = MpsHostProcess(folders["mps"], folders["node"] / "plugins", "gpu.nvidia.com")
+    flags = {"kubeconfig": kubeconfig, "http_addr": "127.0.0.1:0", "evict_extended_resource_pods": "true"}
+    controller = DriverProcess("controller", folders["controller"], flags)
+    processes = (node, mps, controller)
+    try:
+        for process in processes:
+            run_with(process, packages)
+            process.start()
+        node.wait_for(lambda: "gpu-0" in str(rest.list(paths.resource_slices())), timeout_s=30)
+        mps.wait_for(lambda: "MPS host started" in mps.text, timeout_s=30)
+        controller.wait_for(lambda: "leads now" in controller.text, timeout_s=30)
+    finally:
+        for process in processes:
+            process.kill()
+        api.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"), [(["sim", "demo"], "sim"), (["controller", "--evict-extended-resource-pods=true"], "cli")]
+)
+def test_what_is_not_in_the_image_says_what_to_install(
+    packages: Path, tmp_path: Path, arguments: list[str], extra: str
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text("users: [{name: u, user: {exec: {command: x}}}]\n")
+    answer = subprocess.run(
+        [sys.executable, "-S", "-m", "dra_driver.cli.main", *arguments],
+        env={"PYTHONPATH": str(packages), "KUBECONFIG": str(kubeconfig), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in answer.stderr
+    assert "which is not installed here (the image for nodes" in answer.stderr, answer.stdout
+    assert f"[{extra}]" in answer.stderr
+    assert answer.returncode in (1, 2)
+
+
+def test_labels_name_title_version_revision_and_base() -> None:
+    labels = set(re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", DOCKERFILE))
+    assert labels >= {"title", "description", "licenses", "version", "revision", "base.name"}
+
+
+def test_both_stages_have_the_base_that_the_argument_names() -> None:
+    """The packages are compiled for its Python. Alpine has another C library than NVIDIA's libraries are built for."""
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.M) == ["${BASE}", "${BASE}"]
+    (base,) = re.findall(r"^ARG BASE=(\S+)", DOCKERFILE, flags=re.M)
+    assert "alpine" not in base
+    assert "latest" not in base
+
+
+def test_every_package_is_installed_by_hash() -> None:
+    installs = re.findall(r"pip \S+ \S+ (?:install|wheel) .*", DOCKERFILE.replace("\\\n", ""))[0].split(";")
+    unhashed = [line for line in installs if " install " in line and "--require-hashes" not in line]
+    assert [line.split(" install ")[1].split() for line in unhashed] == [["--no-deps", "--no-index", "/wheel/*.whl"]]
+
+
+def test_the_context_is_what_the_build_reads() -> None:
+    """A test or a page of the documentation must not change the image."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert allowed == {
+        *("LICENSE", "README.md", "pyproject.toml"),
+        *("dra_driver", "requirements", "build/wheels", "scripts/compile_image.py"),
+    }

@@ -1,0 +1,41 @@
+"""An installation with the Python packages of the image alone, for processes that have to run from it."""
+
+import importlib.metadata
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.fakes.node_process import DriverProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def locked(name: str) -> set[str]:
+    """The packages that ``requirements/NAME.txt`` locks."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return {normal(line.partition("==")[0]) for line in lines if re.match(r"[A-Za-z0-9]", line)}
+
+
+def normal(name: str) -> str:
+    """The normal form of a package's name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def packages_folder(folder: Path, packages: Iterable[str]) -> Path:
+    """A folder with links to the installed files of these packages and of this project, as a ``PYTHONPATH``."""
+    folder.mkdir()
+    (folder / "dra_driver").symlink_to(ROOT / "dra_driver")
+    for package in packages:
+        installed = importlib.metadata.distribution(package)
+        for top in {Path(str(file)).parts[0] for file in installed.files or () if ".." not in Path(str(file)).parts}:
+            link = folder / top
+            # `google` is a folder of several packages.
+            if not link.exists() and top != "__pycache__":
+                link.symlink_to(Path(str(installed.locate_file(top))))
+    return folder
+
+
+def run_with(process: DriverProcess, packages: Path) -> None:
+    """Lets a process that has not started find no packages but those of a `packages_folder`."""
+    process.interpreter.append("-S")  # without site-packages
+    process.environ["PYTHONPATH"] = str(packages)
