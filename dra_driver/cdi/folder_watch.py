@@ -2,7 +2,7 @@
 
 The kernel queues an event before the call that makes the change returns (inotify(7)), so a prepare that asks afterwards
 sees it, as it would with a ``stat`` of each folder. What inotify does not see is a mount that covers a folder: the
-inode of two folders is compared at each look, and `provider` compares all of them every few seconds.
+inode of two folders is compared at each look, and `provider` compares all of them after a mount (`mount_watch`).
 """
 
 import ctypes

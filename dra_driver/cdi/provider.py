@@ -6,8 +6,10 @@ step gets a GPU's edits here and writes the claim's document itself.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Final
 
 from dra_driver.cdi import edits
 from dra_driver.cdi.caps import partition_capabilities
@@ -17,6 +19,7 @@ from dra_driver.cdi.hook import CANDIDATES, CdiHook, choose_hook
 from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
 from dra_driver.cdi.masks import without_mps_programs
+from dra_driver.cdi.mount_watch import MountWatch
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
@@ -27,6 +30,9 @@ from dra_driver.driver_root.root import DriverRoot
 from dra_driver.model.gpu import Gpu
 
 log = logging.getLogger(__name__)
+
+LOOK_S: Final = 60.0
+"""How long the watches of folders and mounts are relied on: a network file system tells them nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,8 @@ class CdiProvider:
     lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host, ``none`` for no
     hook, None to search for it; ``hook_versions`` reads its version, and ``host`` shows the host's ``/``, where the
     hook is, if the driver root does not. ``majors`` gives the numbers for a new base document; it may load modules
-    before, and raises `DriverUnavailableError` for one that is missing. ``graphics`` adds each GPU's DRM nodes
+    before, and raises `DriverUnavailableError` for one that is missing. ``remounted`` says whether anything was mounted
+    since it was last asked. ``graphics`` adds each GPU's DRM nodes
     (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``), for programs that render without a display (EGL,
     Vulkan, GBM). The default is off: CUDA, video and NVML never open them, and a card node lets a container drive
     displays.
@@ -79,6 +86,8 @@ class CdiProvider:
         hook_versions: HookVersions | None = None,
         host: DriverRoot | None = None,
         majors: Callable[[], Majors] | None = None,
+        remounted: Callable[[], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._locate: RootSource = (lambda: root) if isinstance(root, DriverRoot) else root
         self._host = host
@@ -91,8 +100,10 @@ class CdiProvider:
         self._proc_driver = str(proc_driver)
         self._hook_versions = hook_versions or HookVersions()
         self._new_majors = majors or (lambda: Majors.read(self._proc_devices))
+        self._remounted = remounted or MountWatch().changed
+        self._clock, self._looked_at = clock, clock()
         self._hook_note: str | None = None
-        self._lock = threading.Lock()  # guards _base and _hook_note; one search at a time
+        self._lock = threading.Lock()  # guards _base and what is above from _remounted on; one search at a time
         self._base: _Base | None = None
 
     def refresh(self) -> bool:
@@ -114,15 +125,25 @@ class CdiProvider:
         return self._ensure_base(thorough=False)
 
     def check_base(self) -> bool:
-        """The same with a look at each folder, some forty ``stat`` calls: for every few seconds, outside of calls."""
+        """The same, and a look at each folder after a mount and every `LOOK_S`: some forty ``stat`` calls.
+
+        For every few seconds, outside of calls.
+        """
         return self._ensure_base(thorough=True)
 
     def _ensure_base(self, *, thorough: bool) -> bool:
         with self._lock:
-            base = self._base
+            base, thorough = self._base, thorough and self._must_look()
             if base is None or base.majors != Majors.read(self._proc_devices) or not base.is_current(thorough=thorough):
                 return self._rebuild()[1]
             return self._writer.write_base(base.spec)
+
+    def _must_look(self) -> bool:
+        remounted, now = self._remounted(), self._clock()
+        if not remounted and now - self._looked_at < LOOK_S:
+            return False
+        self._looked_at = now
+        return True
 
     @property
     def driver_identity(self) -> Hashable | None:

@@ -335,3 +335,44 @@ def test_a_share_hides_the_programs_of_mps_where_the_base_document_mounts_them(n
     masked = [mount["containerPath"] for mount in mounts]
     assert masked == ["/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-server"]
     assert [base[path] for path in masked] == masked
+
+
+def searches(caplog: pytest.LogCaptureFixture) -> int:
+    return [record.getMessage() for record in caplog.records].count("NVIDIA driver files found")
+
+
+class Surroundings:
+    """A clock, and a mount table in which a test mounts."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.remounted = False
+
+    def asked(self) -> bool:
+        remounted, self.remounted = self.remounted, False
+        return remounted
+
+
+def test_folders_are_compared_after_a_mount_and_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A mount over one of the driver's folders, and a change on a file server, make no event of inotify: nor does
+    another time of a folder. Comparing costs some forty system calls."""
+    caplog.set_level(logging.INFO)
+    around = Surroundings()
+    node = Node(tmp_path, remounted=around.asked, clock=lambda: around.now)
+    node.provider.refresh()
+    node.provider.check_base()
+    os.utime(node.root.path / LIBS)
+    node.provider.check_base()
+    assert searches(caplog) == 1
+    around.remounted = True
+    node.provider.check_base()
+    node.provider.check_base()
+    assert searches(caplog) == 2
+    os.utime(node.root.path / LIBS, (1, 1))
+    around.now = 59.0
+    node.provider.check_base()
+    assert searches(caplog) == 2
+    around.now = 60.0
+    node.provider.check_base()
+    node.provider.check_base()
+    assert searches(caplog) == 3
