@@ -183,7 +183,8 @@ class Inventory:
         with self._lock:
             changed = snapshot != self._snapshot
             before = self._snapshot.left_out if self._snapshot is not None else ()
-            self._snapshot = snapshot
+            if changed:  # an equal one stays the same object: who has seen it need not compare
+                self._snapshot = snapshot
             self._problem = None
             self._backoff.reset()
         self._first.set()

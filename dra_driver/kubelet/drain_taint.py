@@ -49,8 +49,13 @@ class DrainTaint:
         self._strangers: tuple[str, ...] = ()
         self._told: tuple[str, ...] = ()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a look would tell something, also of the Node that was looked at last."""
+        return self._strangers != self._told
+
     def look(self) -> bool:
-        """Follows the annotation; whether it asks for something else than before. Costs nothing at rest."""
+        """Follows the annotation; whether it asks for something else than before. Sends no request."""
         node = self._node()
         if node is None:
             return False

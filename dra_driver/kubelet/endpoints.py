@@ -65,6 +65,8 @@ class Endpoints:
 
     def check(self) -> None:
         """Replaces sockets whose files are gone; what prevents that becomes ``problem``. Never raises."""
+        if self._problem is None and self._dra.socket.is_in_place() and self._registrar.socket.is_in_place():
+            return
         problem = None
         try:
             self._restore()

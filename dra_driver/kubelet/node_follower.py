@@ -44,12 +44,15 @@ class NodeFollower:
         """Call it before anything is published; takes up to `FIRST_SLICES_S`."""
         self._own_node, self._was_known = own_node, False
         self._clock, self._began = clock, clock()
+        self._inventory, self._publisher = inventory, publisher
+        self._seen: tuple[object, ...] = ()
         self._known_gpus: frozenset[GpuUuid] = frozenset()
         self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), given_back)
         self._second = SecondPublisher(
             own_node.current,
             lambda: publisher.neighbours(self._gpus(inventory.current())),
             allowed=allow_second,
+            clock=clock,
         )
         if own_node.current() is not None:  # the API server answers
             publisher.wait_listed(FIRST_SLICES_S)
@@ -85,7 +88,13 @@ class NodeFollower:
         return self._drain.amend(snapshot, terms)
 
     def look(self) -> bool:
-        """Whether what is to be published changed. Sends no request."""
+        """Whether what is to be published changed. Sends no request, and looks at nothing twice: it is called every
+        second."""
+        seen = (self._own_node.current(), self._inventory.current(), self._publisher.noticed)
+        waits = not self._was_known or self._second.is_waiting or self._drain.has_news
+        if not waits and seen == self._seen:
+            return False
+        self._seen = seen
         known, self._was_known = self._was_known, self.is_known
         return any([self._was_known != known, self._drain.look(), self._second.look()])
 

@@ -116,8 +116,13 @@ class SecondPublisher:
             return []
         return [f"second publisher: {'; '.join(standing.found)}"]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether time alone will change the standing."""
+        return self._standing.since is not None
+
     def look(self) -> bool:
-        """Whether what is to be published changed. Costs nothing at rest."""
+        """Whether what is to be published changed. Sends no request."""
         now = self._clock()
         node = self._node()
         found = found_in(node.allocatable if node is not None else {}, self._pools())

@@ -14,6 +14,7 @@ remove, and ``withdraw`` removes the file only if it is still the socket that wa
 
 import base64
 import hashlib
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ class Published:
 
     def _found(self) -> tuple[int, int] | None:
         try:
-            status = self.path.lstat()
+            status = os.lstat(self.path)  # once a second
         except (FileNotFoundError, NotADirectoryError):
             return None
         return status.st_dev, status.st_ino

@@ -76,6 +76,7 @@ class Publisher:
         self._problem: str | None = None
         self._watcher: Watcher | None = None
         self._listed = threading.Event()
+        self._noticed = 0
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     @classmethod
@@ -118,6 +119,11 @@ class Publisher:
         """Wait up to ``timeout_s`` until the node's resource slices are known; whether they are."""
         return self._listed.wait(timeout_s)
 
+    @property
+    def noticed(self) -> int:
+        """How many changes of the node's resource slices were noticed: while it stays, `neighbours` do."""
+        return self._noticed
+
     def neighbours(self, gpus: Collection[str]) -> tuple[neighbours.Neighbour, ...]:
         """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
         known = self._watcher.items().values() if self._watcher is not None else ()
@@ -153,6 +159,7 @@ class Publisher:
 
     def notice(self, change: ReflectorChange) -> None:
         """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
+        self._noticed += 1  # one thread notices
         if change.kind == "listed":
             self._listed.set()
         if change.item is not None and not neighbours.is_of(change.item, self._driver):

@@ -43,4 +43,4 @@ def test_without_a_mount_table_everything_may_have_changed() -> None:
 def test_the_own_mount_table_can_be_watched() -> None:
     """It may change at any time on a machine that runs containers, but not at every look."""
     watch = MountWatch()
-    assert not all([watch.changed() for _ in range(10)])
+    assert not all(watch.changed() for _ in range(10))

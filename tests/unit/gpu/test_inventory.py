@@ -183,6 +183,18 @@ def test_a_driver_that_goes_away_leaves_the_last_good_snapshot_and_a_problem() -
     assert inventory.current() == ONE
 
 
+def test_an_equal_snapshot_stays_the_same_object() -> None:
+    """What depends on the GPUs is derived anew only from another object."""
+    first, equal, other = looks("1xt4-16gb", "1xt4-16gb", "2xt4-16gb")
+    inventory = Inventory(ScriptedBackend(first, equal, other), NEVER_S)
+    seen = []
+    for _ in range(3):
+        inventory._poll()
+        seen.append(inventory.current())
+    assert seen[0] is seen[1] is first
+    assert seen[2] is other
+
+
 def test_a_missing_driver_is_retried_until_it_is_there(start: Start) -> None:
     """An unexpected exception is retried the same way; neither ends the thread."""
     backend = ScriptedBackend(DriverUnavailableError("no"), ValueError("a defect"), DriverUnavailableError("no"), TWO)

@@ -13,6 +13,7 @@ from dra_driver.errors import (
     InvalidObjectError,
     ServerBusyError,
 )
+from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.slices.publisher import Publisher
 from dra_driver.slices.schedule import Schedule
 from tests.fakes.slices_api import FakeSlicesApi
@@ -262,6 +263,16 @@ def test_a_second_publisher_in_another_pool_is_reported_and_left_alone() -> None
     bench.api.remove(foreign)
     bench.run(2)
     assert bench.publisher.problem is None
+
+
+def test_changes_of_other_drivers_count_as_noticed() -> None:
+    """What asks for neighbours asks again only after one."""
+    publisher = Bench().publisher
+    item = {"metadata": {"name": "theirs"}, "spec": {"driver": "other.example.com"}}
+    for change in (ReflectorChange("listed"), ReflectorChange("added", "theirs", item), ReflectorChange("deleted")):
+        before = publisher.noticed
+        publisher.notice(change)
+        assert publisher.noticed == before + 1
 
 
 def test_a_second_publisher_in_the_same_pool_is_not_fought() -> None:
