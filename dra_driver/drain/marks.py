@@ -94,7 +94,7 @@ def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
     A reason without GPUs, as older versions wrote it for single ones too, counts for all that are drained.
     """
     reason = found.get(DETACH_ANNOTATION, "")
-    if not reason.startswith(DETACH_REASON):
+    if not _is_own(reason):
         return ()
     drained = DrainRequest.of(found.get(DRAIN_ANNOTATION)).gpus
     asked = DrainRequest.of(reason.rpartition(" ")[2]).gpus
@@ -103,9 +103,13 @@ def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
 
 def _foreign_reason(found: Annotations) -> str | None:
     reason = found.get(DETACH_ANNOTATION)
-    if reason is None or reason.lower() == "false" or reason.startswith(DETACH_REASON):
+    if reason is None or reason.lower() == "false" or _is_own(reason):
         return None
     return reason
+
+
+def _is_own(reason: str) -> bool:
+    return reason.startswith(DETACH_REASON)
 
 
 def _change(api: NodeApi, node: str, key: str, decide: Callable[[Annotations], str | None]) -> tuple[str | None, bool]:

@@ -248,6 +248,7 @@ def test_a_detach_ends_with_the_last_gpu_it_was_asked_for() -> None:
     assert (report.annotation, report.detached, report.result) == ("GPU-1", True, "done")
     assert "undrain gpu-a --gpu GPU-1" in report.next_steps[0]
     assert any("still drained" in text for text in run.said)
+    assert DETACH_ANNOTATION in api.annotations
     assert Run(api, second).undrain().detached is False
     assert api.annotations == {}
 
