@@ -36,6 +36,7 @@ class NodeFollower:
         events: EventRecorder,
         publisher: Publisher,
         inventory: Inventory,
+        driver: str,
         *,
         allow_second: bool,
         given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
@@ -51,6 +52,7 @@ class NodeFollower:
         self._second = SecondPublisher(
             own_node.current,
             lambda: publisher.neighbours(self._gpus(inventory.current())),
+            driver,
             allowed=allow_second,
             clock=clock,
         )

@@ -241,10 +241,7 @@ class NodeProcess:
         self._start_endpoints(claims)
         self._publisher = publisher = self._start_publisher(rest, events)
         self._running.callback(found.follow_faults(own_node, events), COMPONENT_STOP_S)
-        allowed = settings.allow_second_publisher
-        self._follower = node = NodeFollower(
-            own_node, events, publisher, inventory, allow_second=allowed, given_back=self._given_back
-        )
+        self._follower = node = self._follow_node(own_node, events, publisher, inventory)
         held, taint, tell = partial(_held_gpus, claims), NodeTaint(), partial(node_events.tell, own_node, events)
         self._health = health = HealthService(
             settings, self._plugin_dir, found.backend, inventory, self._streams, claims=claims, held=held, terms=terms,
@@ -262,6 +259,14 @@ class NodeProcess:
         inventory.subscribe(self._inventory_publisher.changed)
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         self._start_maintenance(self._inventory_publisher, claims, detaching, report, node)
+
+    def _follow_node(
+        self, own_node: OwnNodeWatch, events: EventRecorder, publisher: Publisher, inventory: Inventory
+    ) -> NodeFollower:
+        allowed, driver = self._settings.allow_second_publisher, self._settings.driver_name
+        return NodeFollower(
+            own_node, events, publisher, inventory, driver, allow_second=allowed, given_back=self._given_back
+        )
 
     def _given_back(self, gpus: Iterable[GpuUuid]) -> None:
         if self._health is not None:

@@ -7,6 +7,12 @@ What counts, and where it is seen without any request at rest:
   allocatable from its device manager alone (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004)
 - another DRA driver, or another pool of a driver of this name: its ResourceSlices of this node name the same UUIDs
 
+Two of these drivers under different names find each other: both withdraw, both see the other gone, and both would offer
+again at the same time, for ever. So a driver whose name comes after that of the other one waits `YIELD_S` before it
+offers again; by then the first one offers, and goes on. The order of names needs neither a mark in resource slices, by
+which the other is known to be of this kind, nor an agreement. Where one of them has claims, its GPUs stay published, so
+it is the one that goes on, whatever its name; where both have claims, both stay withdrawn until those of one end.
+
 Both sides of a migration may be here on purpose, with the GPUs divided by hand; ``--allow-second-publisher`` is for
 that. The decision is `judge`, pure; `SecondPublisher` feeds it.
 """
@@ -24,6 +30,8 @@ log = logging.getLogger(__name__)
 
 WITHDRAW_AFTER_S: Final = 10.0
 OFFER_AFTER_S: Final = 60.0
+YIELD_S: Final = 120.0
+"""Twice the time of the other driver: the two do not begin to wait at exactly the same time."""
 RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 EVENT: Final = "SecondPublisher"
 _SHOWN: Final = 4
@@ -59,7 +67,14 @@ class Standing:
     found: tuple[str, ...] = ()
 
 
-def judge(standing: Standing, found: tuple[str, ...], now: float, *, at_once: bool = False) -> Standing:
+def judge(
+    standing: Standing,
+    found: tuple[str, ...],
+    now: float,
+    *,
+    at_once: bool = False,
+    offer_after_s: float = OFFER_AFTER_S,
+) -> Standing:
     """The standing after a look at ``now`` (seconds) that found these second publishers.
 
     ``at_once``: the look is of a process that has just started; what it finds was there before.
@@ -67,7 +82,7 @@ def judge(standing: Standing, found: tuple[str, ...], now: float, *, at_once: bo
     if bool(found) == standing.withdrawn:
         return replace(standing, since=None, found=found)
     since = now if standing.since is None else standing.since
-    limit_s = OFFER_AFTER_S if standing.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
+    limit_s = offer_after_s if standing.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
     if now - since >= limit_s:
         return Standing(withdrawn=not standing.withdrawn, found=found)
     return replace(standing, since=since, found=found)
@@ -86,18 +101,21 @@ def found_in(allocatable: Mapping[str, str], pools: Sequence[OtherPool]) -> tupl
 class SecondPublisher:
     """``look`` and ``report`` from one thread; the rest from any. ``allowed`` reports and withdraws nothing.
 
-    ``node`` returns the last known Node, ``pools`` what else publishes GPUs of this node.
+    ``node`` returns the last known Node, ``pools`` what else publishes GPUs of this node; ``driver`` is the own name.
     """
 
     def __init__(
         self,
         node: Callable[[], NodeStatus | None],
         pools: Callable[[], Sequence[OtherPool]],
+        driver: str,
         *,
         allowed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._pools, self._allowed, self._clock = node, pools, allowed, clock
+        self._driver = driver
+        self._offer_after_s = OFFER_AFTER_S
         self._began = clock()
         self._standing = Standing()  # replaced as a whole, so that any thread reads it without a lock
         self._news: str | None = None
@@ -106,7 +124,7 @@ class SecondPublisher:
     def problem(self) -> str | None:
         """Why devices are withdrawn, as a sentence; None while they are not."""
         standing = self._standing
-        return _sentence(standing) if standing.withdrawn and not self._allowed else None
+        return _sentence(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
 
     @property
     def remarks(self) -> list[str]:
@@ -125,9 +143,13 @@ class SecondPublisher:
         """Whether what is to be published changed. Sends no request."""
         now = self._clock()
         node = self._node()
-        found = found_in(node.allocatable if node is not None else {}, self._pools())
+        pools = self._pools()
+        found = found_in(node.allocatable if node is not None else {}, pools)
+        if found:
+            self._offer_after_s = YIELD_S if any(pool.driver < self._driver for pool in pools) else OFFER_AFTER_S
         before = self._standing
-        self._standing = judge(before, found, now, at_once=now - self._began < WITHDRAW_AFTER_S)
+        at_once = now - self._began < WITHDRAW_AFTER_S
+        self._standing = judge(before, found, now, at_once=at_once, offer_after_s=self._offer_after_s)
         withdrawn = self._standing.withdrawn
         metrics.second_publisher.set(withdrawn and not self._allowed)
         if withdrawn == before.withdrawn:
@@ -135,7 +157,7 @@ class SecondPublisher:
         facts = {"found": "; ".join(found or before.found), "allowed": self._allowed}
         if withdrawn:
             log.warning("something else offers this node's GPUs", extra=facts)
-            self._news = f"{_sentence(self._standing)}{_ALLOWED if self._allowed else ''}"
+            self._news = f"{_sentence(self._standing, self._offer_after_s)}{_ALLOWED if self._allowed else ''}"
         else:
             log.info("nothing else offers this node's GPUs any more", extra=facts)
             self._news = None
@@ -150,11 +172,11 @@ class SecondPublisher:
 _ALLOWED: Final = ". They stay, because --allow-second-publisher is set: divide the GPUs by hand"
 
 
-def _sentence(standing: Standing) -> str:
+def _sentence(standing: Standing, offer_after_s: float) -> str:
     if not standing.found:
         return (
             "devices are withdrawn: a second publisher of this node's GPUs has gone; they are offered again "
-            f"{OFFER_AFTER_S:.0f} s after that"
+            f"{offer_after_s:.0f} s after that"
         )
     return (
         f"devices are withdrawn, because each GPU could be given to two pods: {'; '.join(standing.found)}. Keep one of "

@@ -12,6 +12,8 @@ from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.slices.neighbours import Neighbour
 
+DRIVER = "gpu.nvidia.com"
+
 
 class Surroundings:
     """An own Node that is not known yet, an inventory, and a publisher that notes the GPUs it was asked about."""
@@ -62,7 +64,12 @@ def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
     """Otherwise both would offer the GPUs for a while after a detach, or after a driver came back."""
     around = Surroundings()
     follower = NodeFollower(
-        cast("Any", UnknownNode()), cast("Any", None), cast("Any", around), cast("Any", around), allow_second=False
+        cast("Any", UnknownNode()),
+        cast("Any", None),
+        cast("Any", around),
+        cast("Any", around),
+        DRIVER,
+        allow_second=False,
     )
     around.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
     follower.look()
@@ -80,7 +87,13 @@ class Follower:
         self.around.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
         publisher = inventory = cast("Any", self.around)
         self.follower = NodeFollower(
-            cast("Any", self.node), cast("Any", None), publisher, inventory, allow_second=False, clock=self.clock
+            cast("Any", self.node),
+            cast("Any", None),
+            publisher,
+            inventory,
+            DRIVER,
+            allow_second=False,
+            clock=self.clock,
         )
         self.looks()
 

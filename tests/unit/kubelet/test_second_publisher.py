@@ -7,6 +7,7 @@ import pytest
 from dra_driver.kubelet.second_publisher import (
     OFFER_AFTER_S,
     WITHDRAW_AFTER_S,
+    YIELD_S,
     SecondPublisher,
     Standing,
     found_in,
@@ -15,6 +16,7 @@ from dra_driver.kubelet.second_publisher import (
 from dra_driver.slices.neighbours import Neighbour
 
 FOUND = ("a device plugin",)
+ACME, NVIDIA = "gpu.acme.example", "gpu.nvidia.com"
 OFFERED, WITHDRAWN = Standing(), Standing(withdrawn=True, found=FOUND)
 
 
@@ -66,12 +68,12 @@ def test_a_device_plugin_is_seen_in_allocatable(allocatable: Mapping[str, str], 
 class Node:
     """A component with a clock, and what it looks at."""
 
-    def __init__(self, *, allowed: bool = False) -> None:
+    def __init__(self, driver: str = NVIDIA, *, allowed: bool = False) -> None:
         self.now = 1000.0
         self.allocatable: dict[str, str] = {}
         self.pools: list[Neighbour] = []
         self.events: list[str] = []
-        self.second = SecondPublisher(lambda: self, lambda: self.pools, allowed=allowed, clock=lambda: self.now)
+        self.second = SecondPublisher(lambda: self, lambda: self.pools, driver, allowed=allowed, clock=lambda: self.now)
 
     def after(self, seconds: float) -> bool:
         self.now += seconds
@@ -125,3 +127,63 @@ def test_where_it_is_allowed_nothing_is_withdrawn() -> None:
     assert node.second.remarks == ["second publisher: a device plugin offers nvidia.com/gpu: 1 on this node"]
     node.second.report(node.warn)
     assert "--allow-second-publisher" in node.events[0]
+
+
+class Twins:
+    """Two node processes of this driver on one node, under two names; ``claimed`` drivers have claims on the GPU.
+
+    What one withdraws, the other sees gone at its next look. Both offer in the beginning.
+    """
+
+    def __init__(self, *claimed: str) -> None:
+        self.nodes = {name: Node(name) for name in (ACME, NVIDIA)}
+        self.offering = {*self.nodes}
+        self.claimed, self.changes = claimed, 0
+
+    def run(self, seconds: int) -> list[str]:
+        """The drivers that offer the GPU after this time."""
+        for _ in range(seconds):
+            seen = {*self.offering, *self.claimed}
+            for name, node in self.nodes.items():
+                (other,) = {*self.nodes} - {name}
+                pool = Neighbour(driver=other, pool=f"node-a/{other}", gpus=frozenset({"GPU-1"}))
+                node.pools = [pool] if other in seen else []
+                self.changes += node.after(1.0)
+            self.offering = {name for name, node in self.nodes.items() if node.second.problem is None}
+        return sorted(self.offering)
+
+
+def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on() -> None:
+    """Both would withdraw and offer again in turn until one is removed."""
+    twins = Twins()
+    assert twins.run(1) == []
+    assert twins.run(3600) == [ACME]
+    assert twins.changes == 3, "two withdraw, one offers again, and nothing flaps"
+
+
+@pytest.mark.parametrize("first", [ACME, NVIDIA])
+def test_the_one_that_offered_before_the_other_started_goes_on(first: str) -> None:
+    """The other one finds it at its first look."""
+    twins = Twins()
+    twins.nodes[first].after(60.0)
+    assert twins.run(3600) == [first]
+    assert twins.changes == 1
+
+
+def test_the_one_that_has_claims_goes_on() -> None:
+    """Its GPUs stay published while it is withdrawn; two with claims wait for each other, and offer nothing new."""
+    assert Twins(NVIDIA).run(3600) == [NVIDIA]
+    both = Twins(NVIDIA, ACME)
+    assert both.run(3600) == []
+    assert both.changes == 2
+
+
+def test_the_one_that_waited_offers_when_the_other_is_gone() -> None:
+    """It says after which time."""
+    twins = Twins()
+    twins.run(300)
+    second = twins.nodes[NVIDIA]
+    second.pools = []
+    assert not second.after(1.0)
+    assert "120 s after that" in (second.second.problem or "")
+    assert second.after(YIELD_S)
