@@ -37,7 +37,7 @@ def generate(root: Path, target: Path) -> None:
 
 
 def _render(root: Path, target: Path) -> dict[str, str]:
-    """With the CRDs of ``target``, which may be newer than the copies in ``root``."""
+    """With the CRDs and the generated policy of ``target``, which may be newer than those in ``root``."""
     if root == target:
         return render_chart.render(root / render_chart.CHART, VALUES)
     chart = target / render_chart.CHART
