@@ -221,7 +221,10 @@ class Worker:
             if gi is None:
                 continue
             if self.dice.random() < 0.5:
-                self.node.hardware.foreign_destroy(gpu, gi)
+                try:
+                    self.node.hardware.foreign_destroy(gpu, gi)
+                except DeviceLostError:  # the GPU fell off the bus meanwhile: nothing was destroyed
+                    return
                 self.soak.seen["partitions destroyed from outside"] += 1
                 answer = self.soak.again(lambda: self.node.prepare(claim))
                 assert answer.error, f"{device} was destroyed, and the repeated prepare did not fail"
