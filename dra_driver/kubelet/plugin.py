@@ -47,6 +47,7 @@ from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.fabric_watch import FabricWatch
+from dra_driver.kubelet.free_memory import trimmer
 from dra_driver.kubelet.health_setup import HealthService
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
@@ -79,6 +80,7 @@ COMPONENT_STOP_S = 0.5
 SOCKETS_EVERY_S, NODE_EVERY_S, FILES_EVERY_S = 1.0, 1.0, 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
+MEMORY_EVERY_S = 60.0
 LAST_GOOD_POLICIES = "policies-in-force.json"
 # How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
 REBUILD_EVERY_S = 5.0
@@ -344,6 +346,7 @@ class NodeProcess:
             Chore(name="node", every_s=NODE_EVERY_S, work=partial(follower.follow, self._publish_changes)),
             Chore(name="conditions", every_s=FILES_EVERY_S, work=self._report_conditions),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
+            Chore(name="memory", every_s=MEMORY_EVERY_S, work=trimmer()),
         ]
         remote = [
             Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),

@@ -9,8 +9,9 @@ GROWTH_MIB = 4.0
 """How much the memory of one process may grow between the first and the last fifth of its run: fragments and caches."""
 SLOWDOWN = 2.0
 """How much slower the last third may be than the first: other work on the machine."""
-EARLY_CLAIMS = 500
-"""A process loads code and fills caches until about then."""
+EARLY_CLAIMS = 1500
+"""A process loads code, fills caches, and its heap gets its holes until about then. Without kills, live blocks
+(``sys.getallocatedblocks``) were 211,460 after 500 claims, 211,704 after 2,000 and 212,435 after 3,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
