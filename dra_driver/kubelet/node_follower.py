@@ -7,6 +7,7 @@ A drain that is asked for by an annotation (``drain_taint.py``), and other publi
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from dra_driver.gpu.inventory import Inventory
@@ -15,6 +16,7 @@ from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kubelet.drain_taint import DrainTaint
 from dra_driver.kubelet.node_events import tell
 from dra_driver.kubelet.second_publisher import SecondPublisher
+from dra_driver.kubelet.second_publisher_file import SecondPublisherFile
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms
@@ -38,6 +40,7 @@ class NodeFollower:
         inventory: Inventory,
         driver: str,
         *,
+        folder: Path,
         allow_second: bool,
         given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -53,6 +56,7 @@ class NodeFollower:
             own_node.current,
             lambda: publisher.neighbours(self._gpus(inventory.current())),
             driver,
+            SecondPublisherFile(folder),
             allowed=allow_second,
             clock=clock,
         )

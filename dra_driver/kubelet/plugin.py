@@ -267,8 +267,9 @@ class NodeProcess:
     ) -> NodeFollower:
         allowed, driver = self._settings.allow_second_publisher, self._settings.driver_name
         return NodeFollower(
-            own_node, events, publisher, inventory, driver, allow_second=allowed, given_back=self._given_back
-        )
+            *(own_node, events, publisher, inventory, driver),
+            folder=self._plugin_dir, allow_second=allowed, given_back=self._given_back,
+        )  # fmt: skip
 
     def _given_back(self, gpus: Iterable[GpuUuid]) -> None:
         if self._health is not None:

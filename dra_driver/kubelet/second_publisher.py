@@ -19,10 +19,11 @@ that. The decision is `judge`, pure; `SecondPublisher` feeds it.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from dra_driver.kubelet.second_publisher_file import SecondPublisherFile
 from dra_driver.quantity import Quantity
 from dra_driver.telemetry import metrics
 
@@ -102,6 +103,7 @@ class SecondPublisher:
     """``look`` and ``report`` from one thread; the rest from any. ``allowed`` reports and withdraws nothing.
 
     ``node`` returns the last known Node, ``pools`` what else publishes GPUs of this node; ``driver`` is the own name.
+    With ``file``, devices that were withdrawn before a restart are withdrawn after it, for `OFFER_AFTER_S` at least.
     """
 
     def __init__(
@@ -109,15 +111,18 @@ class SecondPublisher:
         node: Callable[[], NodeStatus | None],
         pools: Callable[[], Sequence[OtherPool]],
         driver: str,
+        file: SecondPublisherFile,
         *,
         allowed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._pools, self._allowed, self._clock = node, pools, allowed, clock
-        self._driver = driver
-        self._offer_after_s = OFFER_AFTER_S
+        self._driver, self._file = driver, file
         self._began = clock()
-        self._standing = Standing()  # replaced as a whole, so that any thread reads it without a lock
+        before = file.read()
+        self._offer_after_s = self._patience(before or ())
+        # Replaced as a whole, so that any thread reads it without a lock.
+        self._standing = Standing(withdrawn=before is not None)
         self._news: str | None = None
 
     @property
@@ -143,11 +148,13 @@ class SecondPublisher:
         """Whether what is to be published changed. Sends no request."""
         now = self._clock()
         node = self._node()
-        pools = self._pools()
+        before, pools = self._standing, self._pools()
         found = found_in(node.allocatable if node is not None else {}, pools)
+        if node is None and not found and before.withdrawn:
+            return False  # a device plugin may still be there
+        drivers = {pool.driver for pool in pools}
         if found:
-            self._offer_after_s = YIELD_S if any(pool.driver < self._driver for pool in pools) else OFFER_AFTER_S
-        before = self._standing
+            self._offer_after_s = self._patience(drivers)
         at_once = now - self._began < WITHDRAW_AFTER_S
         self._standing = judge(before, found, now, at_once=at_once, offer_after_s=self._offer_after_s)
         withdrawn = self._standing.withdrawn
@@ -156,12 +163,17 @@ class SecondPublisher:
             return False
         facts = {"found": "; ".join(found or before.found), "allowed": self._allowed}
         if withdrawn:
+            self._file.write(drivers)
             log.warning("something else offers this node's GPUs", extra=facts)
             self._news = f"{_sentence(self._standing, self._offer_after_s)}{_ALLOWED if self._allowed else ''}"
         else:
+            self._file.remove()
             log.info("nothing else offers this node's GPUs any more", extra=facts)
             self._news = None
         return not self._allowed
+
+    def _patience(self, drivers: Iterable[str]) -> float:
+        return YIELD_S if any(driver < self._driver for driver in drivers) else OFFER_AFTER_S
 
     def report(self, warn: Warn) -> None:
         """Record an event for a second publisher, once."""

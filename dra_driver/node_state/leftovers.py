@@ -23,6 +23,7 @@ _REPLACED: Final = (
     "policies-in-force.json",
     "health.json",
     "last-known-gpus.json",
+    "second-publisher.json",
     "simulated-gpus.json",
 )
 _FILES: Final = (
@@ -39,6 +40,7 @@ _FILES: Final = (
     "last-known-gpus.json",
     "last-known-gpus.json.damaged",
     "detach",
+    "second-publisher.json",
     "simulated-gpus.json",
     "simulated-gpus.json.lock",
     "simulated-gpus.json.open",

@@ -1,6 +1,7 @@
 """What the node process follows of its Node and of other publishers."""
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.slices.neighbours import Neighbour
 
 DRIVER = "gpu.nvidia.com"
+FOLDER = Path("/nonexistent")
 
 
 class Surroundings:
@@ -69,6 +71,7 @@ def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
         cast("Any", around),
         cast("Any", around),
         DRIVER,
+        folder=FOLDER,
         allow_second=False,
     )
     around.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
@@ -92,6 +95,7 @@ class Follower:
             publisher,
             inventory,
             DRIVER,
+            folder=FOLDER,
             allow_second=False,
             clock=self.clock,
         )

@@ -1,6 +1,7 @@
 """When devices are withdrawn because something else offers the same GPUs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from dra_driver.kubelet.second_publisher import (
     found_in,
     judge,
 )
+from dra_driver.kubelet.second_publisher_file import NAME, SecondPublisherFile
 from dra_driver.slices.neighbours import Neighbour
 
 FOUND = ("a device plugin",)
@@ -68,12 +70,26 @@ def test_a_device_plugin_is_seen_in_allocatable(allocatable: Mapping[str, str], 
 class Node:
     """A component with a clock, and what it looks at."""
 
-    def __init__(self, driver: str = NVIDIA, *, allowed: bool = False) -> None:
+    def __init__(self, folder: Path, driver: str = NVIDIA, *, allowed: bool = False) -> None:
         self.now = 1000.0
         self.allocatable: dict[str, str] = {}
         self.pools: list[Neighbour] = []
         self.events: list[str] = []
-        self.second = SecondPublisher(lambda: self, lambda: self.pools, driver, allowed=allowed, clock=lambda: self.now)
+        self.driver, self.allowed = driver, allowed
+        self.is_known = True
+        (folder / driver).mkdir(exist_ok=True)
+        self.file = SecondPublisherFile(folder / driver)
+        self.restart()
+
+    def restart(self) -> None:
+        self.second = SecondPublisher(
+            lambda: self if self.is_known else None,
+            lambda: self.pools,
+            self.driver,
+            self.file,
+            allowed=self.allowed,
+            clock=lambda: self.now,
+        )
 
     def after(self, seconds: float) -> bool:
         self.now += seconds
@@ -84,9 +100,13 @@ class Node:
         return True
 
 
-def test_it_says_what_it_found_until_devices_are_offered_again() -> None:
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_it_says_what_it_found_until_devices_are_offered_again(node: Node) -> None:
     """Readiness has the sentence; the event is written once."""
-    node = Node()
     assert not node.after(20.0)
     node.pools = [Neighbour(driver="other.example", pool="node-a", gpus=frozenset({"GPU-1", "GPU-2"}))]
     assert not node.after(1.0)
@@ -109,17 +129,16 @@ def test_it_says_what_it_found_until_devices_are_offered_again() -> None:
     assert node.second.problem is None
 
 
-def test_at_the_start_it_counts_at_once() -> None:
+def test_at_the_start_it_counts_at_once(node: Node) -> None:
     """The look before anything is published."""
-    node = Node()
     node.allocatable = {"nvidia.com/gpu": "1"}
     assert node.after(0.0)
     assert node.second.problem is not None
 
 
-def test_where_it_is_allowed_nothing_is_withdrawn() -> None:
+def test_where_it_is_allowed_nothing_is_withdrawn(tmp_path: Path) -> None:
     """The node's owner divides the GPUs; the event and a remark say that they are on their own."""
-    node = Node(allowed=True)
+    node = Node(tmp_path, allowed=True)
     node.allocatable = {"nvidia.com/gpu": "1"}
     assert not node.after(0.0)
     assert not node.after(60.0)
@@ -135,8 +154,8 @@ class Twins:
     What one withdraws, the other sees gone at its next look. Both offer in the beginning.
     """
 
-    def __init__(self, *claimed: str) -> None:
-        self.nodes = {name: Node(name) for name in (ACME, NVIDIA)}
+    def __init__(self, folder: Path, *claimed: str) -> None:
+        self.nodes = {name: Node(folder, name) for name in (ACME, NVIDIA)}
         self.offering = {*self.nodes}
         self.claimed, self.changes = claimed, 0
 
@@ -153,37 +172,95 @@ class Twins:
         return sorted(self.offering)
 
 
-def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on() -> None:
+def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on(tmp_path: Path) -> None:
     """Both would withdraw and offer again in turn until one is removed."""
-    twins = Twins()
+    twins = Twins(tmp_path)
     assert twins.run(1) == []
     assert twins.run(3600) == [ACME]
     assert twins.changes == 3, "two withdraw, one offers again, and nothing flaps"
 
 
 @pytest.mark.parametrize("first", [ACME, NVIDIA])
-def test_the_one_that_offered_before_the_other_started_goes_on(first: str) -> None:
+def test_the_one_that_offered_before_the_other_started_goes_on(first: str, tmp_path: Path) -> None:
     """The other one finds it at its first look."""
-    twins = Twins()
+    twins = Twins(tmp_path)
     twins.nodes[first].after(60.0)
     assert twins.run(3600) == [first]
     assert twins.changes == 1
 
 
-def test_the_one_that_has_claims_goes_on() -> None:
+def test_the_one_that_has_claims_goes_on(tmp_path: Path) -> None:
     """Its GPUs stay published while it is withdrawn; two with claims wait for each other, and offer nothing new."""
-    assert Twins(NVIDIA).run(3600) == [NVIDIA]
-    both = Twins(NVIDIA, ACME)
+    assert Twins(tmp_path, NVIDIA).run(3600) == [NVIDIA]
+    for note in tmp_path.glob(f"*/{NAME}"):
+        note.unlink()
+    both = Twins(tmp_path, NVIDIA, ACME)
     assert both.run(3600) == []
     assert both.changes == 2
 
 
-def test_the_one_that_waited_offers_when_the_other_is_gone() -> None:
+def test_the_one_that_waited_offers_when_the_other_is_gone(tmp_path: Path) -> None:
     """It says after which time."""
-    twins = Twins()
+    twins = Twins(tmp_path)
     twins.run(300)
     second = twins.nodes[NVIDIA]
     second.pools = []
     assert not second.after(1.0)
     assert "120 s after that" in (second.second.problem or "")
     assert second.after(YIELD_S)
+
+
+def test_a_restart_while_a_device_plugin_restarts_offers_nothing(node: Node) -> None:
+    """Allocatable has nothing of it for some seconds."""
+    node.allocatable = {"nvidia.com/gpu": "8"}
+    node.after(0.0)
+    node.allocatable = {}
+    node.restart()
+    assert not node.after(0.0)
+    assert "has gone" in (node.second.problem or "")
+    assert not node.after(OFFER_AFTER_S - 1)
+    assert node.after(1.0)
+    node.restart()
+    node.after(0.0)
+    assert node.second.problem is None, "the note is gone"
+
+
+def test_a_node_that_is_not_known_shows_no_device_plugin_that_is_gone(node: Node) -> None:
+    """The API server may not answer for longer than a device plugin is away."""
+    node.allocatable = {"nvidia.com/gpu": "8"}
+    node.after(0.0)
+    node.restart()
+    node.is_known = False
+    node.after(0.0)
+    assert not node.after(10 * OFFER_AFTER_S)
+    assert node.second.problem is not None
+
+
+def test_two_drivers_that_restart_together_do_not_offer_together(tmp_path: Path) -> None:
+    """As after a reboot: which of them yields is remembered."""
+    twins = Twins(tmp_path)
+    twins.run(1)
+    for each in twins.nodes.values():
+        each.restart()
+    assert twins.run(3600) == [ACME]
+    assert twins.changes == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"drivers": 5}', "[" * 100_000, "\xff"])
+def test_a_damaged_note_counts(node: Node, tmp_path: Path, text: str) -> None:
+    """It was written because something was found."""
+    (tmp_path / NVIDIA / NAME).write_text(text)
+    node.restart()
+    assert node.second.problem is not None
+    node.after(0.0)
+    assert node.after(OFFER_AFTER_S)
+
+
+def test_a_note_that_cannot_be_written_is_not_fatal(node: Node, tmp_path: Path) -> None:
+    """Only a restart would forget it."""
+    (tmp_path / NVIDIA / NAME).mkdir()
+    node.allocatable = {"nvidia.com/gpu": "8"}
+    assert node.after(0.0)
+    node.allocatable = {}
+    node.after(0.0)
+    assert node.after(OFFER_AFTER_S)

@@ -13,6 +13,7 @@ OWN = (
     "claim-names",
     ".claim-names.0a1b2c3d.tmp",
     "health.json",
+    "second-publisher.json",
     "owner-1.lock",
     "process.lock",
 )
