@@ -4,6 +4,7 @@ Other packages import from here.
 """
 
 from dra_driver.cdi.edits import claim_spec, mps_edits
+from dra_driver.cdi.folder_watch import FolderWatch
 from dra_driver.cdi.libraries import discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
@@ -18,6 +19,7 @@ __all__ = [
     "CdiWriter",
     "ContainerEdits",
     "DriverRoot",
+    "FolderWatch",
     "claim_spec",
     "discover",
     "mps_edits",

@@ -59,7 +59,7 @@ from dra_driver.kubelet.published_terms import PublishedTerms
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.kubelet.stopping import within
-from dra_driver.kubelet.storage_health import Folder, StorageHealth
+from dra_driver.kubelet.storage_health import ClaimFiles, Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.kubelet.withholding import PartitionWithholding
 from dra_driver.model.ids import GpuUuid
@@ -335,9 +335,10 @@ class NodeProcess:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
         self._node_remarks = nodes.remarks
         service = claims.service
+        files = ClaimFiles(self._settings.cdi_dir, service.rewrite_missing_files)
         # Not while detached: a search for driver files could open the driver.
         self._storage = storage = StorageHealth(
-            self._folders(), lambda: () if detaching.is_detached else service.rewrite_missing_files()
+            self._folders(), lambda: () if detaching.is_detached else files.bring_back()
         )
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),

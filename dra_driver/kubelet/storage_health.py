@@ -9,10 +9,13 @@ again after every change there.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from dra_driver.cdi import FolderWatch
 from dra_driver.errors import DraError
 from dra_driver.kubelet.preflight import why_not_writable
 
@@ -21,6 +24,8 @@ log = logging.getLogger(__name__)
 # A claim's CDI file has about 10 KiB; the journal grows by pages of 4 KiB, about ten of them for a claim.
 ENOUGH_BYTES = 256 * 1024
 ENOUGH_FILES = 4
+LOOK_S = 60.0
+"""How long the watch of the CDI directory is relied on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,35 @@ def space(path: Path) -> Space:
     found = os.statvfs(path)
     blocks, files = (found.f_bfree, found.f_ffree) if os.geteuid() == 0 else (found.f_bavail, found.f_favail)
     return Space(bytes=blocks * found.f_frsize, files=files if found.f_files else None)
+
+
+class Rewrite(Protocol):
+    """``claims.ClaimService.rewrite_missing_files``."""
+
+    def __call__(self, *, may_miss: bool) -> Sequence[str]: ...
+
+
+class ClaimFiles:
+    """Looks for missing files of claims only after a change in the CDI directory, while one is missing, and every
+    `LOOK_S`: comparing them with the journal costs most of what a node at rest does. For one thread."""
+
+    def __init__(self, cdi_dir: str, rewrite: Rewrite, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cdi_dir = cdi_dir
+        self._watch: FolderWatch | None = None
+        self._rewrite, self._clock = rewrite, clock
+        self._look_at = float("-inf")
+
+    def bring_back(self) -> Sequence[str]:
+        """Write files that are missing or outdated; sentences about those that cannot be written."""
+        due = self._clock() >= self._look_at or self._watch is None or not self._watch.is_quiet()
+        if due:
+            self._look_at = float("-inf")  # until this look has succeeded
+            self._watch = FolderWatch([self._cdi_dir], [self._cdi_dir])  # perhaps of another directory than before
+            self._watch.arm()
+        missing = self._rewrite(may_miss=due)
+        if due and not missing:
+            self._look_at = self._clock() + LOOK_S
+        return missing
 
 
 class StorageHealth:

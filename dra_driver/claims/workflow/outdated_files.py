@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 
 from dra_driver.claims.workflow.recover import MOST_S, RewriteDependencies, rewrite_file
 from dra_driver.errors import ClaimError, DeviceLostError, DraError
+from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import ClaimUid, GpuUuid
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class OutdatedFiles:
     def __init__(self, deps: RewriteDependencies) -> None:
         self._deps = deps
         self._driver: Hashable | None = None
+        self._gpus: Snapshot | None = None
         self._minors: dict[GpuUuid, int] = {}
         self._todo: frozenset[ClaimUid] = frozenset()
 
@@ -32,13 +34,13 @@ class OutdatedFiles:
         Cheap while driver and GPUs stay the same. A claim that cannot be checked now (its GPU is locked, the driver is
         detached) is checked at the next call; one whose device is gone, when a GPU comes. Raises `StorageError`.
         """
-        driver = self._deps.provider.driver_identity
-        if driver is None:
+        driver, gpus = self._deps.provider.driver_identity, self._deps.snapshot()
+        if driver is None or (gpus is self._gpus and driver == self._driver and not self._todo):
             return
-        minors = {gpu.uuid: gpu.minor for gpu in self._deps.snapshot().gpus}
+        minors = {gpu.uuid: gpu.minor for gpu in gpus.gpus}
         if driver != self._driver or minors.items() - self._minors.items():
             self._todo = self._deps.journal.uids()
-        self._driver, self._minors = driver, minors
+        self._driver, self._gpus, self._minors = driver, gpus, minors
         deadline = self._deps.clock.now() + MOST_S
         for uid in sorted(self._todo):
             if self._deps.clock.now() > deadline:

@@ -119,15 +119,16 @@ class ClaimService:
         with self._deps.gate.work():
             return recover(self._deps)
 
-    def rewrite_missing_files(self) -> tuple[str, ...]:
+    def rewrite_missing_files(self, *, may_miss: bool = True) -> tuple[str, ...]:
         """Write CDI files of prepared claims that are missing, or outdated because the driver has changed.
 
-        For containers that restart before their next prepare. Makes no API call, and is cheap while nothing changes.
+        For containers that restart before their next prepare. Makes no API call. The caller may know that no file has
+        gone: without ``may_miss``, files are not listed, and nothing is done while the driver stays the same.
         Returns a sentence for each missing file that cannot be written, and logs new ones.
         """
         problems: list[str] = []
         try:
-            for uid in rewrite_files(self._deps, problems):
+            for uid in rewrite_files(self._deps, problems) if may_miss else ():
                 log.warning("CDI file of a prepared claim was missing; written again", extra={"uid": uid})
             for uid in self._outdated_files.rewrite():
                 log.warning("driver changed; CDI file of a prepared claim was written again", extra={"uid": uid})

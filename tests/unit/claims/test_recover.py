@@ -114,6 +114,20 @@ def test_files_follow_a_driver_that_was_replaced(run: Run) -> None:
     assert b"511" in after[uid(1)]
 
 
+def test_files_are_not_listed_when_none_can_have_gone(run: Run) -> None:
+    """Listing them and the journal every few seconds costs most of what a node at rest does; a driver that was
+    replaced has to be followed all the same."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    run.service.rewrite_missing_files()
+    del run.node.writer.files[uid(1)]
+    run.service.rewrite_missing_files(may_miss=False)
+    assert uid(1) not in run.node.writer.files
+    run.node.provider.driver_identity = 511
+    run.service.rewrite_missing_files(may_miss=False)
+    assert b"511" in run.node.writer.files[uid(2)]
+
+
 def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -> None:
     """Every prepared claim is checked once after a start."""
     node.run("run-1").prepare(claim(1))

@@ -1,12 +1,13 @@
 """Problems with directories, free space and claims' files are reported before a prepare fails."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dra_driver.errors import StorageError
-from dra_driver.kubelet.storage_health import Folder, Space, StorageHealth, space
+from dra_driver.kubelet.storage_health import ClaimFiles, Folder, Space, StorageHealth, space
 
 PLENTY = Space(bytes=2**30, files=None)
 
@@ -87,3 +88,67 @@ def test_a_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytes
 def test_space_is_what_this_process_may_use(tmp_path: Path) -> None:
     """The file system of this machine has free space, or the test could not run."""
     assert space(tmp_path).bytes > 0
+
+
+class Files:
+    """A CDI directory whose files are looked for in rounds of 5 s; what stays missing, and when it was listed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 0.0
+        self.missing: Sequence[str] | StorageError = ()
+        self.listed: list[float] = []
+        self.files = ClaimFiles(str(folder), self.rewrite, lambda: self.now)
+
+    def rewrite(self, *, may_miss: bool) -> Sequence[str]:
+        if not may_miss:
+            return ()
+        self.listed.append(self.now)
+        if isinstance(self.missing, StorageError):
+            raise self.missing
+        return self.missing
+
+    def rounds(self, count: int) -> list[float]:
+        """The rounds of these in which the directory was listed, by time."""
+        self.listed.clear()
+        for _ in range(count):
+            with suppress(StorageError):
+                self.files.bring_back()
+            self.now += 5.0
+        return self.listed
+
+
+def test_the_cdi_directory_is_listed_after_a_change_and_once_a_minute(tmp_path: Path) -> None:
+    """A node with a hundred claims that prepares nothing should not compare their files every few seconds."""
+    files = Files(tmp_path)
+    assert files.rounds(12) == [0.0]
+    assert files.rounds(12) == [60.0]
+    (tmp_path / "file").write_text("")
+    assert files.rounds(5) == [120.0]
+    (tmp_path / "file").unlink()
+    assert files.rounds(5) == [145.0]
+
+
+@pytest.mark.parametrize("missing", [["a file stays missing"], StorageError("the journal cannot be read")])
+def test_a_file_that_stays_missing_is_tried_in_every_round(
+    tmp_path: Path, missing: Sequence[str] | StorageError
+) -> None:
+    files = Files(tmp_path)
+    files.missing = missing
+    assert files.rounds(3) == [0.0, 5.0, 10.0]
+    files.missing = ()
+    assert files.rounds(3) == [15.0]
+
+
+def test_a_directory_that_is_made_again_is_listed(tmp_path: Path) -> None:
+    """A reboot empties /var/run, and a person may have removed it."""
+    folder = tmp_path / "cdi"
+    folder.mkdir()
+    files = Files(folder)
+    files.rounds(2)
+    folder.rmdir()
+    assert files.rounds(1) == [10.0]
+    folder.mkdir()
+    assert files.rounds(2) == [15.0]
+    (folder / "file").write_text("")
+    assert files.rounds(2) == [25.0]
