@@ -290,6 +290,28 @@ class NodeSettings:
         ),
         None,
     )
+    policy_objects: bool = setting(
+        Option(
+            HARDWARE,
+            "POLICY_OBJECTS",
+            "true|false",
+            "follow the GpuPolicy objects of the API server in addition to the files; needs the right to list and "
+            "watch them, and works without their CustomResourceDefinition",
+            _switch,
+        ),
+        True,
+    )
+    gpu_node: bool = setting(
+        Option(
+            NODE,
+            "GPU_NODE",
+            "true|false",
+            "keep the GpuNode object of this node, which says what its GPUs are, how they are used and which policies "
+            "are in force; works without its CustomResourceDefinition",
+            _switch,
+        ),
+        True,
+    )
     simulate: str | None = setting(
         Option(
             HARDWARE,

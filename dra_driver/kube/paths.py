@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 RESOURCE_API = "/apis/resource.k8s.io/v1"
 CORE_API = "/api/v1"
+GPU_API = "/apis/gpu.dra-driver.io/v1alpha1"
 
 
 def resource_slices(name: str | None = None) -> str:
@@ -51,6 +52,14 @@ def eviction(namespace: str, name: str) -> str:
 
 def leases(namespace: str, name: str | None = None) -> str:
     return _named(f"/apis/coordination.k8s.io/v1/namespaces/{_segment(namespace)}/leases", name)
+
+
+def gpu_policies(name: str | None = None) -> str:
+    return _named(f"{GPU_API}/gpupolicies", name)
+
+
+def gpu_nodes(name: str | None = None) -> str:
+    return _named(f"{GPU_API}/gpunodes", name)
 
 
 def version() -> str:

@@ -78,17 +78,24 @@ class Reflector:
         slim: Callable[[dict[str, Any]], Any] | None = None,
         name: str = "reflector",
         place: metrics.Place = "publisher",
+        patience: Callable[[KubernetesApiError], float] | None = None,
     ) -> None:
-        """``name`` is the thread's; errors of ``on_event`` are counted under ``place``."""
+        """``name`` is the thread's; errors of ``on_event`` are counted under ``place``.
+
+        ``patience`` returns the least seconds until the next try after an error that is no failure here, such as a
+        collection that the API server does not serve; 0 for any other. Such an error is logged once.
+        """
         self._rest, self._path, self._selector, self._place = rest, path, field_selector, place
         self._on_event, self._slim = on_event, slim or _slim
+        self._patience = patience or (lambda _: 0.0)
         self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards the three fields below
+        self._lock = threading.Lock()  # guards the four fields below
         self._items: dict[str, Any] = {}
         self._problem: str | None = None
         self._open: Stream | None = None
+        self._list_due = False
         self._version = ""  # used by the reflector's thread alone; empty means that a list is due
         self._progress = False  # whether a watch has worked since the last list; same thread
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -103,6 +110,14 @@ class Reflector:
         """The current copy, by name. The objects are shared and must not be changed."""
         with self._lock:
             return dict(self._items)
+
+    def list_again(self) -> None:
+        """Ends the open watch, after which the collection is listed. Returns at once."""
+        with self._lock:
+            self._list_due = True
+            stream = self._open
+        if stream is not None:
+            stream.close()
 
     def start(self) -> None:
         self._thread.start()
@@ -135,9 +150,9 @@ class Reflector:
     def _generation(self) -> Iterator[ReflectorChange]:
         """One list, unless a version to resume from is known, and the watches that follow it."""
         try:
-            if not self._version:
+            if not self._version or self._is_list_due():
                 yield self._list()
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and not self._is_list_due():
                 yield from self._one_watch()
         except GoneError:
             self._version = ""  # an ordinary event: the copy was away for longer than the server remembers
@@ -154,6 +169,8 @@ class Reflector:
     def _list(self) -> ReflectorChange:
         """Without a resourceVersion the answer is current; a cache may lag behind this client's own writes."""
         self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
+        with self._lock:
+            self._list_due = False
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
         named = {name: self._slim(item) for item in document["items"] if (name := key(item))}
         items = {name: item for name, item in named.items() if item is not None}
@@ -186,19 +203,27 @@ class Reflector:
             stream.close()
             if self._clock() - began >= _TOO_SHORT_S:
                 self._made_progress()
-        if not heard and not self._stopping.is_set() and self._clock() - began < _TOO_SHORT_S:
+        if not heard and not self._is_wanted_end() and self._clock() - began < _TOO_SHORT_S:
             raise ApiUnreachableError(f"watch {self._path}: the server ended the request at once")
+
+    def _is_wanted_end(self) -> bool:
+        return self._stopping.is_set() or self._is_list_due()
+
+    def _is_list_due(self) -> bool:
+        with self._lock:
+            return self._list_due
 
     def _opened(self, stream: Stream | None) -> None:
         with self._lock:
             self._open = stream
+            is_due = self._list_due
             recovered = stream is not None and self._problem is not None
             if recovered:
                 self._problem = None
         if recovered:
             log.info("watch works again", extra={"path": self._path})
-        if stream is not None and self._stopping.is_set():
-            stream.close()  # stop() came while the request was being opened
+        if stream is not None and (is_due or self._stopping.is_set()):
+            stream.close()  # stop() or list_again() came while the request was being opened
 
     def _apply(self, event: WatchEvent) -> Iterator[ReflectorChange]:
         item, kind = event["object"], event["type"]
@@ -228,13 +253,17 @@ class Reflector:
         self._backoff.reset()
 
     def _wait_after(self, error: KubernetesApiError) -> None:
-        wait_s = self._backoff.next_s()
+        least_s = self._patience(error)
+        wait_s = max(least_s, self._backoff.next_s())
         if isinstance(error, ServerBusyError):
             wait_s = max(wait_s, error.retry_after_s)
         if self._stopping.is_set():
             return
         with self._lock:
-            self._problem = str(error)
+            is_known, self._problem = self._problem == str(error), str(error)
+        if least_s and is_known:
+            self._stopping.wait(wait_s)
+            return
         # One line for the first failures, then one per doubling: the longest wait bounds the rest to two a minute.
         log.warning(
             "watch failed; will retry", extra={"path": self._path, "error": str(error), "wait_s": round(wait_s, 1)}

@@ -72,6 +72,8 @@ class SnapshotSink(Protocol):
 class TermsUpdater(Protocol):
     """The part of ``terms_resolver.TermsResolver`` that is needed here."""
 
+    @property
+    def is_known(self) -> bool: ...
     def update(self, snapshot: Snapshot) -> Terms: ...
 
 
@@ -198,7 +200,7 @@ class InventoryPublisher:
 
         A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
         """
-        if self._offered is None and not self._conflict.is_known:
+        if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
             return
         reason = self._hardware.problem or self._problem
         asked = self._detach.taint_value

@@ -55,6 +55,7 @@ from dra_driver.kubelet.maintenance import Chore, Maintenance
 from dra_driver.kubelet.node_follower import NodeFollower
 from dra_driver.kubelet.node_taint import NodeTaint
 from dra_driver.kubelet.ownership import OwnedBackend
+from dra_driver.kubelet.policy_setup import open_policies, open_policy_watch
 from dra_driver.kubelet.published_terms import PublishedTerms
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
@@ -81,7 +82,6 @@ SOCKETS_EVERY_S, NODE_EVERY_S, FILES_EVERY_S = 1.0, 1.0, 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
 MEMORY_EVERY_S = 60.0
-LAST_GOOD_POLICIES = "policies-in-force.json"
 # How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
 REBUILD_EVERY_S = 5.0
 SETTLE_EVERY_S = 30.0
@@ -108,6 +108,7 @@ class NodeProcess:
         self._fabric = FabricWatch()
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
+        self._policies: PolicySource | None = None
         self._terms: TermsResolver | None = None
         self._policy_problem: str | None = None
         self._claims: ClaimManager | None = None
@@ -163,7 +164,9 @@ class NodeProcess:
         """What a node that is ready offers less of, one sentence each."""
         asked = self._follower.remarks if self._follower is not None else []
         sick = self._health.remarks if self._health is not None else []
-        return [*self._withholding.remarks, *self._fabric.remarks, *sick, *self._node_remarks(), *asked]
+        policies = self._policies.remark if self._policies is not None else None
+        found = [*self._withholding.remarks, *self._fabric.remarks, *sick, *self._node_remarks(), *asked]
+        return [*found, policies] if policies is not None else found
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
@@ -224,7 +227,7 @@ class NodeProcess:
         self._running.callback(within, COMPONENT_STOP_S, claims.close)
         self._running.callback(within, COMPONENT_STOP_S, inventory.stop)
         owned.use_journal(claims.journal)
-        self._terms = terms = self._open_policies(claims)
+        self._terms = terms = self._open_policies(rest, claims)
         self._detaching = detaching = open_detaching(
             self._plugin_dir,
             found.backend,
@@ -293,13 +296,12 @@ class NodeProcess:
         self._running.callback(within, COMPONENT_STOP_S, own_node.stop)
         return own_node
 
-    def _open_policies(self, claims: ClaimManager) -> TermsResolver:
-        folder = self._settings.policy_dir
-        policies = PolicySource(
-            Path(folder) if folder else None, self._plugin_dir / LAST_GOOD_POLICIES, self._settings.node_name
-        )
-        policies.load()
-        return TermsResolver(policies, claims.journal.uses)
+    def _open_policies(self, rest: RestClient, claims: ClaimManager) -> TermsResolver:
+        objects = open_policy_watch(self._settings, rest, self._publish_changes)
+        if objects is not None:
+            self._running.callback(within, COMPONENT_STOP_S, objects.stop)
+        self._policies = open_policies(self._settings, self._plugin_dir, objects)
+        return TermsResolver(self._policies, claims.journal.uses)
 
     def _start_publisher(self, rest: RestClient, events: EventRecorder) -> Publisher:
         settings = self._settings

@@ -17,6 +17,8 @@ Amend = Callable[[Snapshot, Terms], Mapping[GpuUuid, GpuTerms]]
 class TermsInForce(Protocol):
     """The part of ``terms_resolver.TermsResolver`` that is needed here."""
 
+    @property
+    def is_known(self) -> bool: ...
     def update(self, snapshot: Snapshot) -> Terms: ...
 
 
@@ -27,6 +29,11 @@ class PublishedTerms:
         self._base = base
         self._amendments = amendments
         self._last: Terms = {}
+
+    @property
+    def is_known(self) -> bool:
+        """See ``TermsResolver.is_known``."""
+        return self._base.is_known
 
     def update(self, snapshot: Snapshot) -> Terms:
         """See ``TermsResolver.update``; equal terms are the same object as before."""

@@ -25,6 +25,8 @@ class Policies(Protocol):
 
     @property
     def problem(self) -> str | None: ...
+    @property
+    def is_known(self) -> bool: ...
     def check(self) -> bool: ...
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms: ...
 
@@ -56,6 +58,11 @@ class TermsResolver:
     def problem(self) -> str | None:
         """Why the terms in force are not those of the newest policies, or cannot be resolved; None if they are."""
         return self._problem or self._policies.problem
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known which policies there are; until then nothing should be published."""
+        return self._policies.is_known
 
     def current(self) -> Terms:
         """The terms in force. Never waits for the journal or for ``update``.
@@ -102,7 +109,7 @@ class TermsResolver:
         try:
             terms = self._policies.terms(snapshot, self._uses())
         except DraError as error:
-            if str(error) != self._problem:
+            if str(error) != self._problem and self._policies.is_known:
                 log.warning("policies cannot be applied", extra={"reason": error})
             self._problem = str(error)
             self._resolved = _with_unknown_gpus_closed(before, snapshot)

@@ -1,13 +1,25 @@
 """Decide what each GPU of a node may be published as, from an administrator's policies and the present uses.
 
-``source.py`` reads policies from a folder, ``resolve.py`` chooses the policy that applies to a GPU, and ``in_use.py``
-keeps the form of a GPU that is in use. The caller supplies the uses, which it reads from the journal. Other packages
-import from here.
+``source.py`` has the policies of a folder and of the API server, ``resolve.py`` chooses the one that applies to a GPU,
+and ``in_use.py`` keeps the form of a GPU that is in use. The caller supplies the uses, which it reads from the journal.
+Other packages import from here.
 """
 
 from dra_driver.policy.folder import PolicyFile, read_file, read_folder
-from dra_driver.policy.policy_set import examine
+from dra_driver.policy.objects import PolicyObject, kept
+from dra_driver.policy.policy_set import MAX_POLICIES, examine
 from dra_driver.policy.resolve import resolve, survey
 from dra_driver.policy.source import PolicySource
 
-__all__ = ["PolicyFile", "PolicySource", "examine", "read_file", "read_folder", "resolve", "survey"]
+__all__ = [
+    "MAX_POLICIES",
+    "PolicyFile",
+    "PolicyObject",
+    "PolicySource",
+    "examine",
+    "kept",
+    "read_file",
+    "read_folder",
+    "resolve",
+    "survey",
+]

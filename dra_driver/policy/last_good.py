@@ -1,6 +1,10 @@
-"""The file with the last policies that could be applied, which a restart with a broken policy folder uses.
+"""The file with the last policies that could be applied.
+
+A restart uses them while the policy folder is broken or the API server is away.
 
 It is JSON with mode 0600, replaced atomically. A crash leaves the old file and at most a temporary one beside it.
+``objects`` has the generations of those policies that are objects of the API server. It is left out where those are not
+known, and earlier builds neither write nor read it: to them all policies come from files.
 ``source.py`` decides when a set is good.
 """
 
@@ -18,7 +22,10 @@ _FORMAT: Final = 1
 
 def save(path: Path, found: PolicySet) -> None:
     """Save the set, durable on return. Raises StorageError."""
-    data = json.dumps({"format": _FORMAT, "policies": found.written}, separators=(",", ":")).encode()
+    content: dict[str, object] = {"format": _FORMAT, "policies": found.written}
+    if found.generations is not None:
+        content["objects"] = dict(found.generations)
+    data = json.dumps(content, separators=(",", ":")).encode()
     try:
         remove_unfinished(path)
         replace_file(path, data, durable=True)
@@ -42,6 +49,6 @@ def load(path: Path) -> PolicySet | None:
     if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("policies"), list):
         raise ConfigurationError(f"{path} does not contain policies of format {_FORMAT}")
     try:
-        return decode_set(found["policies"])
+        return decode_set(found["policies"], found.get("objects"))
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error

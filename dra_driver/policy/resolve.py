@@ -100,19 +100,20 @@ def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
     """Whether every field that is set matches. A property that a GPU does not report matches nothing."""
     memory = gpu.memory_bytes
     return (
-        _like(node_name, select.node_names)
+        like(node_name, select.node_names)
         and (select.uuids is None or gpu.uuid.lower() in select.uuids)
         and (select.minors is None or gpu.minor in select.minors)
         and (select.pci_bus_ids is None or (gpu.pci_bus_id or "").lower() in select.pci_bus_ids)
-        and _like(gpu.product_name, select.product_names)
-        and _like(gpu.architecture, select.architectures)
+        and like(gpu.product_name, select.product_names)
+        and like(gpu.architecture, select.architectures)
         and (select.min_memory_bytes is None or (memory is not None and memory >= select.min_memory_bytes))
         and (select.max_memory_bytes is None or (memory is not None and memory <= select.max_memory_bytes))
         and (select.mig_capable is None or gpu.mig_capable is select.mig_capable)
     )
 
 
-def _like(name: str | None, patterns: Sequence[str] | None) -> bool:
+def like(name: str | None, patterns: Sequence[str] | None) -> bool:
+    """Whether the name matches a shell pattern; without patterns every name does."""
     return patterns is None or (name is not None and any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
@@ -123,7 +124,7 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
     profiles = (
         None
         if policy.mig_profiles is None
-        else frozenset(p.profile_id for p in gpu.mig_profiles if _like(p.name, policy.mig_profiles))
+        else frozenset(p.profile_id for p in gpu.mig_profiles if like(p.name, policy.mig_profiles))
     )
     return GpuTerms(
         policy=policy.name,

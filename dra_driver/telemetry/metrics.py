@@ -32,12 +32,14 @@ Place = Literal[
     "detach",
     "gpu-events",
     "gpu-inventory",
+    "gpu-node",
     "gpu-subscriber",
     "health",
     "grpc",
     "http",
     "maintenance",
     "own-node",
+    "policies",
     "publisher",
 ]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dra_driver.backoff import Backoff
+from dra_driver.errors import KubernetesApiError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient, Timeouts
@@ -283,3 +286,43 @@ def test_objects_are_kept_by_namespace_and_only_those_that_are_wanted(tmp_path: 
         assert heard.changes == [("listed", ""), ("modified", "y/c"), ("deleted", "x/c")]
         assert reflector.items() == {"y/c": "kept y"}
         reflector.stop()
+
+
+def test_lists_again_when_asked(tmp_path: Path) -> None:
+    """A watch that is open ends, and nothing is a failure."""
+    with reflecting(scripted(LIST_7), tmp_path) as (server, reflector, heard):
+        heard.wait_for(("listed", ""))
+        for expected in (2, 3):
+            reflector.list_again()
+            deadline = time.monotonic() + 5
+            while lists(server) < expected:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert lists(server) == 3
+
+
+def test_waits_long_after_an_error_that_is_no_failure_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kind that the API server does not serve is not asked for twice a minute by every node."""
+    waits = iter((0.01, 0.01, 3600.0))
+    with ScriptedServer(lambda x: x.json({"kind": "Status", "code": 404, "message": "no such page"}, 404)) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        asked = threading.Event()
+
+        def patience(_: KubernetesApiError) -> float:
+            wait_s = next(waits)
+            if wait_s > 1:
+                asked.set()
+            return wait_s
+
+        rest = RestClient(Connection.load(str(path)))
+        reflector = Reflector(
+            rest, PATH, "", Heard(), patience=patience, backoff=Backoff(first_s=0.001, longest_s=0.001)
+        )
+        reflector.start()
+        assert asked.wait(5)
+        reflector.stop()
+        assert lists(server) == 3
+        assert [record.message for record in caplog.records].count("watch failed; will retry") == 1

@@ -21,6 +21,7 @@ class Policies:
 
     def __init__(self) -> None:
         self.problem: str | None = None
+        self.is_known = True
         self.health = EVICTS
         self.fails = False
 

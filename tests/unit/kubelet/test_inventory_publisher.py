@@ -64,6 +64,7 @@ class Policies:
 
     def __init__(self) -> None:
         self.terms: Terms = {}
+        self.is_known = True
         self.seen: list[Snapshot] = []
         self.taint = NodeTaint()
         self.tainted: dict[str, Terms] = {}

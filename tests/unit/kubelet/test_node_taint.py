@@ -14,6 +14,8 @@ RESERVED = Taint(key="gpu.dra-driver.io/reserved", value="p", effect="NoSchedule
 class Base:
     """Terms of one GPU by a policy; the other has the default terms."""
 
+    is_known = True
+
     def __init__(self) -> None:
         self.terms: Terms = {FIRST: GpuTerms(policy="p", taints=(RESERVED,))}
 

@@ -17,6 +17,7 @@ SNAPSHOT = Snapshot(driver_version="580.65.06")
 
 class Policies:
     problem: str | None = None
+    is_known = True
 
     def __init__(self) -> None:
         self.changed = False

@@ -123,6 +123,8 @@ def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
 
 
 class Base:
+    is_known = True
+
     def __init__(self) -> None:
         self.terms: Terms = {ZERO: GpuTerms(policy="p")}
 

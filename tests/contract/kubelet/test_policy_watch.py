@@ -1,0 +1,207 @@
+"""The watch of GpuPolicy objects: what it asks for, what it keeps, and what is no answer."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.kube.types import WatchEvent
+from dra_driver.kubelet.policy_watch import HOLD_S, PAGE, PolicyWatch
+from dra_driver.policy import MAX_POLICIES
+
+
+class Stream:
+    """A watch that a test feeds."""
+
+    def __init__(self) -> None:
+        self.events: SimpleQueue[WatchEvent | None] = SimpleQueue()
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        while (event := self.events.get()) is not None:
+            yield event
+
+    def close(self) -> None:
+        self.events.put(None)
+
+
+class Api:
+    """An API server with GpuPolicy objects, in pages."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, dict[str, Any]] = {}
+        self.error: KubernetesApiError | None = None
+        self.pages: list[Mapping[str, str]] = []
+        self.streams: SimpleQueue[Stream] = SimpleQueue()
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        assert path == "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
+        if self.error is not None:
+            raise self.error
+        asked = dict(query or {})
+        self.pages.append(asked)
+        begin, size = int(asked.get("continue", 0)), int(asked["limit"])
+        items = [self.stored[name] for name in sorted(self.stored)]
+        more = {"continue": str(begin + size)} if begin + size < len(items) else {}
+        return {"metadata": {"resourceVersion": "7", **more}, "items": items[begin : begin + size]}
+
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
+        assert query["resourceVersion"]
+        if self.error is not None:
+            raise self.error
+        stream = Stream()
+        self.streams.put(stream)
+        return stream
+
+    def add(self, *names: str, **spec: Any) -> None:
+        self.stored |= {name: policy(name, **spec) for name in names}
+
+
+def policy(name: str, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "resourceVersion": "8", "generation": 1, "annotations": {"note": "x" * 100}}
+    return {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": metadata, "spec": spec}
+
+
+class Node:
+    """A running watch, with a clock of its own."""
+
+    def __init__(self, api: Api) -> None:
+        self.api, self.now = api, 0.0
+        self._changes = threading.Condition()
+        self.watch = PolicyWatch(api, "node-1", self._changed, clock=lambda: self.now)
+
+    def _changed(self) -> None:
+        with self._changes:
+            self._changes.notify_all()
+
+    def until(self, wanted: Callable[[], bool]) -> None:
+        """Waits for ``wanted``, which may depend on the clock: it is asked again every few milliseconds."""
+        deadline = time.monotonic() + 10.0
+        with self._changes:
+            while not wanted():
+                assert time.monotonic() < deadline, self.watch.current()
+                self._changes.wait(0.005)
+
+    def names(self) -> list[str] | None:
+        found = self.watch.current()
+        return [each.name for each in found] if found is not None else None
+
+    def has(self, *names: str) -> None:
+        self.until(lambda: self.names() == list(names))
+
+    def pass_time(self) -> "Node":
+        self.now += HOLD_S
+        self.names()
+        return self
+
+    def tell(self, stream: Stream, kind: Any, item: dict[str, Any]) -> None:
+        stream.events.put({"type": kind, "object": item})
+
+
+@contextmanager
+def watching(api: Api) -> Iterator[Node]:
+    node = Node(api)
+    node.watch.start()
+    try:
+        yield node
+    finally:
+        node.watch.stop()
+
+
+def settled(node: Node, stream: Stream) -> None:
+    """Returns when the events told so far have been taken in."""
+    marker = policy("zz-marker", select={"nodeNames": ["node-1"]})
+    node.tell(stream, "ADDED", marker)
+    node.until(lambda: "zz-marker" in (node.names() or []))
+
+
+def test_objects_are_listed_in_small_pages_and_followed() -> None:
+    api = Api()
+    api.add(*(f"p{number:03}" for number in range(PAGE + 1)))
+    with watching(api) as node:
+        node.until(lambda: len(node.names() or []) == PAGE + 1)
+        assert [page["limit"] for page in api.pages] == [str(PAGE)] * 2
+        stream = api.streams.get(timeout=5)
+        node.tell(stream, "ADDED", policy("q"))
+        node.until(lambda: "q" in (node.names() or []))
+        node.tell(stream, "MODIFIED", policy("q", priority=5))
+        node.until(lambda: any(b'"priority":5' in (each.data or b"") for each in node.watch.current() or ()))
+        assert node.watch.problem is None
+
+
+def test_policies_of_other_nodes_are_dropped() -> None:
+    api = Api()
+    api.add(*(f"p{number}" for number in range(1000)), select={"nodeNames": ["another"]})
+    api.add("mine", select={"nodeNames": ["node-*"]})
+    with watching(api) as node:
+        node.has("mine")
+
+
+def test_of_a_flood_names_are_kept_and_contents_again_when_it_is_over() -> None:
+    api = Api()
+    api.add(*(f"p{number:03}" for number in range(MAX_POLICIES + 2)))
+    with watching(api) as node:
+        node.until(lambda: len(node.names() or []) == MAX_POLICIES + 2)
+        assert [each.data is None for each in node.watch.current() or ()].count(True) == 2
+        stream = api.streams.get(timeout=5)
+        for name in ("p000", "p001"):
+            node.tell(stream, "DELETED", api.stored.pop(name))
+        node.until(lambda: len(node.pass_time().names() or []) == MAX_POLICIES)
+        node.until(lambda: all(each.data for each in node.watch.current() or ()))
+
+
+def test_a_deletion_counts_after_a_while() -> None:
+    api = Api()
+    api.add("a", "b")
+    with watching(api) as node:
+        node.has("a", "b")
+        stream = api.streams.get(timeout=5)
+        node.tell(stream, "DELETED", api.stored.pop("a"))
+        settled(node, stream)
+        assert node.names() == ["a", "b", "zz-marker"]
+        node.now += HOLD_S
+        assert node.names() == ["b", "zz-marker"]
+
+
+def test_that_none_is_left_is_believed_after_a_list() -> None:
+    api = Api()
+    api.add("a")
+    with watching(api) as node:
+        node.has("a")
+        stream = api.streams.get(timeout=5)
+        node.tell(stream, "DELETED", api.stored.pop("a"))
+        stream.events.put({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
+        node.until(lambda: node.pass_time().names() == [])
+        assert len(api.pages) == 2
+
+
+def test_a_definition_that_is_deleted_keeps_the_policies() -> None:
+    """Deleting it deletes every object first, and nodes hear of each."""
+    api = Api()
+    api.add("a", "b")
+    with watching(api) as node:
+        node.has("a", "b")
+        stream = api.streams.get(timeout=5)
+        api.error = NotFoundError("404 page not found")
+        for name in ("a", "b"):
+            node.tell(stream, "DELETED", api.stored.pop(name))
+        node.until(lambda: node.pass_time().watch.is_absent)
+        assert node.names() == ["a", "b"]
+        assert "404" in str(node.watch.problem)
+
+
+def test_a_kind_that_is_not_served_is_told_and_not_asked_for_again_soon() -> None:
+    api = Api()
+    api.error = NotFoundError("404 page not found")
+    with watching(api) as node:
+        node.until(lambda: node.watch.is_absent)
+        assert node.names() is None
+        assert len(api.pages) == 0
+
+
+def test_an_empty_list_of_a_kind_that_is_served_is_none() -> None:
+    with watching(Api()) as node:
+        node.has()
+        assert not node.watch.is_absent
