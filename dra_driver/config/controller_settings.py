@@ -12,6 +12,7 @@ from dra_driver.config.options import Option, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 CLUSTER, EVICTION, TELEMETRY = "cluster", "eviction of pods with extended resources", "telemetry"
+POLICIES = "policies"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -141,6 +142,16 @@ class ControllerSettings:
     brake_window: int = setting(
         Option(EVICTION, "BRAKE_WINDOW", "SECONDS", "the time for --brake-percent, 60 to 86400", _whole(60, 86400)),
         600,
+    )
+    policy_status: bool = setting(
+        Option(
+            POLICIES,
+            "POLICY_STATUS",
+            "true|false",
+            "write the status of GpuPolicy objects from what nodes say in their GpuNodes",
+            _switch,
+        ),
+        True,
     )
     http_addr: str = setting(
         Option(

@@ -5,7 +5,8 @@ Start; an error that ends it with exit status 2 comes in steps 1 and 2:
 1. HTTP endpoint: reports "not ready" with reasons from the first moment
 2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
 3. events
-4. parts, each with its watches: today the evictions. They watch in every replica, so that a takeover takes no list
+4. parts that are switched on, each with its watches: evictions, the status of policies. They watch in every replica,
+   so that a takeover takes no list
 5. election: from here on this replica may act
 
 Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
@@ -29,6 +30,8 @@ from dra_driver.controller.election import Election, awake_clock
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import EvictionRules, Evictions
 from dra_driver.controller.lease import LeaseTimes
+from dra_driver.controller.policy_status import PolicyStatusWriter
+from dra_driver.controller.policy_watches import PolicyWatches
 from dra_driver.controller.watches import EvictionWatches
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.connection import Connection
@@ -54,6 +57,8 @@ class ControllerProcess:
         # Set by start(), in this order.
         self._watches: EvictionWatches | None = None
         self._evictions: Evictions | None = None
+        self._policy_watches: PolicyWatches | None = None
+        self._policy_status: PolicyStatusWriter | None = None
         self._election: Election | None = None
 
     def start(self) -> None:
@@ -71,7 +76,10 @@ class ControllerProcess:
         self._running.close()
 
     def ready(self) -> list[str]:
-        """Reasons why this replica could not act, one sentence each. One that does not lead is ready as well."""
+        """Reasons why this replica could not act, one sentence each. One that does not lead is ready as well.
+
+        Policies that cannot be watched are a remark: a cluster may lack the CustomResourceDefinitions.
+        """
         if self._stopping.is_set():
             return ["stopping"]
         if self._election is None:
@@ -83,11 +91,14 @@ class ControllerProcess:
         """Whether this replica acts, and on what."""
         leads = self._election is not None and self._election.leads()
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
-        return [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}"]
+        writes = "on" if self._settings.policy_status else "off"
+        said = [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}; policy status is {writes}"]
+        problem = self._policy_watches.problem if self._policy_watches is not None else None
+        return [*said, *([f"policy status waits: {problem}"] if problem is not None else [])]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        found = [part.hung for part in (self._election, self._evictions) if part is not None]
+        found = [part.hung for part in (self._election, self._evictions, self._policy_status) if part is not None]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
     def _serve_http(self) -> None:
@@ -126,10 +137,13 @@ class ControllerProcess:
         )
         if settings.evict_extended_resource_pods:
             self._start_evictions(rest, bounded, election, recorder)
+        if settings.policy_status:
+            self._start_policy_status(rest, bounded, election)
         election.start()
         self._running.callback(self._stop_acting(election))
         self._election = election
-        log.info("started", extra={"identity": identity, "evictions": settings.evict_extended_resource_pods})
+        switched = {"evictions": settings.evict_extended_resource_pods, "policy_status": settings.policy_status}
+        log.info("started", extra={"identity": identity, **switched})
 
     def _start_evictions(
         self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder
@@ -153,19 +167,28 @@ class ControllerProcess:
         self._running.callback(self._watches.stop)
         self._evictions.start()
 
+    def _start_policy_status(self, rest: RestClient, bounded: RestClient, election: Election) -> None:
+        self._policy_watches = PolicyWatches(rest, self._wake)
+        self._policy_status = PolicyStatusWriter(bounded, self._policy_watches, election, clock=awake_clock)
+        self._policy_watches.start()
+        self._running.callback(self._policy_watches.stop)
+        self._policy_status.start()
+
     def _stop_acting(self, election: Election) -> Callable[[], None]:
         """The Lease is released after the last act."""
 
         def stop() -> None:
-            if self._evictions is not None:
-                self._evictions.stop()
+            for part in (self._evictions, self._policy_status):
+                if part is not None:
+                    part.stop()
             election.stop()
 
         return stop
 
     def _wake(self) -> None:
-        if self._evictions is not None:
-            self._evictions.wake()
+        for part in (self._evictions, self._policy_status):
+            if part is not None:
+                part.wake()
 
 
 def run(settings: ControllerSettings) -> None:

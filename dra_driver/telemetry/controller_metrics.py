@@ -10,10 +10,12 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dra_driver.telemetry import metrics
 
-Place = Literal["evictions", "lease"]
+Place = Literal["evictions", "lease", "policy-status"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 EvictionResult = Literal["evicted", "refused", "opted-out", "gone", "failed"]
 EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = get_args(EvictionResult)
+WriteResult = Literal["written", "outdated", "failed"]
+WRITE_RESULTS: Final[tuple[WriteResult, ...]] = get_args(WriteResult)
 
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -39,6 +41,10 @@ fleet_gpus_tainted = Gauge(
     "dra_driver_fleet_gpus_tainted", "GPUs with a NoExecute taint that was added within the brake's window",
     registry=REGISTRY,
 )  # fmt: skip
+policies = Gauge("dra_driver_policies", "GpuPolicy objects whose status this replica writes", registry=REGISTRY)
+policy_status_writes_total = Counter(
+    "dra_driver_policy_status_writes", "Writes of the status of GpuPolicies, by result", ["result"], registry=REGISTRY
+)
 
 
 def initialise(version: str) -> None:
@@ -46,6 +52,8 @@ def initialise(version: str) -> None:
     metrics.build_info.labels(version).set(1)
     for result in EVICTION_RESULTS:
         evictions_total.labels(result)
+    for written in WRITE_RESULTS:
+        policy_status_writes_total.labels(written)
     for place in (*PLACES, "http"):
         metrics.internal_errors_total.labels(place)
 

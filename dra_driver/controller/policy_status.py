@@ -1,0 +1,176 @@
+"""Writes the status of GpuPolicies from what nodes say in their GpuNodes, in a thread of its own.
+
+Nodes never wait for it: they apply policies without the controller. One turn adds everything up from the watches'
+copies (`policy_totals`) and writes the statuses that would change, and no other. While hundreds of nodes roll out a
+policy the copies change all the time: a turn begins at most every `PERIOD_S` and writes at most `MOST_WRITES`, those
+first that were written longest ago. It acts only while this replica leads and both copies are current; a write by a
+second leader would say the same, and one by a stale copy fails by its resourceVersion.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from dra_driver.backoff import Backoff
+from dra_driver.controller.policy_conditions import status_of
+from dra_driver.controller.policy_totals import totals
+from dra_driver.controller.policy_views import NodeView, PolicyView
+from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.telemetry import controller_metrics as metrics
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "policy-status"
+PERIOD_S: Final = 5.0
+MOST_WRITES: Final = 20
+SETTLE_S: Final = 0.5
+IDLE_S: Final = 30.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+_LATE_S: Final = 120.0
+
+
+class Leadership(Protocol):
+    """Whether this replica may act."""
+
+    def leads(self) -> bool: ...
+
+
+class StatusApi(Protocol):
+    """The part of ``rest.RestClient`` that is needed here. Its requests must end within ``LeaseTimes.request_s``."""
+
+    def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+class Copies(Protocol):
+    """What `policy_watches.PolicyWatches` offers."""
+
+    @property
+    def problem(self) -> str | None: ...
+    def policies(self) -> Sequence[PolicyView]: ...
+    def nodes(self) -> Sequence[NodeView]: ...
+
+
+@dataclass(slots=True)
+class _Tries:
+    """Of one policy: when it was written last and may be written next (s, monotonic), and the pauses after failures."""
+
+    last_s: float = float("-inf")
+    not_before_s: float = 0.0
+    backoff: Backoff = field(
+        default_factory=lambda: Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
+    )
+
+
+class PolicyStatusWriter:
+    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+
+    def __init__(
+        self,
+        api: StatusApi,
+        copies: Copies,
+        leadership: Leadership,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api, self._copies, self._leadership = api, copies, leadership
+        self._clock, self._now = clock, now
+        self._tries: dict[str, _Tries] = {}  # by UID of the policy; of the thread alone
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # guards the next
+        self._heartbeat = clock()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End after the request in flight. Idempotent; allowed without a start."""
+        self._stopping.set()
+        self._changed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Look at the copies soon."""
+        self._changed.set()
+
+    @property
+    def hung(self) -> str | None:
+        """Why only a restart would help, None otherwise."""
+        with self._lock:
+            silent_s = self._clock() - self._heartbeat
+        return f"the thread of policy status has not moved for {silent_s:.0f} s" if silent_s > _LATE_S else None
+
+    def step(self) -> float:
+        """Write what changed, as far as the limits allow. Returns seconds until the next look."""
+        self._beat()
+        if not self._leadership.leads():
+            self._tries = {}
+            metrics.policies.set(0)
+            return IDLE_S
+        if self._copies.problem is not None:
+            return PERIOD_S
+        policies = self._copies.policies()
+        metrics.policies.set(len(policies))
+        alive = {policy.uid for policy in policies}
+        self._tries = {uid: tries for uid, tries in self._tries.items() if uid in alive}
+        return self._write_changes(policies)
+
+    def _write_changes(self, policies: Sequence[PolicyView]) -> float:
+        found, now = totals(policies, self._copies.nodes()), self._now()
+        changed = [(policy, status) for policy in policies if (status := status_of(policy, found[policy.name], now))]
+        changed.sort(key=lambda item: (self._tries_of(item[0]).last_s, item[0].name))
+        ready = [item for item in changed if self._tries_of(item[0]).not_before_s <= self._clock()]
+        for policy, status in ready[:MOST_WRITES]:
+            if self._stopping.is_set() or not self._leadership.leads():
+                return 0.0
+            self._write(policy, status)
+        return PERIOD_S if changed else IDLE_S
+
+    def _write(self, policy: PolicyView, status: dict[str, Any]) -> None:
+        self._beat()
+        tries = self._tries.setdefault(policy.uid, _Tries())
+        tries.last_s = self._clock()
+        try:
+            self._api.update(f"{paths.gpu_policies(policy.name)}/status", {**policy.written, "status": status})
+        except (ConflictError, NotFoundError):
+            metrics.policy_status_writes_total.labels("outdated").inc()  # the watch brings the newer object
+            tries.not_before_s = self._clock() + PERIOD_S
+        except KubernetesApiError as error:
+            metrics.policy_status_writes_total.labels("failed").inc()
+            tries.not_before_s = self._clock() + tries.backoff.next_s()
+            log.warning("status of a policy not written", extra={"policy": policy.name, "reason": str(error)})
+        else:
+            metrics.policy_status_writes_total.labels("written").inc()
+            tries.backoff.reset()
+            tries.not_before_s = self._clock() + PERIOD_S  # until the watch has brought what was written
+
+    def _tries_of(self, policy: PolicyView) -> _Tries:
+        return self._tries.get(policy.uid) or _NEVER
+
+    def _beat(self) -> None:
+        with self._lock:
+            self._heartbeat = self._clock()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._changed.clear()
+            began = self._clock()
+            try:
+                wait_s = self.step()
+            except Exception:  # thread boundary: one odd object must not end the status of all policies
+                log.exception("policy status failed")
+                metrics.internal_error("policy-status")
+                wait_s = IDLE_S
+            self._changed.wait(max(wait_s, SETTLE_S))
+            self._stopping.wait(max(SETTLE_S, PERIOD_S - (self._clock() - began)))
+
+
+_NEVER: Final = _Tries()
