@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from dra_driver.backoff import Backoff
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals
-from dra_driver.controller.policy_views import NodeView, PolicyView
+from dra_driver.controller.policy_views import NodePolicies, PolicyView
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.telemetry import controller_metrics as metrics
@@ -34,7 +34,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 _LATE_S: Final = 120.0
 
 
-class Leadership(Protocol):
+class Leader(Protocol):
     """Whether this replica may act."""
 
     def leads(self) -> bool: ...
@@ -46,13 +46,13 @@ class StatusApi(Protocol):
     def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-class Copies(Protocol):
+class PolicyCopies(Protocol):
     """What `policy_watches.PolicyWatches` offers."""
 
     @property
     def problem(self) -> str | None: ...
     def policies(self) -> Sequence[PolicyView]: ...
-    def nodes(self) -> Sequence[NodeView]: ...
+    def nodes(self) -> Sequence[NodePolicies]: ...
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class PolicyStatusWriter:
     def __init__(
         self,
         api: StatusApi,
-        copies: Copies,
-        leadership: Leadership,
+        copies: PolicyCopies,
+        leadership: Leader,
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

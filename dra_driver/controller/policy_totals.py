@@ -7,7 +7,7 @@ read the newest spec of a policy yet counts with what it made of the one before;
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dra_driver.controller.policy_views import NodeView, PolicyView
+from dra_driver.controller.policy_views import NodePolicies, PolicyView
 from dra_driver.model.gpu_node import MAX_NAMES, NodePolicy, PolicyCount, PolicyPlace, PolicyState, PolicyStatus
 
 
@@ -29,7 +29,7 @@ class _Count:
         return PolicyCount(nodes=self.nodes, gpus=self.gpus, places=tuple(self.places))
 
 
-def totals(policies: Sequence[PolicyView], nodes: Iterable[NodeView]) -> Mapping[str, PolicyStatus]:
+def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, PolicyStatus]:
     """The status of each policy by its name."""
     said: dict[str, list[tuple[str, NodePolicy]]] = {policy.name: [] for policy in policies}
     for node in sorted(nodes, key=lambda node: node.name):

@@ -28,7 +28,7 @@ class PolicyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodePolicies:
     """What one node says of the policies that are objects, by name."""
 
     name: str
@@ -49,10 +49,10 @@ def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
     )
 
 
-def node_view(item: Mapping[str, Any]) -> NodeView | None:
+def node_view(item: Mapping[str, Any]) -> NodePolicies | None:
     """From the API object; None for one that says nothing of policies."""
     metadata, status = item.get("metadata"), node_status_of(item)
     if status is None or not isinstance(metadata, Mapping):
         return None
     found = {policy.name: policy for policy in status.policies if policy.origin is PolicyOrigin.OBJECT}
-    return NodeView(name=str(metadata.get("name") or ""), policies=found)
+    return NodePolicies(name=str(metadata.get("name") or ""), policies=found)

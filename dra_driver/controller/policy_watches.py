@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from dra_driver.controller.policy_views import NodeView, PolicyView, node_view, policy_view
+from dra_driver.controller.policy_views import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.controller.watches import PagedApi, ReducedLists
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector
@@ -71,5 +71,5 @@ class PolicyWatches:
     def policies(self) -> list[PolicyView]:
         return list(self._policies.items().values())
 
-    def nodes(self) -> list[NodeView]:
+    def nodes(self) -> list[NodePolicies]:
         return list(self._nodes.items().values())

@@ -131,7 +131,9 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(
     assert [access for access in asked if not rules.allow(access)] == []
     used = {(access.verb, access.resource) for access in asked}
     repeats = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
-    assert granted(objects) == used | repeats
+    # Without the CustomResourceDefinitions both lists are answered with 404, and nothing more is asked.
+    policies = {("watch", "gpunodes"), ("watch", "gpupolicies"), ("update", "gpupolicies/status")}
+    assert granted(objects) == used | repeats | policies
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,9 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(
         Access(verb="update", group="coordination.k8s.io", resource="leases", namespace=NAMESPACE, name="other"),
         Access(verb="get", group="coordination.k8s.io", resource="leases", namespace="kube-system", name=LEASE),
         Access(verb="get", group="", resource="nodes", name="x"),
+        Access(verb="update", group="gpu.dra-driver.io", resource="gpupolicies", name="x"),
+        Access(verb="update", group="gpu.dra-driver.io", resource="gpunodes", name="x"),
+        Access(verb="delete", group="gpu.dra-driver.io", resource="gpunodes", name="x"),
     ],
     ids=lambda access: f"{access.verb}-{access.resource}",
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dra_driver.config.status import node_status
-from dra_driver.controller.policy_views import NodeView, PolicyView, node_view, policy_view
+from dra_driver.controller.policy_views import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyOrigin, PolicyState
 
@@ -18,7 +18,7 @@ def policy_object(name: str = "pool", *, generation: int = 1, **status: Any) -> 
 
 def said(name: str = "pool", state: PolicyState = PolicyState.IN_FORCE, **more: Any) -> NodePolicy:
     """What a node of two GPUs says of a policy that is in force on both, but for ``more``."""
-    given = {"gpus": ("gpu-0", "gpu-1"), "generation": 1, "origin": PolicyOrigin.OBJECT} | more
+    given: dict[str, Any] = {"gpus": ("gpu-0", "gpu-1"), "generation": 1, "origin": PolicyOrigin.OBJECT} | more
     if state is PolicyState.IN_FORCE and "in_force" not in given:
         given["in_force"] = given["gpus"]
     return NodePolicy(name=name, state=state, **given)
@@ -35,7 +35,7 @@ def policy(name: str = "pool", **more: Any) -> PolicyView:
     return view
 
 
-def nodes(*objects: Mapping[str, Any]) -> list[NodeView]:
+def nodes(*objects: Mapping[str, Any]) -> list[NodePolicies]:
     return [view for item in objects if (view := node_view(item)) is not None]
 
 

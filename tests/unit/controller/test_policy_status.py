@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dra_driver.controller.policy_status import FIRST_RETRY_S, MOST_WRITES, PERIOD_S, PolicyStatusWriter
-from dra_driver.controller.policy_views import NodeView, PolicyView
+from dra_driver.controller.policy_views import NodePolicies, PolicyView
 from dra_driver.errors import ApiUnreachableError, InvalidObjectError
 from dra_driver.model.gpu_node import PolicyState
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy_object, said
@@ -46,7 +46,7 @@ class Cluster(PolicyApi):
     def policies(self) -> list[PolicyView]:
         return self.views() if self.frozen is None else self.frozen
 
-    def nodes(self) -> list[NodeView]:
+    def nodes(self) -> list[NodePolicies]:
         return nodes(*self.fleet.values())
 
 
