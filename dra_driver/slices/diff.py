@@ -6,12 +6,14 @@ first, and the generation stays when at most one resource slice changes in place
 slice that only disappeared is created again in the generation of the others, because the pool then has its former
 meaning again.
 
-Resource slices without devices are written last: counter sets (1.35), or the empty end of a pool whose counter sets are
-beside the devices (1.34). An API server whose gate was switched off silently drops counters, and overlapping
-devices would be allocated side by side. So the write that completes a pool never has devices that need counters: these
-writes came before, and their answers had the counters. A pool without its counter sets is invalid to the scheduler,
-which is safe. Besides, the scheduler (1.36) considers resource slices with counters relevant on every node: a new
-generation that begins with them would look incomplete to the whole cluster.
+Resource slices of counter sets are written last. An API server whose gate was switched off silently drops counters, and
+overlapping devices would be allocated side by side. So the write that completes a pool never has devices that need
+counters: these writes came before, and their answers had the counters. A pool without its counter sets is invalid to
+the scheduler, which is safe. Besides, the scheduler (1.36) considers resource slices with counters relevant on every
+node: a new generation that begins with them would look incomplete to the whole cluster.
+
+Where counter sets are beside the devices (1.34), that would protect nothing: the scheduler of 1.34 allocates devices of
+incomplete pools. `reconcile` writes such a resource slice in two steps.
 
 Existing resource slices come from the API server and may have been edited by any client: nothing in them is trusted.
 """
@@ -89,14 +91,9 @@ def compute_writes(
     ]
     if not kept:
         generation += 1  # also the very first: 0 + 1
-    elif (
-        (changed and len(changed) + len(missing) > 1)
-        or any(want.needs_counters for want in missing)
-        or any(_gains_counters(kept[want.index], want) for want in changed)
-    ):
+    elif (changed and len(changed) + len(missing) > 1) or any(want.needs_counters for want in missing):
         # More than one write changes the meaning of the pool, and old and new resource slices must not be mixed. And
-        # devices that need counters must not complete the pool, nor come into a complete one whose resource slice had
-        # no counters: only those that it had are surely kept.
+        # devices that need counters must not complete the pool.
         generation += 1
         changed = [want for want in desired if want.index in kept]
     times = known_times(own) if changed or missing else {}
@@ -106,11 +103,6 @@ def compute_writes(
         creates=tuple(_created(_timed(want, times), identity, generation, count) for want in missing),
         generation=generation,
     )
-
-
-def _gains_counters(item: Mapping[str, Any], want: DesiredSlice) -> bool:
-    """Whether devices would get counters in a resource slice in which the API server may drop them."""
-    return want.needs_counters and bool(want.counter_sets) and not untrusted_slice.spec(item).get("sharedCounters")
 
 
 def belongs_to_pool(item: Mapping[str, Any], identity: PoolIdentity) -> bool:

@@ -7,8 +7,7 @@ Since 1.35 a resource slice has counter sets or devices, not both. Counter sets 
 in one resource slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
 
 Kubernetes 1.34 wants a counter set and its devices in one resource slice, which has room for 32 counters. There, each
-GPU that may be cut has a resource slice of its own. An empty one follows at the end: it is written last, so the write
-that completes the pool never has devices that need counters (`diff`).
+GPU that may be cut has a resource slice of its own.
 """
 
 import itertools
@@ -45,8 +44,8 @@ class DesiredSlice:
 
     @property
     def needs_counters(self) -> bool:
-        """Whether devices in it exclude each other only through counters."""
-        return any("consumesCounters" in device for device in self.devices)
+        """Whether devices in it exclude each other only through counters of another resource slice."""
+        return not self.counter_sets and any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
         """Whether both have the same content."""
@@ -72,7 +71,7 @@ def split(
 
 
 def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice]:
-    """As Kubernetes 1.34 wants it: a resource slice for each GPU that may be cut, the others together, and the end."""
+    """As Kubernetes 1.34 wants it: a resource slice for each GPU that may be cut, and the others together."""
     index = itertools.count()
     uncut: list[GpuGroup] = []
     for group in groups:
@@ -83,7 +82,6 @@ def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice
         yield DesiredSlice(index=next(index), devices=group.devices, counter_sets=sets)
     for devices in _by_max_devices(uncut, per_slice):
         yield DesiredSlice(index=next(index), devices=devices)
-    yield DesiredSlice(index=next(index))
 
 
 def _may_be_cut(group: GpuGroup) -> bool:

@@ -7,14 +7,19 @@ lists the resource slices again: one request, only when something happened. A ca
 A pass stops at the first answer that lacks a gated field: without counters the scheduler would allocate a whole GPU and
 its partitions side by side. The pool is left incomplete (see ``diff.py``), so that none of its devices is allocated
 until the next pass has written what the server does keep.
+
+A resource slice that is to have counter sets beside devices (1.34) is written with the counter sets alone first. An
+update of a resource slice that has counters keeps all of them, whatever the gate of the API server that receives it
+(dropDisabledDRAPartitionableDevicesFields in pkg/registry/resource/resourceslice/strategy.go).
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dra_driver.errors import NotFoundError
 from dra_driver.kube.types import ResourceSlice
+from dra_driver.slices import untrusted_slice
 from dra_driver.slices.api import SlicesApi, StoredSlice
 from dra_driver.slices.compare import dropped_fields, same
 from dra_driver.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools, index_of_body
@@ -67,7 +72,8 @@ class Reconciler:
         self._versions = {_meta(item, "name"): _meta(item, "resourceVersion") for item in actual}
         desired = [self._with_accepted(want) for want in wanted]
         writes = self._planned(desired, actual)
-        lost = self._write(writes, desired)
+        with_counters = {_meta(item, "name") for item in actual if untrusted_slice.spec(item).get("sharedCounters")}
+        lost = self._write(writes, desired, with_counters)
         return ReconcileResult(
             writes=len(writes),
             created=len(writes.creates),
@@ -99,8 +105,11 @@ class Reconciler:
                 writes = compute_writes(desired, actual, self._identity())
         return writes
 
-    def _write(self, writes: Writes, desired: Sequence[DesiredSlice]) -> frozenset[str]:
-        """Write; returns the features that an answer showed to be missing, empty when all writes are done."""
+    def _write(self, writes: Writes, desired: Sequence[DesiredSlice], with_counters: Container[str]) -> frozenset[str]:
+        """Write; returns the features that an answer showed to be missing, empty when all writes are done.
+
+        ``with_counters`` are the names of existing resource slices that have counter sets.
+        """
         for delete in writes.deletes:
             try:
                 self._api.delete(delete)
@@ -108,12 +117,21 @@ class Reconciler:
                 log.debug("resource slice was already deleted", extra={"slice": delete.name})
             self._versions.pop(delete.name, None)
         by_index = {want.index: want for want in desired}
-        for body in writes.in_order():
+        for planned in writes.in_order():
+            body = planned
+            if _has_both(body) and body["metadata"].get("name") not in with_counters:
+                alone = _without_devices(body)
+                stored = self._send(alone)
+                if lost := lost_with(dropped_fields(alone["spec"], stored.get("spec"), "spec")):
+                    return lost
+                body = _second_step(body, stored)
             known = "name" in body["metadata"]
-            stored = self._api.update(body) if known else self._api.create(body)
-            if lost := self._wrote("updated" if known else "created", by_index, body, stored):
+            if lost := self._wrote("updated" if known else "created", by_index, body, self._send(body)):
                 return lost
         return frozenset()
+
+    def _send(self, body: ResourceSlice) -> StoredSlice:
+        return self._api.update(body) if "name" in body["metadata"] else self._api.create(body)
 
     def _wrote(
         self, verb: str, desired: Mapping[int, DesiredSlice], sent: ResourceSlice, stored: StoredSlice
@@ -152,6 +170,23 @@ class Reconciler:
 
     def _identity(self) -> PoolIdentity:
         return PoolIdentity(driver=self._driver, node=self._node, node_uid=self._node_uid, pool=self._pool)
+
+
+def _has_both(body: ResourceSlice) -> bool:
+    return "sharedCounters" in body["spec"] and "devices" in body["spec"]
+
+
+def _without_devices(body: ResourceSlice) -> ResourceSlice:
+    spec = body["spec"].copy()
+    spec.pop("devices", None)
+    return {**body, "spec": spec}
+
+
+def _second_step(body: ResourceSlice, stored: StoredSlice) -> ResourceSlice:
+    """An update of what the first step stored."""
+    metadata = body["metadata"].copy()
+    metadata["name"], metadata["resourceVersion"] = _meta(stored, "name"), _meta(stored, "resourceVersion")
+    return {**body, "metadata": metadata}
 
 
 def _meta(item: StoredSlice, key: str) -> str:

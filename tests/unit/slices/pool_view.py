@@ -2,7 +2,8 @@
 
 Source: kubernetes/dynamic-resource-allocation structured/internal/incubating/pools_incubating.go (1.36): only the
 highest generation counts, nothing of an incomplete pool is allocated, and a device that refers to a counter that is
-not there makes the pool invalid.
+not there makes the pool invalid. The scheduler of 1.34 does allocate devices of incomplete pools, and compares the
+counters of one slice at a time.
 """
 
 from collections.abc import Mapping
@@ -11,12 +12,12 @@ from typing import Any
 from dra_driver.quantity import Quantity
 
 
-def offered(objects: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The devices that may be allocated now; none while the pool is incomplete or invalid."""
+def offered(objects: Mapping[str, Any], *, is_1_34: bool = False) -> list[dict[str, Any]]:
+    """The devices that may be allocated now; none while the pool is incomplete (but in 1.34) or invalid."""
     specs = [item["spec"] for _, item in sorted(objects.items())]
     newest = max((spec["pool"]["generation"] for spec in specs), default=0)
     specs = [spec for spec in specs if spec["pool"]["generation"] == newest]
-    if not specs or specs[0]["pool"]["resourceSliceCount"] != len(specs):
+    if not is_1_34 and (not specs or specs[0]["pool"]["resourceSliceCount"] != len(specs)):
         return []
     sets = counter_sets(specs)
     devices = [device for spec in specs for device in spec.get("devices", [])]
@@ -35,9 +36,9 @@ def counter_sets(specs: list[Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def doubly_offered(objects: Mapping[str, Any]) -> list[tuple[str, str]]:
+def doubly_offered(objects: Mapping[str, Any], *, is_1_34: bool = False) -> list[tuple[str, str]]:
     """Pairs of overlapping devices of one GPU that no counter excludes."""
-    devices = offered(objects)
+    devices = offered(objects, is_1_34=is_1_34)
     sets = counter_sets([item["spec"] for item in objects.values()])
     return [
         (one["name"], other["name"])

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, Snapshot, GpuTerms, ApiServerFeatures]] = {
         "The same GPU where the API server drops counters (1.34 and 1.35 as they come): nothing that overlaps.",
         snapshot(mig_gpu(H100)), GpuTerms(), NONE),
     "one-h100-kubernetes-1.34.yaml": (
-        "The same GPU in Kubernetes 1.34: counter set and devices in one slice; an empty one is written last.",
+        "The same GPU in Kubernetes 1.34: counter set and devices in one slice.",
         snapshot(mig_gpu(H100)), GpuTerms(), replace(ALL, counters_beside_devices=True, taints_1_35=False)),
     "one-a100-mig-off.yaml": (
         "Ampere switches MIG mode only with a reset, which is not ours to do: whole.",
