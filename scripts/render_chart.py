@@ -21,6 +21,7 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = Path("deploy/chart")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the CRDs are long
 RELEASE = "dra-driver"
 
 
@@ -49,14 +50,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     for name, text in rendered.items():
-        print(f"---\n# {name}\n{text}", end="")
+        print(f"---\n# {name}\n{compact(text)}", end="")
     return 0
 
 
 def render(chart: Path, values: Mapping[str, Any], *, namespace: str = RELEASE) -> dict[str, str]:
     """Manifests by the name of their template, such as ``rbac.yaml``; templates that render to nothing are left out.
 
-    Lines without text, which templates leave behind, are dropped. Raises HelmMissingError and WrongValuesError.
+    Raises HelmMissingError and WrongValuesError.
     """
     if helm_python is None:
         raise HelmMissingError
@@ -65,16 +66,21 @@ def render(chart: Path, values: Mapping[str, Any], *, namespace: str = RELEASE) 
             rendered = loaded.render(dict(values), name=RELEASE, namespace=namespace)
     except helm_python.HelmError as error:
         raise WrongValuesError(str(error).strip()) from error
-    manifests = {Path(path).name: _compact(text) for path, text in rendered.items() if path.endswith(".yaml")}
-    return {name: text for name, text in sorted(manifests.items()) if any(yaml.safe_load_all(text))}
+    manifests = {Path(path).name: text for path, text in rendered.items() if path.endswith(".yaml")}
+    return {name: text for name, text in sorted(manifests.items()) if _has_objects(text)}
 
 
-def _compact(text: str) -> str:
-    """Without empty lines where they mean nothing."""
+def _has_objects(text: str) -> bool:
+    lines = (line.strip() for line in text.splitlines())
+    return any(line and line != "---" and not line.startswith("#") for line in lines)
+
+
+def compact(text: str) -> str:
+    """Without the empty lines that templates leave behind, where these mean nothing."""
     lines = [line for line in text.splitlines() if line.strip()]
-    compact = "\n".join(lines[1:] if lines[:1] == ["---"] else lines) + "\n"
-    same = list(yaml.safe_load_all(compact)) == [each for each in yaml.safe_load_all(text) if each is not None]
-    return compact if same else text
+    compacted = "\n".join(lines[1:] if lines[:1] == ["---"] else lines) + "\n"
+    before = [each for each in yaml.load_all(text, LOADER) if each is not None]
+    return compacted if list(yaml.load_all(compacted, LOADER)) == before else text
 
 
 def merged(files: Iterable[Path]) -> dict[str, Any]:

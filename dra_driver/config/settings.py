@@ -130,7 +130,7 @@ class NodeSettings:
             "CLAIM_EVENTS",
             "true|false",
             "record events also on claims and their pods when their device becomes unhealthy or recovers; needs the "
-            "rights of deploy/components/claim-events",
+            "rights that claimEvents.enabled of the chart gives",
             _switch,
         ),
         False,
@@ -141,7 +141,7 @@ class NodeSettings:
             "CLAIM_STATUS",
             "true|false",
             "write status.devices of prepared claims: uuid, placement, share, and whether the device is healthy; "
-            "needs Kubernetes 1.36 and the rights of deploy/components/claim-status",
+            "needs Kubernetes 1.36 and the rights that claimStatus.enabled of the chart gives",
             _switch,
         ),
         False,

@@ -32,7 +32,7 @@ MAX_CLAIMS: Final = 32
 MAX_PODS: Final = 16
 """Of one claim. Kubernetes allows 256 (resource/v1 types.go, ResourceClaimReservedForMaxSize)."""
 MAX_NAME, MAX_UID = 253, 128
-RIGHTS: Final = "deploy/components/claim-events"
+RIGHTS: Final = "claimEvents.enabled of the chart"
 TERMINATING: Final = "because it is being terminated"
 """In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 SHM_MODE: Final = 0o1777  # as /dev/shm: any user creates files, and removes only their own
 _PARENT_MODE: Final = 0o711
-_VOLUME: Final = "in a volume of the MPS host with mountPropagation Bidirectional, as in deploy/base"
+_VOLUME: Final = "in a volume of the MPS host with mountPropagation Bidirectional, as the chart mounts it"
 
 
 class DaemonMemory(Protocol):

@@ -176,8 +176,8 @@ class MpsClient:
     def _no_host(self, daemon: MpsDaemon) -> str:
         return (
             f"MPS daemon {daemon.id} for {', '.join(daemon.devices)} cannot run: no dra-driver mps-host runs on this"
-            f" node (no process holds the lock {self._folders.lock}). Install the DaemonSet dra-driver-mps-host of"
-            " deploy/base, or find out why its pod on this node does not run; the kubelet tries the waiting pod again"
+            f" node (no process holds the lock {self._folders.lock}). Install it (mpsHost.enabled=true"
+            " of the chart), or find out why its pod on this node does not run; the kubelet tries the waiting pod again"
         )
 
     def _undo(self, daemon: MpsDaemon, folder: DaemonFolder, before: MpsDaemon | None) -> None:

@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from dra_driver.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube import paths
 from dra_driver.kubelet.claim_status import MANAGER
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
-from tests.e2e.cluster import DRIVER, ROOT, RealCluster, wait
+from tests.e2e.cluster import DRIVER, RealCluster, wait
 from tests.e2e.forms import Forms, slice_of
 from tests.e2e.host import Host
 from tests.e2e.test_access import acting_as
 from tests.e2e.test_health import BACK_S, SHOWN_S, requirements
 from tests.e2e.upgrade import devices
+from tests.fakes import chart
 
 __all__ = ["requirements"]  # a fixture
 USER = "e2e-claim-status"
@@ -38,7 +38,9 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 @pytest.fixture
 def rights(cluster: RealCluster) -> Iterator[None]:
     """Those of the component, for a user of this test."""
-    manifests = yaml.safe_load_all((ROOT / "deploy/components/claim-status/rbac.yaml").read_text())
+    manifests = [
+        obj for obj in chart.objects({"claimStatus": {"enabled": True}}) if "claim-status" in obj["metadata"]["name"]
+    ]
     made = []
     for manifest in manifests:
         kind = f"{manifest['kind'].lower()}s"

@@ -1,6 +1,7 @@
 """deploy/chart as objects, rendered with Helm's own code. Tests are skipped where helm-python-sdk has no wheel."""
 
 import importlib.util
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,16 @@ def texts(values: Mapping[str, Any] | None = None, namespace: str = "dra-driver"
 
 def objects(values: Mapping[str, Any] | None = None, namespace: str = "dra-driver") -> list[Obj]:
     """All objects that the chart makes of these values."""
-    return [obj for text in texts(values, namespace).values() for obj in yaml.safe_load_all(text)]
+    made: list[Obj] = json.loads(_objects(json.dumps(values or {}), namespace))
+    return made
+
+
+@cache
+def _objects(values: str, namespace: str) -> str:
+    """As JSON, so that no test changes the objects of another."""
+    loader = renderer().LOADER
+    found = texts(json.loads(values), namespace).values()
+    return json.dumps([obj for text in found for obj in yaml.load_all(text, loader) if obj is not None])
 
 
 def refusal(values: Mapping[str, Any]) -> str:
@@ -48,3 +58,42 @@ def refusal(values: Mapping[str, Any]) -> str:
     except renderer().WrongValuesError as error:
         return str(error)
     return ""
+
+
+def preset(*names: str) -> Obj:
+    """The values of presets, as `helm --values` merges them; later ones win."""
+    values: Obj = renderer().merged([PRESETS / f"{name}.yaml" for name in names])
+    return values
+
+
+def base() -> list[Obj]:
+    """What `kubectl apply -k deploy/base` applies."""
+    folder = ROOT / "deploy" / "base"
+    names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    return [obj for name in names for obj in yaml.safe_load_all((folder / name).read_text())]
+
+
+def found(objs: list[Obj], kind: str, name: str) -> Obj:
+    """The one object of that kind and name."""
+    (obj,) = [obj for obj in objs if (obj["kind"], obj["metadata"]["name"]) == (kind, name)]
+    return obj
+
+
+def pod_spec(objs: list[Obj], kind: str, name: str) -> Obj:
+    """The pod's spec of a DaemonSet or Deployment."""
+    spec: Obj = found(objs, kind, name)["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(spec: Obj) -> dict[str, str]:
+    """Variables of the only container that have a value of their own."""
+    (container,) = spec["containers"]
+    return {item["name"]: item["value"] for item in container["env"] if "value" in item}
+
+
+def mounts(spec: Obj) -> dict[str, tuple[str, str]]:
+    """Path in the only container and on the host, by name of the volume."""
+    (container,) = spec["containers"]
+    hosts = {item["name"]: item["hostPath"]["path"] for item in spec["volumes"] if "hostPath" in item}
+    inside = {item["name"]: item["mountPath"] for item in container["volumeMounts"]}
+    return {name: (inside[name], path) for name, path in hosts.items()}

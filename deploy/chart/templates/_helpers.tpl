@@ -47,15 +47,16 @@ nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
     {{- range $label := $labels }}
+    {{- $part := splitn "=" 2 $label }}
     - matchExpressions:
-      - {key: {{ $label }}, operator: In, values: ["true"]}
+      - {key: {{ $part._0 }}, operator: In, values: [{{ $part._1 | default "true" | quote }}]}
       {{- range $more }}
-      - {{ toJson . }}
+      - {key: {{ .key }}, operator: {{ .operator }}{{ with .values }}, values: {{ toJson . }}{{ end }}}
       {{- end }}
     {{- else }}
     - matchExpressions:
       {{- range $more }}
-      - {{ toJson . }}
+      - {key: {{ .key }}, operator: {{ .operator }}{{ with .values }}, values: {{ toJson . }}{{ end }}}
       {{- end }}
     {{- end }}
 {{- end }}

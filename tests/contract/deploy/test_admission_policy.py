@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.fakes import chart
 from tests.fakes.admission import Policy
-from tests.fakes.kustomize import DEPLOY
 
 DRIVER = "gpu.nvidia.com"
 ACCOUNT = "system:serviceaccount:dra-driver:dra-driver-node"
@@ -16,8 +15,7 @@ NODE_NAME = "authentication.kubernetes.io/node-name"
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    manifest, _binding = yaml.safe_load_all((DEPLOY / "base" / "admission-policy.yaml").read_text())
-    return Policy(manifest)
+    return Policy(chart.found(chart.objects(), "ValidatingAdmissionPolicy", "dra-driver-own-slices"))
 
 
 def request(

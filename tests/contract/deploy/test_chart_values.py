@@ -1,8 +1,11 @@
 """What values deploy/chart takes: wrong ones are refused with the field's name."""
 
+import json
+import re
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.fakes import chart
 
@@ -34,3 +37,60 @@ def test_a_wrong_value_is_refused_with_its_field(values: dict[str, Any], said: s
 def test_what_a_parent_chart_passes_to_every_chart_is_taken() -> None:
     """Helm adds `global` to the values of each subchart, whether it uses it or not."""
     assert chart.refusal({"global": {"imageRegistry": "x"}}) == ""
+
+
+def leaves(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> list[str]:
+    """Dotted names of all values that the schema knows, without the items of lists and maps."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        schema = definitions[name] if not name.endswith("Settings") else {}
+    found = []
+    for name, inner in schema.get("properties", {}).items():
+        below = leaves(inner, definitions, f"{path}.{name}" if path else name)
+        found += below or [f"{path}.{name}" if path else name]
+    return found
+
+
+def test_every_value_of_the_schema_has_a_default_and_a_comment() -> None:
+    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+    text = (chart.CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+    not_leaves = {"requests", "limits", "claims", "rollingUpdate", "type", "maxSurge", "maxUnavailable"}
+    for name in leaves(schema, schema["definitions"]):
+        parts = [part for part in name.split(".") if part not in not_leaves]
+        at: Any = values
+        for part in parts:
+            assert part in at, f"values.yaml has no {name}"
+            at = at[part]
+    lines = text.splitlines()
+    sections = [index for index, line in enumerate(lines) if re.match(r"[a-z]\w*:", line)]
+    explained = {index for index in sections for near in (index - 1, index + 1) if lines[near].lstrip()[:1] == "#"}
+    assert [lines[index] for index in sections if index not in explained] == []
+
+
+def test_every_map_of_the_schema_refuses_unknown_names() -> None:
+    """A misspelt value that is dropped without a word is the most usual mistake with charts."""
+    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+    open_maps: list[str] = []
+
+    def walk(part: Any, path: str) -> None:
+        if isinstance(part, dict):
+            if part.get("type") == "object" and "properties" in part and part.get("additionalProperties") is not False:
+                open_maps.append(path)
+            for name, inner in part.items():
+                walk(inner, f"{path}/{name}")
+
+    walk(schema, "")
+    assert open_maps == []
+
+
+def test_settings_are_those_of_the_processes_that_no_other_value_sets() -> None:
+    assert chart.refusal({"node": {"settings": {"POLL_INTERVAL": "5", "HEALTH": "false"}}}) == ""
+    for name in ("SIMULATE", "CDI_DIR", "POLL_INTERVALL"):
+        said = chart.refusal({"node": {"settings": {name: "x"}}})
+        assert f"at '/node/settings': additional properties '{name}' not allowed" in said
+
+
+def test_eviction_without_the_controller_is_refused() -> None:
+    """It would do nothing."""
+    assert "eviction.enabled: pods are evicted by the controller" in chart.refusal({"eviction": {"enabled": True}})

@@ -1,14 +1,9 @@
-"""deploy/components/controller: the pod needs no rights on its machine, and its account has the rights that it uses."""
+"""The controller of deploy/chart: the pod has no rights on its machine, and its account those that it uses."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of, load
@@ -16,19 +11,18 @@ from dra_driver.controller.process import LEASE
 from dra_driver.sim.apiserver.kinds import NAMESPACES, POD_DISRUPTION_BUDGETS
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.controllers.disruption import DisruptionController
+from tests.fakes import chart
 from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_device
-from tests.fakes.kustomize import DEPLOY, render
 from tests.fakes.node_process import DriverProcess
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 
-COMPONENT = DEPLOY / "components" / "controller"
 NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
 
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    return render(COMPONENT, render(DEPLOY / "base"))
+    return chart.objects({"controller": {"enabled": True}})
 
 
 @pytest.fixture
@@ -57,7 +51,6 @@ def test_the_pod_meets_the_restricted_profile(deployment: dict[str, Any]) -> Non
     assert (own["allowPrivilegeEscalation"], own["readOnlyRootFilesystem"]) == (False, True)
     assert own["capabilities"] == {"drop": ["ALL"]}
     assert not {"volumes", "hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-    assert container["image"] == "dra-driver:0.1.0"
 
 
 def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: dict[str, Any]) -> None:
@@ -66,6 +59,9 @@ def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: 
     assert variables.keys() <= {flag.option.env for flag in flags_of(ControllerSettings)}
     settings = load(ControllerSettings, {}, variables)
     assert not settings.evict_extended_resource_pods
+    switched_on = chart.objects({"controller": {"enabled": True}, "eviction": {"enabled": True}})
+    pod = chart.pod_spec(switched_on, "Deployment", ACCOUNT)
+    assert chart.environment(pod)["EVICT_EXTENDED_RESOURCE_PODS"] == "true"
     port = container["ports"][0]["containerPort"]
     assert settings.http_addr == f":{port}"
     probes = [container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
@@ -157,19 +153,3 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(
 )
 def test_dangerous_rights_are_not_granted(objects: list[dict[str, Any]], access: Access) -> None:
     assert not Rules(objects, account=ACCOUNT, namespace=NAMESPACE).allow(access)
-
-
-def test_kubectl_renders_the_same_objects(objects: list[dict[str, Any]], tmp_path: Path) -> None:
-    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    overlay = tmp_path / "deploy" / "overlays" / "with-controller"
-    overlay.mkdir()
-    lines = ["resources: [../../base]", "components: [../../components/controller]"]
-    (overlay / "kustomization.yaml").write_text("\n".join(lines) + "\n")
-    text = subprocess.run([kubectl, "kustomize", str(overlay)], capture_output=True, text=True, timeout=60, check=True)
-    rendered = {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text.stdout)}
-    for obj in objects:
-        if obj["metadata"]["name"] == ACCOUNT:
-            assert rendered[obj["kind"], ACCOUNT] == obj

@@ -10,7 +10,7 @@ import pytest
 
 from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason
 from dra_driver.kubelet.detach_request import LABELS, PAUSED
-from tests.fakes.kustomize import DEPLOY, render
+from tests.fakes import chart
 
 CLIENT, DRA = LABELS
 NAMES = ("dra-driver-node", "dra-driver-mps-host")
@@ -22,9 +22,11 @@ GPU_LABELS = (
 )
 
 
-def pod(name: str, folder: str = "base") -> dict[str, Any]:
-    (found,) = [obj for obj in render(DEPLOY / folder) if (obj["kind"], obj["metadata"]["name"]) == ("DaemonSet", name)]
-    template: dict[str, Any] = found["spec"]["template"]
+def pod(name: str, preset: str = "plain-nodes") -> dict[str, Any]:
+    objects = chart.objects(
+        chart.preset(preset) | {"mpsHost": chart.preset(preset).get("mpsHost", {}) | {"enabled": True}}
+    )
+    template: dict[str, Any] = chart.found(objects, "DaemonSet", name)["spec"]["template"]
     return template
 
 
@@ -52,8 +54,8 @@ def test_the_node_process_stays_until_the_last_claim_has_ended(gpu_label: str) -
     assert runs("dra-driver-node", **{gpu_label: "true", CLIENT: PAUSED, DRA: PAUSED})
 
 
-def test_with_the_overlay_the_driver_manager_waits_for_the_mps_host() -> None:
+def test_with_the_preset_the_driver_manager_waits_for_the_mps_host() -> None:
     """It finds pods by the key of their nodeSelector alone (internal/kubernetes/client.go:194)."""
     assert CLIENT not in pod("dra-driver-mps-host")["spec"]["nodeSelector"]
-    waited_for = [name for name in NAMES if CLIENT in pod(name, "overlays/gpu-operator")["spec"]["nodeSelector"]]
+    waited_for = [name for name in NAMES if CLIENT in pod(name, "gpu-operator")["spec"]["nodeSelector"]]
     assert waited_for == ["dra-driver-mps-host"]

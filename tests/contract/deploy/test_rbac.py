@@ -1,4 +1,4 @@
-"""The rights that deploy/base grants: every request of a node process is granted, and nothing dangerous is."""
+"""Rights that deploy/chart grants by default: every request of a node process is granted, nothing dangerous is."""
 
 import shutil
 import tempfile
@@ -11,9 +11,9 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.fakes import chart
 from tests.fakes.dra_objects import gpu, resource_slice
 from tests.fakes.kubelet import DraClient, dial, register
-from tests.fakes.kustomize import DEPLOY, render
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
@@ -22,9 +22,9 @@ NODE, DRIVER = "node-a", "gpu.nvidia.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
-@pytest.fixture(params=["base", "overlays/namespace"])
+@pytest.fixture(params=["dra-driver", "gpu-driver"])
 def rules(request: pytest.FixtureRequest) -> Rules:
-    objects = render(DEPLOY / request.param)
+    objects = chart.objects(namespace=request.param)
     (account,) = [obj["metadata"] for obj in objects if obj["kind"] == "ServiceAccount"]
     return Rules(objects, account=account["name"], namespace=account["namespace"])
 

@@ -83,9 +83,7 @@ def test_partitions_keep_their_gpus_compute_mode(world: World) -> None:
 
 def test_without_a_host_nothing_is_done_and_the_message_says_what_to_install(world: World) -> None:
     world.host.die()
-    with pytest.raises(
-        MpsUnavailableError, match=r"no dra-driver mps-host runs on this node .*DaemonSet dra-driver-mps-host"
-    ):
+    with pytest.raises(MpsUnavailableError, match=r"no dra-driver mps-host runs on this node .*mpsHost.enabled=true"):
         world.client.ensure(DAEMON, within_s=10.0)
     assert world.is_clean()
     assert world.control.calls == []

@@ -1,0 +1,213 @@
+"""All that deploy/chart renders: fields that Kubernetes knows, whole image names, names and selectors that stay."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.kinds import ALL_KINDS
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.contract.deploy.test_presets import NAMES, rendered
+from tests.fakes import chart
+from tests.fakes.chart import Obj
+
+CLUSTER_SCOPED = frozenset(kind.kind for kind in ALL_KINDS if not kind.namespaced)
+SWITCHES = ("mpsHost", "controller", "eviction", "claimStatus", "claimEvents", "drainer", "networkPolicy")
+EVERYTHING: Obj = {
+    **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift")},
+    "metrics": {"podMonitor": {"enabled": True, "labels": {"a": "b"}}, "prometheusRule": {"enabled": True}},
+    "namespace": {"create": True},
+    "cleanup": {"node": "node-a"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "policies": {"a.yaml": "kind: GpuPolicy\n"},
+    "node": {"podAnnotations": {"a": "b"}, "runtimeClassName": "nvidia"},
+    "deviceClasses": {"extra": [{"name": "a.example", "expression": "true"}]},
+}
+"""All switches at once, so that every template is rendered."""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    server = ApiServer()
+    server.start()
+    yield RestClient(Connection.load(str(server.kubeconfig(tmp_path_factory.mktemp("api") / "admin.conf"))))
+    server.stop()
+
+
+def collection(obj: Obj) -> str | None:
+    """Where the embedded API server takes such objects; None for kinds that it does not serve."""
+    group, _, version = obj["apiVersion"].rpartition("/")
+    served = [kind for kind in ALL_KINDS if (kind.group, kind.version, kind.kind) == (group, version, obj["kind"])]
+    if not served:
+        return None
+    prefix = f"/apis/{group}/{version}" if group else f"/api/{version}"
+    inside = f"/namespaces/{obj['metadata']['namespace']}" if served[0].namespaced else ""
+    return f"{prefix}{inside}/{served[0].plural}"
+
+
+@pytest.mark.parametrize("preset", [None, *NAMES])
+def test_the_api_server_knows_every_field(api: RestClient, preset: str | None) -> None:
+    """A misspelt field is dropped without a word by a real one."""
+    objects = chart.objects(EVERYTHING) if preset is None else rendered(preset)
+    unserved = set()
+    for obj in sorted(objects, key=lambda obj: bool(obj["kind"] != "Namespace")):
+        path = collection(obj)
+        if path is None:
+            unserved.add(obj["kind"])
+            continue
+        if namespace := obj["metadata"].get("namespace"):
+            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+            if namespace not in {item["metadata"]["name"] for item in api.list("/api/v1/namespaces")["items"]}:
+                api.create("/api/v1/namespaces", body)
+        api.create(f"{path}?dryRun=All&fieldValidation=Strict", obj)
+    assert unserved <= {"NetworkPolicy", "ResourceQuota", "PodMonitor", "PrometheusRule"}
+
+
+def test_every_template_is_rendered_by_some_value() -> None:
+    templates = {path.name for path in (chart.CHART / "templates").glob("*.yaml")}
+    assert templates == chart.texts(EVERYTHING).keys()
+
+
+def test_names_and_selectors_are_those_of_the_manifests_before_the_chart() -> None:
+    """A selector cannot be changed, and an object under a new name would leave the old one running."""
+    objects = chart.objects({"mpsHost": {"enabled": True}, "controller": {"enabled": True}})
+    selectors = {
+        obj["metadata"]["name"]: obj["spec"]["selector"]["matchLabels"]
+        for obj in objects
+        if obj["kind"] in {"DaemonSet", "Deployment"}
+    }
+    assert selectors == {
+        "dra-driver-node": {"app.kubernetes.io/component": "node"},
+        "dra-driver-mps-host": {"app.kubernetes.io/component": "mps-host"},
+        "dra-driver-controller": {"app.kubernetes.io/component": "controller"},
+    }
+    names = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+    assert names >= {
+        ("ServiceAccount", "dra-driver-node"),
+        ("ClusterRole", "dra-driver-node"),
+        ("ClusterRoleBinding", "dra-driver-node"),
+        ("Role", "dra-driver-node-events"),
+        ("RoleBinding", "dra-driver-node-events"),
+        ("ValidatingAdmissionPolicy", "dra-driver-own-slices"),
+        ("ValidatingAdmissionPolicyBinding", "dra-driver-own-slices"),
+        ("DeviceClass", "gpu.nvidia.com"),
+        ("DeviceClass", "mig.nvidia.com"),
+        ("ConfigMap", "dra-driver-policies"),
+    }
+
+
+def containers(objects: list[Obj]) -> list[Obj]:
+    specs = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
+    specs += [obj["spec"] for obj in objects if obj["kind"] == "Pod"]
+    return [container for spec in specs for container in spec["containers"]]
+
+
+def test_every_image_has_a_registry_and_a_version() -> None:
+    """Container runtimes complete a short name in different ways, and one that exists elsewhere may be pulled."""
+    images = {container["image"] for container in containers(chart.objects(EVERYTHING))}
+    assert images == {"localhost/dra-driver:0.1.0"}
+    digest = "sha256:" + "a" * 64
+    values = EVERYTHING | {
+        "image": {"repository": "registry.example:5000/gpu/dra-driver", "tag": "x", "digest": digest}
+    }
+    images = {container["image"] for container in containers(chart.objects(values))}
+    assert images == {f"registry.example:5000/gpu/dra-driver:x@{digest}"}
+    assert "at '/image/repository'" in chart.refusal({"image": {"repository": "dra-driver"}})
+
+
+def test_every_pod_gets_the_pull_secrets() -> None:
+    objects = chart.objects(EVERYTHING)
+    specs = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
+    specs += [obj["spec"] for obj in objects if obj["kind"] == "Pod"]
+    assert len(specs) == 4
+    assert all(spec["imagePullSecrets"] == [{"name": "registry"}] for spec in specs)
+
+
+def test_another_namespace_moves_everything_but_the_role_for_events() -> None:
+    """The API server accepts events about nodes only in ``default``; every binding names the moved account."""
+    objects = chart.objects(EVERYTHING, namespace="gpu-driver")
+    namespaces = {
+        (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["namespace"]
+        for obj in objects
+        if obj["kind"] not in CLUSTER_SCOPED
+    }
+    events = [key for key, namespace in namespaces.items() if namespace == "default"]
+    assert sorted(events) == [("Role", "dra-driver-node-events"), ("RoleBinding", "dra-driver-node-events")]
+    assert {namespace for key, namespace in namespaces.items() if key not in events} == {"gpu-driver"}
+    subjects = [subject for obj in objects for subject in obj.get("subjects", ())]
+    assert {subject["namespace"] for subject in subjects} == {"gpu-driver"}
+    assert [obj["metadata"]["name"] for obj in objects if obj["kind"] == "Namespace"] == ["gpu-driver"]
+
+
+def test_an_uninstall_keeps_the_crds_and_with_them_every_policy() -> None:
+    """Helm never upgrades what is in a chart's own folder crds/, so they are templates."""
+    crds = [obj for obj in chart.objects() if obj["kind"] == "CustomResourceDefinition"]
+    source = [yaml.safe_load(path.read_text()) for path in (chart.ROOT / "crds").glob("*.yaml")]
+    assert {crd["metadata"]["name"]: crd["spec"] for crd in crds} == {
+        crd["metadata"]["name"]: crd["spec"] for crd in source
+    }
+    assert all(crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for crd in crds)
+    assert not (chart.CHART / "crds").exists()
+
+
+def test_no_manifest_is_patched_by_position() -> None:
+    """A new volume moves all positions after it, and pods then start without a GPU and without an error."""
+    texts = [path.read_text() for path in (chart.ROOT / "deploy").rglob("*") if path.is_file()]
+    texts += [path.read_text() for path in (chart.ROOT / "docs").rglob("*.md")]
+    positional = re.compile(r"(volumes|containers|env|volumeMounts|args)/\d")
+    assert [match.group() for text in texts for match in positional.finditer(text)] == []
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    report = chart.renderer().helm_python.lint(str(chart.CHART), EVERYTHING, strict=True, namespace="dra-driver")
+    assert report["errors"] == []
+    assert [said for said in report["messages"] if "icon" not in said["error"]] == []
+
+
+def test_deploy_base_is_the_chart_with_its_default_values_and_the_namespace() -> None:
+    assert chart.base() == chart.objects({"namespace": {"create": True}})
+    without = [obj for obj in chart.base() if obj["kind"] != "Namespace"]
+    assert without == chart.objects()
+
+
+def test_kubectl_renders_the_same_objects() -> None:
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
+    command = [kubectl, "kustomize", str(chart.ROOT / "deploy" / "base")]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    made = {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text)}
+    assert made == {(obj["kind"], obj["metadata"]["name"]): obj for obj in chart.base()}
+
+
+def test_an_overlay_of_deploy_base_can_add_policies(tmp_path: Path) -> None:
+    """As docs/policy.md says."""
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
+    shutil.copytree(chart.ROOT / "deploy" / "base", tmp_path / "base")
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    generator: Obj = {
+        "name": "dra-driver-policies",
+        "namespace": "dra-driver",
+        "behavior": "merge",
+        "files": ["a.yaml"],
+    }
+    generator["options"] = {"disableNameSuffixHash": True}
+    (overlay / "a.yaml").write_text("kind: GpuPolicy\n")
+    kustomization = {"resources": ["../base"], "configMapGenerator": [generator]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    command = [kubectl, "kustomize", str(overlay)]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    maps = [obj for obj in yaml.safe_load_all(text) if obj["kind"] == "ConfigMap"]
+    assert [(each["metadata"]["name"], each["data"]) for each in maps] == [
+        ("dra-driver-policies", {"a.yaml": "kind: GpuPolicy\n"})
+    ]

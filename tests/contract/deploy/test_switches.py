@@ -1,0 +1,173 @@
+"""Each switch of deploy/chart: which objects it adds, and that it changes nothing else."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.config.settings import load_node_settings
+from tests.fakes import chart
+from tests.fakes.chart import Obj, environment, pod_spec
+
+NODE = ("DaemonSet", "dra-driver-node")
+ADDED: list[tuple[str, dict[str, Any], set[tuple[str, str]]]] = [
+    ("mpsHost", {}, {("ServiceAccount", "dra-driver-mps-host"), ("DaemonSet", "dra-driver-mps-host")}),
+    (
+        "claimStatus",
+        {},
+        {("ClusterRole", "dra-driver-claim-status"), ("ClusterRoleBinding", "dra-driver-claim-status")},
+    ),
+    (
+        "claimEvents",
+        {},
+        {("ClusterRole", "dra-driver-claim-events"), ("ClusterRoleBinding", "dra-driver-claim-events")},
+    ),
+    ("drainer", {}, {("ClusterRole", "dra-driver-drainer")}),
+    ("networkPolicy", {}, {("NetworkPolicy", "dra-driver")}),
+    ("resourceQuota", {}, {("ResourceQuota", "dra-driver")}),
+    ("openshift", {}, {("RoleBinding", "dra-driver-scc-privileged")}),
+]
+
+
+def identities(objects: list[Obj]) -> set[tuple[str, str]]:
+    return {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+
+
+@pytest.mark.parametrize(("switch", "more", "added"), ADDED, ids=[switch for switch, _, _ in ADDED])
+def test_a_switch_adds_its_objects_and_no_others(switch: str, more: Obj, added: set[tuple[str, str]]) -> None:
+    before, after = chart.objects(), chart.objects({switch: {"enabled": True}, **more})
+    assert identities(after) - identities(before) == added
+    kept = [obj for obj in after if (obj["kind"], obj["metadata"]["name"]) not in added]
+    changed = [obj["metadata"]["name"] for obj, old in zip(kept, before, strict=True) if obj != old]
+    assert changed == (["dra-driver-node"] if switch in {"claimStatus", "claimEvents"} else [])
+
+
+def test_delivered_are_the_node_process_its_rights_its_policy_and_the_crds_alone() -> None:
+    """Neither a second privileged process on every node, nor anything that evicts pods."""
+    workloads = {each for each in identities(chart.objects()) if each[0] in {"DaemonSet", "Deployment", "Pod", "Job"}}
+    assert workloads == {NODE}
+    roles = {name for kind, name in identities(chart.objects()) if kind == "ClusterRole"}
+    assert roles == {"dra-driver-node"}
+
+
+@pytest.mark.parametrize(("switch", "variable"), [("claimStatus", "CLAIM_STATUS"), ("claimEvents", "CLAIM_EVENTS")])
+def test_a_right_comes_with_the_setting_that_uses_it(switch: str, variable: str) -> None:
+    before = environment(pod_spec(chart.objects(), *NODE))
+    after = environment(pod_spec(chart.objects({switch: {"enabled": True}}), *NODE))
+    assert after == before | {variable: "true"}
+    settings = load_node_settings({}, after | {"NODE_NAME": "node-a"})
+    assert getattr(settings, variable.lower())
+
+
+def test_claim_status_allows_no_more_than_own_entries_of_own_claims() -> None:
+    """The right to write a claim's status is narrowed by the driver's name and the node of the token."""
+    objects = chart.objects({"claimStatus": {"enabled": True}})
+    role = chart.found(objects, "ClusterRole", "dra-driver-claim-status")
+    rules = {rule["resources"][0]: (rule["verbs"], rule.get("resourceNames")) for rule in role["rules"]}
+    assert rules == {
+        "resourceclaims/status": (["patch"], None),
+        "resourceclaims/driver": (["associated-node:patch"], ["gpu.nvidia.com"]),
+    }
+
+
+def test_claim_status_is_refused_on_older_clusters(tmp_path: Path) -> None:
+    """There the right lets every node write the allocation of every claim. Without a cluster Helm renders for 1.36."""
+    assert chart.refusal({"claimStatus": {"enabled": True}}) == ""
+    shutil.copytree(chart.CHART, tmp_path / "chart")
+    template = tmp_path / "chart" / "templates" / "claim-status.yaml"
+    text = template.read_text()
+    assert '"<1.36.0-0"' in text
+    template.write_text(text.replace('"<1.36.0-0"', '"<1.37.0-0"'))
+    with pytest.raises(chart.renderer().WrongValuesError, match=r"claimStatus\.enabled: .* Kubernetes v1\.36"):
+        chart.renderer().render(tmp_path / "chart", {"claimStatus": {"enabled": True}})
+
+
+def test_claim_events_allow_no_more_than_writing_events() -> None:
+    objects = chart.objects({"claimEvents": {"enabled": True}})
+    role = chart.found(objects, "ClusterRole", "dra-driver-claim-events")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
+
+
+def test_the_network_policy_selects_all_pods() -> None:
+    objects = chart.objects({name: {"enabled": True} for name in ("networkPolicy", "mpsHost", "controller")})
+    (expression,) = chart.found(objects, "NetworkPolicy", "dra-driver")["spec"]["podSelector"]["matchExpressions"]
+    workloads = [obj for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
+    labels = [obj["spec"]["template"]["metadata"]["labels"] for obj in workloads]
+    assert {label[expression["key"]] for label in labels} == set(expression["values"])
+
+
+def test_the_quota_is_for_the_priority_classes_that_are_used() -> None:
+    def scope(**values: Any) -> list[str]:
+        quota = chart.found(
+            chart.objects({"resourceQuota": {"enabled": True}, **values}), "ResourceQuota", "dra-driver"
+        )
+        (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+        classes: list[str] = expression["values"]
+        return classes
+
+    assert scope() == ["system-node-critical"]
+    assert scope(controller={"enabled": True}) == ["system-node-critical", "system-cluster-critical"]
+
+
+def test_further_classes_check_the_driver_first() -> None:
+    """An expression that reads an attribute which a device of another driver lacks stops scheduling on every node."""
+    extra = {
+        "name": "hopper.example.com",
+        "expression": 'device.attributes["gpu.nvidia.com"].architecture == "Hopper" || false',
+        "extendedResourceName": "example.com/hopper",
+    }
+    objects = chart.objects({"deviceClasses": {"extendedResourceName": "", "extra": [extra]}})
+    spec = chart.found(objects, "DeviceClass", "hopper.example.com")["spec"]
+    (selector,) = spec["selectors"]
+    assert selector["cel"]["expression"] == f'device.driver == "gpu.nvidia.com" && ({extra["expression"]})'
+    assert spec["extendedResourceName"] == "example.com/hopper"
+    assert "extendedResourceName" not in chart.found(objects, "DeviceClass", "gpu.nvidia.com")["spec"]
+
+
+def test_policies_are_files_of_the_config_map() -> None:
+    text = "kind: GpuPolicy\nspec:\n  priority: 1\n"
+    data = chart.found(chart.objects({"policies": {"a.yaml": text}}), "ConfigMap", "dra-driver-policies")["data"]
+    assert {name: yaml.safe_load(value) for name, value in data.items()} == {"a.yaml": yaml.safe_load(text)}
+
+
+@pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
+def test_nodes_with_boards_of_either_class_are_chosen_and_every_term_has_the_conditions(name: str) -> None:
+    """Node Feature Discovery labels a board with a display output by another class than one without."""
+    condition = {"key": "nvidia.com/gpu.deploy.device-plugin", "operator": "In", "values": ["false"]}
+    values = {"mpsHost": {"enabled": True}, "nodes": {"expressions": [condition]}}
+    affinity = pod_spec(chart.objects(values), "DaemonSet", name)["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [term["matchExpressions"][0]["key"] for term in terms] == [
+        "nvidia.com/gpu.present",
+        "feature.node.kubernetes.io/pci-10de.present",
+        "feature.node.kubernetes.io/pci-0302_10de.present",
+        "feature.node.kubernetes.io/pci-0300_10de.present",
+    ]
+    assert all(condition in term["matchExpressions"] for term in terms)
+
+
+def test_a_label_may_have_a_value() -> None:
+    values = {"nodes": {"gpuLabels": ["kubernetes.azure.com/accelerator=nvidia", "a.example/b"]}}
+    affinity = pod_spec(chart.objects(values), *NODE)["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [term["matchExpressions"] for term in terms] == [
+        [{"key": "kubernetes.azure.com/accelerator", "operator": "In", "values": ["nvidia"]}],
+        [{"key": "a.example/b", "operator": "In", "values": ["true"]}],
+    ]
+
+
+def test_another_driver_name_is_everywhere() -> None:
+    """One that stays behind publishes devices that no class selects, or slices that the policy refuses."""
+    every = {"enabled": True}
+    values: Obj = {"mpsHost": every, "controller": every, "claimStatus": every}
+    made = [obj for obj in chart.objects(values | {"driverName": "other.example"}) if obj["kind"] != "ConfigMap"]
+    objects = [obj for obj in made if obj["kind"] != "CustomResourceDefinition"]
+    text = re.sub(r"(gpu|mig)\.nvidia\.com\b(?=', 'labels|$)", "", str(objects))
+    # What keeps the name: the classes, whose names claims have.
+    assert "gpu.nvidia.com" not in text.replace("{'name': 'gpu.nvidia.com'", "").replace("'name': 'gpu.nvidia.com'", "")
+    for name in ("dra-driver-node", "dra-driver-mps-host"):
+        assert environment(pod_spec(objects, "DaemonSet", name))["DRIVER_NAME"] == "other.example"
+    assert environment(pod_spec(objects, "Deployment", "dra-driver-controller"))["DRIVER_NAME"] == "other.example"
