@@ -3,21 +3,19 @@
 from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.config.schemas import admission
 from tests.contract.config import samples
 from tests.contract.deploy import opaque_manifests as opaque
+from tests.fakes import chart
 from tests.fakes.admission import Policy
-from tests.fakes.kustomize import DEPLOY
 
 PLACE = "spec.devices.config[0].opaque.parameters: "
 
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
-    policy, _binding = yaml.safe_load_all((DEPLOY / "base" / "parameters-policy.yaml").read_text())
-    return dict(policy)
+    return chart.found(chart.objects(), "ValidatingAdmissionPolicy", "dra-driver-parameters")
 
 
 @pytest.fixture(scope="module")
