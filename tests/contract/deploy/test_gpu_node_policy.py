@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.fakes import chart
 from tests.fakes.admission import Policy
-from tests.fakes.kustomize import DEPLOY
 
 ACCOUNT = "system:serviceaccount:elsewhere:dra-driver-node"
 KUBELET = "system:node:node-a"
@@ -16,7 +16,7 @@ OPERATIONS = ["CREATE", "UPDATE", "DELETE"]
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    manifest, _binding = yaml.safe_load_all((DEPLOY / "base" / "gpu-nodes.yaml").read_text())
+    manifest, _binding = yaml.safe_load_all((chart.ROOT / "deploy/base/gpu-nodes.yaml").read_text())
     return Policy(manifest)
 
 
@@ -75,7 +75,7 @@ def test_others_are_not_restricted_by_it(policy: Policy, user: str) -> None:
 
 def test_both_the_object_and_its_status_are_covered() -> None:
     """Rights to a subresource are apart from those to the object."""
-    manifest, binding = yaml.safe_load_all((DEPLOY / "base" / "gpu-nodes.yaml").read_text())
+    manifest, binding = yaml.safe_load_all((chart.ROOT / "deploy/base/gpu-nodes.yaml").read_text())
     (rule,) = manifest["spec"]["matchConstraints"]["resourceRules"]
     assert rule["resources"] == ["gpunodes", "gpunodes/status"]
     assert manifest["spec"]["failurePolicy"] == "Fail"
