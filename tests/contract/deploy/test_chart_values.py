@@ -93,4 +93,6 @@ def test_settings_are_those_of_the_processes_that_no_other_value_sets() -> None:
 
 def test_eviction_without_the_controller_is_refused() -> None:
     """It would do nothing."""
-    assert "eviction.enabled: pods are evicted by the controller" in chart.refusal({"eviction": {"enabled": True}})
+    assert "eviction.enabled: pods are evicted by the controller" in chart.refusal(
+        {"eviction": {"enabled": True}, "controller": {"enabled": False}}
+    )

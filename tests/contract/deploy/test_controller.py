@@ -22,13 +22,14 @@ NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    return chart.objects({"controller": {"enabled": True}})
+    """With all that the controller can do."""
+    return chart.objects({"eviction": {"enabled": True}})
 
 
 @pytest.fixture
-def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [obj for obj in objects if obj["kind"] == "Deployment"]
-    spec: dict[str, Any] = found["spec"]
+def deployment() -> dict[str, Any]:
+    """As delivered."""
+    spec: dict[str, Any] = chart.found(chart.objects(), "Deployment", ACCOUNT)["spec"]
     return spec
 
 
@@ -59,8 +60,7 @@ def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: 
     assert variables.keys() <= {flag.option.env for flag in flags_of(ControllerSettings)}
     settings = load(ControllerSettings, {}, variables)
     assert not settings.evict_extended_resource_pods
-    switched_on = chart.objects({"controller": {"enabled": True}, "eviction": {"enabled": True}})
-    pod = chart.pod_spec(switched_on, "Deployment", ACCOUNT)
+    pod = chart.pod_spec(chart.objects({"eviction": {"enabled": True}}), "Deployment", ACCOUNT)
     assert chart.environment(pod)["EVICT_EXTENDED_RESOURCE_PODS"] == "true"
     port = container["ports"][0]["containerPort"]
     assert settings.http_addr == f":{port}"

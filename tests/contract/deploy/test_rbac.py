@@ -25,8 +25,7 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 @pytest.fixture(params=["dra-driver", "gpu-driver"])
 def rules(request: pytest.FixtureRequest) -> Rules:
     objects = chart.objects(namespace=request.param)
-    (account,) = [obj["metadata"] for obj in objects if obj["kind"] == "ServiceAccount"]
-    return Rules(objects, account=account["name"], namespace=account["namespace"])
+    return Rules(objects, account="dra-driver-node", namespace=request.param)
 
 
 @pytest.fixture(scope="module")

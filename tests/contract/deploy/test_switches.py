@@ -45,12 +45,17 @@ def test_a_switch_adds_its_objects_and_no_others(switch: str, more: Obj, added: 
     assert changed == (["dra-driver-node"] if switch in {"claimStatus", "claimEvents"} else [])
 
 
-def test_delivered_are_the_node_process_its_rights_its_policy_and_the_crds_alone() -> None:
+def test_delivered_are_the_node_process_and_a_controller_that_writes_status_alone() -> None:
     """Neither a second privileged process on every node, nor anything that evicts pods."""
-    workloads = {each for each in identities(chart.objects()) if each[0] in {"DaemonSet", "Deployment", "Pod", "Job"}}
-    assert workloads == {NODE}
-    roles = {name for kind, name in identities(chart.objects()) if kind == "ClusterRole"}
-    assert roles == {"dra-driver-node"}
+    objects = chart.objects()
+    workloads = {each for each in identities(objects) if each[0] in {"DaemonSet", "Deployment", "Pod", "Job"}}
+    assert workloads == {NODE, ("Deployment", "dra-driver-controller")}
+    roles = {name for kind, name in identities(objects) if kind == "ClusterRole"}
+    assert roles == {"dra-driver-node", "dra-driver-controller"}
+    rules = chart.found(objects, "ClusterRole", "dra-driver-controller")["rules"]
+    assert {resource for rule in rules for resource in rule["resources"]} == {
+        *("gpunodes", "gpupolicies", "gpupolicies/status")
+    }
 
 
 @pytest.mark.parametrize(("switch", "variable"), [("claimStatus", "CLAIM_STATUS"), ("claimEvents", "CLAIM_EVENTS")])
@@ -108,8 +113,8 @@ def test_the_quota_is_for_the_priority_classes_that_are_used() -> None:
         classes: list[str] = expression["values"]
         return classes
 
-    assert scope() == ["system-node-critical"]
-    assert scope(controller={"enabled": True}) == ["system-node-critical", "system-cluster-critical"]
+    assert scope() == ["system-node-critical", "system-cluster-critical"]
+    assert scope(controller={"enabled": False}) == ["system-node-critical"]
 
 
 def test_further_classes_check_the_driver_first() -> None:
