@@ -3,8 +3,9 @@
 Source: kubernetes/kubernetes plugin/pkg/auth/authorizer/rbac (RuleAllows), for rules about resources.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -39,6 +40,8 @@ class Access:
             resource = f"{resource}/{segments[2]}"
         watch = parse_qs(parts.query).get("watch") == ["true"]
         verb = _VERBS.get(method) or ("watch" if watch else "get" if name else "list")
+        if verb == "delete" and not name:
+            verb = "deletecollection"
         return cls(verb=verb, group=match["group"] or "", resource=resource, namespace=namespace, name=name)
 
 
@@ -69,4 +72,29 @@ class Rules:
             and {access.resource, "*"} & set(rule["resources"])
             and access.name in (rule.get("resourceNames") or [access.name])
             for namespace, rule in self._granted
+        )
+
+    def grants(self) -> Iterator["Grant"]:
+        """Each verb on each resource by itself."""
+        for namespace, rule in self._granted:
+            for group, resource, verb in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"]):
+                names = tuple(rule.get("resourceNames", ()))
+                yield Grant(verb=verb, group=group, resource=resource, namespace=namespace, names=names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One verb on one resource: in a namespace ("" for all), for objects of these names (none for all)."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    names: tuple[str, ...]
+
+    def used_by(self, access: Access) -> bool:
+        return (
+            (self.verb, self.group, self.resource) == (access.verb, access.group, access.resource)
+            and self.namespace in ("", access.namespace)
+            and (not self.names or access.name in self.names)
         )

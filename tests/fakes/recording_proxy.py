@@ -7,6 +7,7 @@ import base64
 import json
 import ssl
 import threading
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import urllib3
 
 
 class RecordingProxy:
-    """A context manager. ``requests`` holds method and path with query, in the order of arrival."""
+    """A context manager. ``requests`` holds method and path with query, in the order of arrival; ``refused`` those that
+    were answered with 403.
+    """
 
     def __init__(self, kubeconfig: Path) -> None:
         """``kubeconfig`` is the API server's, as ``ApiServer.kubeconfig`` writes it."""
         self._document = json.loads(kubeconfig.read_text())
         self.requests: list[tuple[str, str]] = []
+        self.refused: list[tuple[str, str]] = []
         authority = base64.b64decode(self._document["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
         self._pool = urllib3.PoolManager(maxsize=8, ssl_context=ssl.create_default_context(cadata=authority))
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -47,7 +51,10 @@ class RecordingProxy:
     def forward(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
         self.requests.append((method, path))
         url = self._document["clusters"][0]["cluster"]["server"] + path
-        return self._pool.request(method, url, body=body, headers=headers, preload_content=False, retries=False)
+        answer = self._pool.request(method, url, body=body, headers=headers, preload_content=False, retries=False)
+        if answer.status == HTTPStatus.FORBIDDEN:
+            self.refused.append((method, path))
+        return answer
 
 
 class _Handler(BaseHTTPRequestHandler):

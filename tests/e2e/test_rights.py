@@ -1,0 +1,281 @@
+"""The rights of each process on a real API server.
+
+All that it asks is allowed, nothing is granted that it does not ask, and what its token must not do is refused. Needs
+no node and no GPU: the control plane alone, and an administrator. Tokens are those that a kubelet asks for, bound to a
+pod and so to its Node. With $E2E_RIGHTS_FILE the figures are written for docs/rights.md.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from tests.fakes import chart
+from tests.fakes.dra_objects import DRIVER
+from tests.fakes.rbac import Access, Grant, Rules
+from tests.fakes.recording_proxy import RecordingProxy
+from tests.rights import forbidden
+from tests.rights.accounts import Account, account_on, pod_on, token
+from tests.rights.evictions import evictable_pods, is_leaving
+from tests.rights.installation import installed, until
+from tests.rights.lives import ControllerLife, NodeLife
+from tests.rights.request import Obj, Request, refusal
+
+SUFFIX = os.urandom(3).hex()
+OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
+NAMESPACE, TENANT = f"rights-{SUFFIX}", f"rights-tenant-{SUFFIX}"
+WORLD = forbidden.World(own=IDLE, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
+VALUES = {"controller": {"enabled": True}, "eviction": {"enabled": True}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What is printed, and written for docs/rights.md. ``used``: process -> rows; ``refused``: who -> rows."""
+
+    version: str
+    used: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    refused: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def manifests() -> list[Obj]:
+    return chart.objects(VALUES, namespace=NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def admin_file(kubeconfig: str) -> Path:
+    return Path(kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
+    """The administrator of a cluster with the chart's rights, two Nodes and a tenant with a claim and a pod ``x``."""
+    rest = RestClient(Connection.load(kubeconfig))
+    tenant = f"/api/v1/namespaces/{TENANT}"
+    with installed(rest, manifests, NAMESPACE, SUFFIX):
+        try:
+            rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
+            for name in (OWN, OTHER, IDLE):
+                rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+            until(lambda: "" if rest.get(f"{tenant}/serviceaccounts/default") else "no account")
+            until(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served")
+            rest.create(paths.gpu_nodes(), forbidden.gpu_node(OTHER))
+            rest.create(f"{tenant}/pods", pod_on(OTHER, "default", TENANT, "x"))
+            rest.create(paths.resource_claims(TENANT), claim())
+            for body in (
+                forbidden.slice_of(OTHER, f"{OTHER}/{DRIVER}", name=f"rights-{OTHER}"),
+                forbidden.slice_of(IDLE, f"{IDLE}/x.example", driver="x.example", name=f"rights-x-{IDLE}"),
+            ):
+                rest.create(paths.resource_slices(), body)
+            yield rest
+        finally:
+            clean(rest)
+
+
+def claim() -> Obj:
+    request = {"name": "r", "exactly": {"deviceClassName": DRIVER}}
+    body = {"metadata": {"name": "x"}, "spec": {"devices": {"requests": [request]}}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **body}
+
+
+def clean(rest: RestClient) -> None:
+    for item in rest.list(paths.resource_slices())["items"]:
+        if item["spec"].get("nodeName") in (OWN, OTHER, IDLE) or item["metadata"]["name"].startswith("rights-"):
+            rest.delete(paths.resource_slices(item["metadata"]["name"]))
+    for item in rest.list(paths.gpu_nodes())["items"]:
+        if item["metadata"]["name"] in (OWN, OTHER, IDLE):
+            rest.delete(paths.gpu_nodes(item["metadata"]["name"]))
+    for name in (OWN, OTHER, IDLE):
+        rest.delete(paths.node(name))
+    rest.delete(f"/api/v1/namespaces/{TENANT}")
+
+
+@pytest.fixture(scope="module")
+def figures(admin: RestClient) -> Iterator[Figures]:
+    found = Figures(version=str(admin.get("/version")["gitVersion"]))
+    yield found
+    print(table(found))  # noqa: T201 - for `pytest -s`
+    if target := os.environ.get("E2E_RIGHTS_FILE"):
+        data = {"version": found.version, "used": found.used, "refused": found.refused}
+        Path(target).write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+
+
+def table(found: Figures) -> str:
+    lines = [f"Kubernetes {found.version}"]
+    for process, rows in found.used.items():
+        lines += ["", process, *(f"  {row['verb']:7} {row['resource']:45} {row['requests']}" for row in rows)]
+    for who, refused in found.refused.items():
+        lines += ["", f"refused to {who}", *(f"  {row['what']:50} {row['said'][:100]}" for row in refused)]
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, for the sockets in it."""
+    made = Path(tempfile.mkdtemp(prefix="dra-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def account(admin: RestClient) -> Callable[[str, str], Account]:
+    made: dict[tuple[str, str], Account] = {}
+
+    def of(name: str, node: str) -> Account:
+        if (name, node) not in made:
+            made[name, node] = account_on(admin, name, NAMESPACE, node)
+        return made[name, node]
+
+    return of
+
+
+def judge(
+    figures: Figures, process: str, rules: Rules, requests: list[tuple[str, str]], refused: list[tuple[str, str]]
+) -> None:
+    """Nothing was refused, and each right was used. Rows for the table: one for each right."""
+    asked = [access for request in requests if (access := Access.of_request(*request)) is not None]
+    grants = list(rules.grants())
+    figures.used[process] = [row(grant, asked) for grant in grants]
+    assert refused == []
+    assert [access for access in asked if not rules.allow(access)] == []
+    unused = [grant for grant in grants if not any(grant.used_by(access) for access in asked)]
+    assert unused == [], "these rights are granted, and the process never asked for them"
+
+
+def row(grant: Grant, asked: list[Access]) -> dict[str, Any]:
+    where = grant.namespace.replace(NAMESPACE, "dra-driver") or "all namespaces"
+    names = f" named {', '.join(grant.names)}" if grant.names else ""
+    resource = f"{grant.resource}.{grant.group}" if grant.group else grant.resource
+    return {
+        "verb": grant.verb,
+        "resource": f"{resource}{names}",
+        "where": where,
+        "requests": sum(grant.used_by(access) for access in asked),
+    }
+
+
+def test_a_node_process_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
+    admin: RestClient,
+    admin_file: Path,
+    manifests: list[Obj],
+    account: Callable[[str, str], Account],
+    folder: Path,
+    figures: Figures,
+) -> None:
+    own = account("dra-driver-node", OWN)
+    with RecordingProxy(own.kubeconfig(admin_file, folder / "token.conf")) as proxy:
+        requests = NodeLife(folder, admin, proxy, OWN).live()
+    rules = Rules(manifests, account=own.name, namespace=NAMESPACE)
+    judge(figures, "node process", rules, requests, proxy.refused)
+
+
+def test_a_controller_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
+    admin: RestClient,
+    admin_file: Path,
+    manifests: list[Obj],
+    account: Callable[[str, str], Account],
+    folder: Path,
+    figures: Figures,
+) -> None:
+    own = account("dra-driver-controller", OTHER)
+    evictable_pods(admin, TENANT, OTHER, "goes", "stays")
+    with RecordingProxy(own.kubeconfig(admin_file, folder / "token.conf")) as proxy:
+        requests = ControllerLife(folder, proxy, NAMESPACE).live(lambda: is_leaving(admin, TENANT, "goes"))
+    rules = Rules(manifests, account=own.name, namespace=NAMESPACE)
+    judge(figures, "controller", rules, requests, proxy.refused)
+
+
+def test_the_mps_host_has_no_token(manifests: list[Obj]) -> None:
+    (pod,) = [
+        obj["spec"]["template"]["spec"]
+        for obj in chart.objects({"mpsHost": {"enabled": True}})
+        if "mps-host" in obj["metadata"]["name"] and obj["kind"] == "DaemonSet"
+    ]
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+
+
+def refuse_all(figures: Figures, who: str, rest: RestClient, requests: list[Request]) -> None:
+    said = {request.what: refusal(rest, request) for request in requests}
+    figures.refused[who] = [{"what": what, "said": plain(text)} for what, text in said.items()]
+
+
+def plain(text: str) -> str:
+    """Without names of this run."""
+    for name, stands_for in (
+        (IDLE, "node-a"),
+        (OTHER, "node-b"),
+        (TENANT, "tenant"),
+        (NAMESPACE, "dra-driver"),
+        (f"-{SUFFIX}", ""),
+    ):
+        text = text.replace(name, stands_for)
+    return text
+
+
+def test_a_node_token_is_refused_everything_else(
+    admin_file: Path, account: Callable[[str, str], Account], tmp_path: Path, figures: Figures
+) -> None:
+    rest = account("dra-driver-node", IDLE).client(admin_file, tmp_path / "c")
+    requests = forbidden.of_a_node(WORLD)
+    assert len(requests) >= 40
+    refuse_all(figures, "a node process' token", rest, requests)
+
+
+def test_a_node_token_writes_its_own_slices(
+    admin_file: Path, account: Callable[[str, str], Account], tmp_path: Path
+) -> None:
+    """The refusals above are not those of a policy that refuses everything."""
+    rest = account("dra-driver-node", IDLE).client(admin_file, tmp_path / "c")
+    rest.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}", name=f"rights-{IDLE}"))
+    rest.delete(paths.resource_slices(f"rights-{IDLE}"))
+
+
+def test_a_token_that_is_bound_to_no_pod_writes_no_slice(
+    admin: RestClient, admin_file: Path, tmp_path: Path, figures: Figures
+) -> None:
+    loose = Account(name="dra-driver-node", namespace=NAMESPACE, token=token(admin, "dra-driver-node", NAMESPACE))
+    body = forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}")
+    request = Request(what="a slice of the own node", verb="POST", path=paths.resource_slices(), body=body)
+    refuse_all(figures, "a token of the account without a pod", loose.client(admin_file, tmp_path / "c"), [request])
+
+
+def test_a_controller_token_is_refused_everything_else(
+    admin_file: Path, account: Callable[[str, str], Account], tmp_path: Path, figures: Figures
+) -> None:
+    rest = account("dra-driver-controller", OTHER).client(admin_file, tmp_path / "c")
+    refuse_all(figures, "the controller's token", rest, forbidden.of_a_controller(WORLD))
+
+
+class Kubelet(Connection):
+    """The administrator's connection in the name of a kubelet."""
+
+    def auth_headers(self) -> dict[str, str]:
+        user: Mapping[str, str] = {"Impersonate-User": f"system:node:{IDLE}", "Impersonate-Group": "system:nodes"}
+        return {**super().auth_headers(), **user}
+
+
+def test_a_kubelets_credentials_are_refused_slices_of_others(
+    admin: RestClient, kubeconfig: str, figures: Figures
+) -> None:
+    kubelet = RestClient(Kubelet.load(kubeconfig))
+    refuse_all(figures, "a kubelet's credentials", kubelet, forbidden.of_a_kubelet(WORLD))
+
+
+def test_a_starting_kubelet_deletes_all_slices_of_its_node(admin: RestClient, kubeconfig: str) -> None:
+    """As the kubelet does it: one DELETE of the collection, with its Node as field selector."""
+    admin.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}", name=f"rights-own-{IDLE}"))
+    kubelet = RestClient(Kubelet.load(kubeconfig))
+    kubelet.delete(f"{paths.resource_slices()}?fieldSelector=spec.nodeName%3D{IDLE}")
+    left = admin.list(paths.resource_slices(), {"fieldSelector": f"spec.nodeName={IDLE}"})["items"]
+    assert left == []
+    assert admin.get(paths.resource_slices(f"rights-{OTHER}"))

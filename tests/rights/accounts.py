@@ -1,0 +1,65 @@
+"""ServiceAccounts of an installation on a real API server, and tokens as the kubelet asks for them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+
+Obj = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A ServiceAccount as a pod on a node has it. ``node`` is empty for a token that is bound to no pod."""
+
+    name: str
+    namespace: str
+    token: str
+    node: str = ""
+
+    def kubeconfig(self, admin: Path, target: Path) -> Path:
+        """The administrator's kubeconfig with this account's token in it, as JSON."""
+        document = yaml.safe_load(admin.read_text())
+        cluster = document["clusters"][0]
+        context = {"name": "c", "context": {"cluster": cluster["name"], "user": "u"}}
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context]}
+        target.touch(0o600)
+        users = [{"name": "u", "user": {"token": self.token}}]
+        target.write_text(json.dumps({**config, "clusters": [cluster], "users": users}))
+        return target
+
+    def client(self, admin: Path, target: Path) -> RestClient:
+        return RestClient(Connection.load(str(self.kubeconfig(admin, target))))
+
+
+def pod_on(node: str, account: str, namespace: str, name: str) -> Obj:
+    """A pod of the account on a node: what a token is bound to. No kubelet has to run it."""
+    metadata = {"name": name, "namespace": namespace}
+    container = {"name": "c", "image": "none.example/none", "imagePullPolicy": "Never"}
+    spec = {
+        "serviceAccountName": account,
+        "nodeName": node,
+        "containers": [container],
+        "tolerations": [{"operator": "Exists"}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def account_on(admin: RestClient, name: str, namespace: str, node: str) -> Account:
+    """Make a pod of the account on the node, and ask for its token as the kubelet does (TokenRequest)."""
+    pod = admin.create(f"/api/v1/namespaces/{namespace}/pods", pod_on(node, name, namespace, f"{name}-{node}"))
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    return Account(name=name, namespace=namespace, token=token(admin, name, namespace, bound), node=node)
+
+
+def token(admin: RestClient, account: str, namespace: str, bound: Mapping[str, str] | None = None) -> str:
+    spec: Obj = {"expirationSeconds": 3600, **({"boundObjectRef": dict(bound)} if bound else {})}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    return str(admin.create(path, body)["status"]["token"])

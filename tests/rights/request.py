@@ -1,0 +1,48 @@
+"""Requests that have to be refused, as values, and what the API server says to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_driver.errors import ForbiddenError, KubernetesApiError
+from dra_driver.kube.rest import RestClient
+
+Obj = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request. ``what`` says in a few words what it would do; ``verb`` is HTTP's."""
+
+    what: str
+    verb: str
+    path: str
+    body: Obj | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    def send(self, rest: RestClient) -> None:
+        """Raises ForbiddenError, or another error of the API server."""
+        match self.verb:
+            case "GET":
+                rest.get(self.path, dict(self.query) or None)
+            case "POST":
+                rest.create(self.path, self.body or {})
+            case "PUT":
+                rest.update(self.path, self.body or {})
+            case "PATCH":
+                rest.merge_patch(self.path, self.body or {})
+            case "DELETE":
+                rest.delete(self.path)
+            case other:
+                raise ValueError(f"no such verb: {other}")
+
+
+def refusal(rest: RestClient, request: Request) -> str:
+    """The sentence of a refusal (403). Anything else fails: the request was done, or not for lack of rights."""
+    try:
+        request.send(rest)
+    except ForbiddenError as error:
+        return str(error).partition(" failed: 403 Forbidden: ")[2] or str(error)
+    except KubernetesApiError as error:
+        raise AssertionError(f"{request.what}: not forbidden: {error}") from error
+    raise AssertionError(f"{request.what}: done")
