@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from dra_driver.cli import kubectl
+from dra_driver.kubelet.second_publisher_file import NAME
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, make_template
@@ -178,13 +179,20 @@ def test_devices_are_withdrawn_while_a_device_plugin_offers_the_same_gpus(
     set_allocatable(cluster, {"nvidia.com/gpu": "0"})
     pods.delete("holder")
     pods.wait_gone("holder")
-    process.kill()  # it starts anew, and finds none: no need to wait for the minute
-    process.start()
+    start_without_the_note(cluster)
     cluster.wait(lambda: None if len(gpus(cluster)) == 4 else f"{gpus(cluster)}", TIMEOUT_S, "all devices")
 
 
 def gpus(cluster: Cluster) -> set[str]:
     return {device["name"].partition("-mig-")[0] for device in devices(cluster)}
+
+
+def start_without_the_note(cluster: Cluster) -> None:
+    """Start the node process anew without its note of a second publisher, instead of waiting for a minute."""
+    node = cluster.nodes[NODE]
+    node.process.kill()
+    (node.folders.plugins / DRIVER / NAME).unlink()
+    node.process.start()
 
 
 def wait_withdrawn(cluster: Cluster) -> None:
@@ -216,7 +224,5 @@ def test_another_driver_that_publishes_the_same_gpu_is_a_second_publisher(cluste
 
     cluster.wait(complaint, TIMEOUT_S, "this driver's devices to be withdrawn")
     cluster.store.delete(RESOURCE_SLICES, made["metadata"]["name"])
-    process = cluster.nodes[NODE].process
-    process.kill()
-    process.start()
+    start_without_the_note(cluster)
     cluster.wait(lambda: None if len(gpus(cluster)) == 4 else f"{gpus(cluster)}", TIMEOUT_S, "all devices")
