@@ -40,6 +40,7 @@ from dra_driver.claims.waiting import (
 )
 from dra_driver.claims.workflow.cdi_document import document_of
 from dra_driver.claims.workflow.contention import ConflictDependencies, ConflictJournal, busy, resolve_conflicts
+from dra_driver.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
 from dra_driver.claims.workflow.rebuild import AdoptDependencies, AdoptJournal, adopt
 from dra_driver.claims.workflow.teardown import (
     LEAST_S,
@@ -206,7 +207,11 @@ class Preparer:
             raise claim
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
             return self._prepare_again(entry, budget)
-        todo = plan_claim(claim, self._snapshot(), deps.names, deps.pool, deps.terms())
+        snapshot = self._snapshot()
+        places = places_of_claim(claim, snapshot)
+        if places:
+            snapshot = fresh_snapshot(deps, ref, places, snapshot, within_s=self._lock_s(budget))
+        todo = plan_claim(claim, snapshot, deps.names, deps.pool, deps.terms())
         require_fabric(deps, todo)
         deps.provider.ensure_base()  # if it fails no container can start, so no GPU is changed before
         done = self._prepare_hardware(todo, budget) if todo.changes_hardware else self._prepare_unchanged(todo, budget)

@@ -13,6 +13,7 @@ from dra_driver.claims.hardware.settings import SettingDependencies, settings_of
 from dra_driver.claims.planning import PreparePlan, check_alive, restore_plan
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.claims.workflow.cdi_document import DocumentDependencies, document_of
+from dra_driver.claims.workflow.fresh_instances import fresh_snapshot, places_of_devices
 from dra_driver.model.gpu import Snapshot
 
 
@@ -29,6 +30,7 @@ def verify_prepared(
     gone: its claim stays as it is until the pod is deleted. Also `MpsUnavailableError`, `GpuLockedError` and what
     `cdi_document.document_of` raises.
     """
+    snapshot = fresh_snapshot(deps, entry.ref, places_of_devices(entry.devices), snapshot, within_s=within_s)
     prepared = restore_plan(entry, snapshot, deps.names)
     if not prepared.changes_hardware:
         return prepared, document_of(deps, prepared)

@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from dra_driver.claims.entry import State
+from dra_driver.claims.waiting import GpuLockedError
+from dra_driver.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
 from dra_driver.claims.workflow.teardown import MOST_S
 from dra_driver.errors import (
     ClaimError,
@@ -206,6 +210,30 @@ def test_admin_access_creates_no_partition(h100: Run) -> None:
     assert h100.unprepare(ref(2)) is None
     assert isinstance(h100.refusal(ref(3)), ClaimError)
     assert h100.node.is_whole_again()
+
+
+def test_admin_access_finds_a_partition_that_was_created_a_moment_ago(h100: Run) -> None:
+    """The inventory reads the GPUs only after it was told of the change; the pod would wait a minute for a new try."""
+    name = h100.node.part(SMALL, 0)
+    before = h100.deps.snapshot()
+    h100.prepare(claim(1, result(name)))
+    after = h100.deps.snapshot()
+    h100.node.outdated = before
+    (first,) = h100.prepare(claim(2, result(name, admin_access=True)))
+    assert h100.prepare(claim(2, result(name, admin_access=True))) == (first,), "the same again"
+    h100.node.outdated = None
+    assert h100.unprepare(ref(1)) is None
+    h100.node.outdated = after
+    assert "admin access creates nothing" in str(h100.refusal(claim(3, result(name, admin_access=True)))), "it is gone"
+    assert isinstance(h100.refusal(ref(2)), DeviceLostError)
+
+
+def test_admin_access_waits_for_a_partition_that_is_being_created(h100: Run) -> None:
+    """Its GPU is locked meanwhile."""
+    wanted, deps = claim(1, result(h100.node.part(SMALL, 0), admin_access=True)), h100.deps
+    places = places_of_claim(wanted, deps.snapshot())
+    with deps.gpu_locks.acquire([h100.node.gpus[0].uuid], 0.0), pytest.raises(GpuLockedError):
+        fresh_snapshot(deps, wanted.ref, places, deps.snapshot(), within_s=0.0)
 
 
 def test_a_repeat_gives_the_same_answer_or_reports_a_missing_partition(h100: Run) -> None:
