@@ -53,7 +53,7 @@ class ObservabilityServer:
             "/healthz": lambda: _verdict(live()),
             "/readyz": lambda: _verdict(ready(), remarks()),
         }
-        self._loop = HttpLoop(listener, self._answer, connections)
+        self._loop = HttpLoop(listener, self._answer, connections, question=self._question)
         self._thread = threading.Thread(target=self._loop.run, name="http-endpoint", daemon=True)
 
     def start(self) -> None:
@@ -66,6 +66,12 @@ class ObservabilityServer:
             return
         self._loop.stop()
         self._thread.join(_STOP_S)
+
+    def _question(self, request: Request) -> tuple[str, str]:
+        """All requests that are refused for one reason are one question."""
+        if request.method not in ("GET", "HEAD"):
+            return str(bool(request.method)), ""
+        return request.method, request.path if request.path in self._routes else ""
 
     def _answer(self, request: Request) -> bytes:
         status, content_type, body = self._answer_to(request)

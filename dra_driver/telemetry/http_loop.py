@@ -7,6 +7,7 @@ Any pod can connect to the port, and the kubelet's liveness probe comes through 
   answer has to be taken within the same time.
 - One connection more than allowed closes the oldest that waits for its client, no matter which address it has. A limit
   per address would be an attack itself: pods in the host network share the kubelet's.
+- Answers to one question are made by few threads at a time, and requests of a flood share them (`http_question`).
 """
 
 import errno
@@ -17,11 +18,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Final
 
 from dra_driver.telemetry import http_request
+from dra_driver.telemetry.http_question import HttpQuestion
 from dra_driver.telemetry.http_request import Request
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ MAX_CONNECTIONS: Final = 2048
 1 ms. At most a quarter of the descriptors that the process may have: the others are for its files and sockets."""
 MAX_ANSWERING: Final = 32
 """Threads that make answers. Further complete requests wait."""
+MAX_SAME: Final = 3
+"""Those of them that answer the same question. The ten questions of an endpoint never need all threads."""
 MAX_WRITING: Final = 32
 """Answers, of up to some 100 KiB, that are in memory because their clients do not take them."""
 BACKLOG: Final = 4096
@@ -61,22 +65,33 @@ class _Connection:
         return self.since + (LINE_TIMEOUT_S if is_short else REQUEST_TIMEOUT_S)
 
 
+_Questions = dict[Hashable, HttpQuestion[tuple[_Connection, Request]]]
+
+
 class HttpLoop:
     """Serves the connections of ``listener``, which listens already, until ``stop``.
 
-    ``answer`` makes the bytes of an answer; it is called in threads, may block, and must not raise.
+    ``answer`` makes the bytes of an answer; it is called in threads, may block, and must not raise. ``question`` is
+    equal for requests that the same answer serves; there must be few.
     """
 
-    def __init__(self, listener: socket.socket, answer: Callable[[Request], bytes], connections: int) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        answer: Callable[[Request], bytes],
+        connections: int,
+        *,
+        question: Callable[[Request], Hashable],
+    ) -> None:
         self._listener = listener
-        self._answer = answer
+        self._answer, self._question = answer, question
         self._most = min(connections, max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._selector = selectors.DefaultSelector()
         self._waiting: dict[_Connection, None] = {}  # for their clients, oldest first
         self._writing: dict[_Connection, None] = {}  # those of them that have not taken their answer
-        self._complete: deque[tuple[_Connection, Request]] = deque()  # requests that wait for a thread
+        self._questions: _Questions = {}  # with the requests that wait for an answer
         self._answering = 0
-        self._answered: deque[tuple[_Connection, bytes]] = deque()  # filled by the threads
+        self._answered: deque[tuple[_Connection, Hashable, float, bytes]] = deque()  # filled by the threads
         self._over = threading.Event()
         self._woken, self._waker = socket.socketpair()
         for each in (listener, self._woken, self._waker):
@@ -89,13 +104,15 @@ class HttpLoop:
         """Serve until ``stop``; for one thread. Closes everything at its end."""
         try:
             while not self._over.is_set():
-                idle = not self._waiting and not self._complete
+                idle = not self._waiting and not self._complete()
                 self._handle(self._selector.select(None if idle else _SWEEP_S))
                 self._start_answers()
                 self._sweep()
         finally:
-            for connection in (*self._waiting, *(each for each, _ in self._complete)):
+            for connection in self._waiting:
                 connection.socket.close()
+            while self._drop_complete():
+                pass
             for each in (self._listener, self._woken, self._waker):
                 each.close()
             self._selector.close()
@@ -130,7 +147,7 @@ class HttpLoop:
                     time.sleep(_SWEEP_S)
                 return
             accepted.setblocking(False)
-            if len(self._waiting) + len(self._complete) + self._answering >= self._most and not self._close_oldest():
+            if len(self._waiting) + self._complete() + self._answering >= self._most and not self._close_oldest():
                 accepted.close()
                 continue
             connection = _Connection(accepted, time.monotonic())
@@ -159,39 +176,62 @@ class HttpLoop:
             self._selector.unregister(connection.socket)
             del self._waiting[connection]
             connection.since = time.monotonic()
-            self._complete.append((connection, request))
+            question = self._questions.setdefault(self._question(request), HttpQuestion())
+            question.ask((connection, request), connection.since)
+
+    def _complete(self) -> int:
+        return sum(map(len, self._questions.values()))
 
     def _start_answers(self) -> None:
-        while self._complete and self._answering < MAX_ANSWERING:
-            thread = threading.Thread(target=self._make, args=self._complete[0], name="http-request", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads for this process: tried again
-                return
-            self._complete.popleft()
-            self._answering += 1
+        now = time.monotonic()
+        for question in self._questions.values():
+            while question:
+                if answer := question.shared(now):
+                    self._send(question.take()[0], answer)
+                elif question.making >= MAX_SAME or self._answering >= MAX_ANSWERING:
+                    break
+                elif not self._start(*question.first):
+                    return
+                else:
+                    question.take()
+
+    def _start(self, connection: _Connection, request: Request) -> bool:
+        """Make an answer in a thread; False when this process gets no more threads: it is tried again."""
+        thread = threading.Thread(target=self._make, args=(connection, request), name="http-request", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._questions[self._question(request)].making += 1
+        self._answering += 1
+        return True
 
     def _make(self, connection: _Connection, request: Request) -> None:
+        begun = time.monotonic()
         try:
             answer = self._answer(request)
         except Exception:  # thread boundary: the client sees a closed connection
             log.exception("HTTP request failed", extra={"path": request.path})
             answer = b""
-        self._answered.append((connection, answer))
+        self._answered.append((connection, self._question(request), begun, answer))
         self._wake()
 
     def _collect(self) -> None:
         with suppress(BlockingIOError):
             self._woken.recv(_PIECE)
         while self._answered:
-            connection, answer = self._answered.popleft()
+            connection, question, begun, answer = self._answered.popleft()
             self._answering -= 1
-            if len(self._writing) >= MAX_WRITING:
-                self._close(next(iter(self._writing)))
-            connection.since, connection.left = time.monotonic(), memoryview(answer)
-            self._waiting[connection] = self._writing[connection] = None
-            self._selector.register(connection.socket, selectors.EVENT_WRITE, connection)
-            self._progress(connection)  # nearly every answer fits into the kernel's buffer
+            self._questions[question].answered(answer, begun)
+            self._send(connection, answer)
+
+    def _send(self, connection: _Connection, answer: bytes) -> None:
+        if len(self._writing) >= MAX_WRITING:
+            self._close(next(iter(self._writing)))
+        connection.since, connection.left = time.monotonic(), memoryview(answer)
+        self._waiting[connection] = self._writing[connection] = None
+        self._selector.register(connection.socket, selectors.EVENT_WRITE, connection)
+        self._progress(connection)  # nearly every answer fits into the kernel's buffer
 
     def _write(self, connection: _Connection) -> None:
         assert connection.left is not None  # noqa: S101 - for the type checker
@@ -209,15 +249,25 @@ class HttpLoop:
         self._sweep_at = now + _SWEEP_S
         for connection in [each for each in self._waiting if each.deadline() <= now]:
             self._close(connection)
-        while self._complete and self._complete[0][0].since + REQUEST_TIMEOUT_S <= now:
-            self._complete.popleft()[0].socket.close()
+        for question in self._questions.values():
+            while question.first_at + REQUEST_TIMEOUT_S <= now:
+                question.take()[0].socket.close()
 
     def _close_oldest(self) -> bool:
-        """Close the oldest connection that waits for its client; False when there is none."""
+        """Close the oldest connection that waits for its client, or for an answer; False when there is none."""
         oldest = next(iter(self._waiting), None)
-        if oldest is not None:
-            self._close(oldest)
-        return oldest is not None
+        if oldest is None:
+            return self._drop_complete()
+        self._close(oldest)
+        return True
+
+    def _drop_complete(self) -> bool:
+        """Close the oldest connection that asks what most of them ask; False when none waits for an answer."""
+        longest = max(self._questions.values(), key=len, default=None)
+        if not longest:
+            return False
+        longest.take()[0].socket.close()
+        return True
 
     def _close(self, connection: _Connection) -> None:
         self._selector.unregister(connection.socket)

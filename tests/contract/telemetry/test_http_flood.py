@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from dra_driver.telemetry.http import ObservabilityServer
-from dra_driver.telemetry.http_loop import LINE_TIMEOUT_S, MAX_ANSWERING, MAX_WRITING
+from dra_driver.telemetry.http_loop import LINE_TIMEOUT_S, MAX_ANSWERING, MAX_SAME, MAX_WRITING
+from dra_driver.telemetry.http_question import FRESH
 
 PROBES = 30
 CONNECTIONS = 48
@@ -133,8 +134,8 @@ def is_cut_off(client: socket.socket) -> bool:
     return received < 2**23 - 1
 
 
-def test_a_check_at_work_is_waited_for(serve: Callable[..., int]) -> None:
-    """A complete request is answered, however many connections come after it."""
+def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callable[..., int]) -> None:
+    """A complete request is answered, however many connections come after it; others do not wait for its check."""
     finish, running = threading.Event(), threading.Semaphore(0)
 
     def slow() -> list[str]:
@@ -147,10 +148,46 @@ def test_a_check_at_work_is_waited_for(serve: Callable[..., int]) -> None:
         clients = [held.enter_context(connect(port)) for _ in range(MAX_ANSWERING)]
         for client in clients:
             client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        for _ in range(MAX_SAME):
             assert running.acquire(timeout=PROBE_TIMEOUT_S)
-        threading.Timer(0.1, finish.set).start()
         assert probe(port) == 200
+        assert not finish.is_set()
+        finish.set()
         assert all(client.recv(12) == b"HTTP/1.1 200" for client in clients)
+
+
+def test_more_requests_than_places_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
+    """All of them complete, and waiting for a check that hangs: the oldest of these goes."""
+    finish = threading.Event()
+    port = serve(lambda: [str(finish.wait(4 * PROBE_TIMEOUT_S))])
+    with ExitStack() as held:
+        for _ in range(2 * CONNECTIONS):
+            held.enter_context(connect(port)).sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+        finish.set()
+
+
+def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
+    """Making an answer for each of thousands would take all of the process' time."""
+    made = list[float]()
+
+    def ready() -> list[str]:
+        made.append(time.monotonic())
+        return []
+
+    port, begin = serve(ready), time.monotonic()
+    assert [probe(port, "/readyz") for _ in range(100)] == [200] * 100
+    seconds = time.monotonic() - begin
+    assert FRESH <= len(made) <= (FRESH + 1) * (seconds + 1)
+
+
+def test_few_requests_get_answers_of_their_own(serve: Callable[..., int]) -> None:
+    """Who asks after a change sees it."""
+    reasons = list[str]()
+    port = serve(lambda: reasons)
+    for expected in (200, 503, 200, 503):
+        reasons[:] = [] if expected == 200 else ["no driver"]
+        assert probe(port, "/readyz") == expected
 
 
 def test_a_dripping_request_line_is_cut_off(serve: Callable[..., int]) -> None:
