@@ -12,6 +12,7 @@ SUBCOMMANDS: Final = {
     "claims": ("dra_driver.cli.claims", "list claims, their devices and their pods"),
     "capacity": ("dra_driver.cli.capacity", "count free devices and the claims that would still fit"),
     "classes": ("dra_driver.cli.classes", "keep device classes for MIG profiles and shared GPUs"),
+    "policy": ("dra_driver.cli.policy_explain", "explain which policy gives which field of a GPU"),
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
     "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the problems, or the published GPUs, and returns the exit status."""
     from dra_driver.policy import examine
 
-    found, wrong = examine(list(_files(args.paths)))
+    found, wrong = examine(list(policy_files(args.paths)))
     for complaint in wrong:
         print(complaint)
     if wrong:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     return _try(found.policies, args.gpus, args.node) if args.gpus else 0
 
 
-def _files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
+def policy_files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
     from dra_driver.policy import read_file, read_folder
 
     for path in map(Path, paths):
