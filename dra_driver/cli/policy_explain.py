@@ -132,7 +132,7 @@ def _table(spec: Any, policy: str) -> None:
 
     print()
     values = field_values(spec)
-    rows = [(each.field, each.value, f"policy {policy}" if each.given else "x") for each in values]
+    rows = [(each.field, each.value, f"policy {policy}" if each.given else "default") for each in values]
     show(_FIELDS, rows, colour=wants_colour())
 
 
