@@ -1,7 +1,9 @@
 """How long to wait after the n-th failure in a row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from dra_driver.lean_dataclasses import dataclass
 
 
 @dataclass(slots=True, kw_only=True)

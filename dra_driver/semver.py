@@ -6,9 +6,10 @@ parts.
 """
 
 import re
-from dataclasses import dataclass
 from functools import total_ordering
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 _NUMBER: Final = r"0|[1-9][0-9]*"
 _IDENTIFIER: Final = rf"(?:{_NUMBER}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"

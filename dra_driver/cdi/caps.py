@@ -9,9 +9,9 @@ opens the next instance with its id. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
 
 import os
 import re
-from dataclasses import dataclass
 
 from dra_driver.errors import DeviceLostError, DriverUnavailableError
+from dra_driver.lean_dataclasses import dataclass
 
 MODE = 0o444
 """Default mode of the module's nodes: readable, which is enough to open a capability."""

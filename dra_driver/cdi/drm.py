@@ -2,10 +2,10 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.device_nodes.numbers import NodeNumbers
+from dra_driver.lean_dataclasses import dataclass
 
 _PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _DRM_NAME = re.compile(r"card\d{1,4}|renderD\d{1,4}")

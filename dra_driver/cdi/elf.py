@@ -11,7 +11,8 @@ import os
 import re
 import stat
 import struct
-from dataclasses import dataclass
+
+from dra_driver.lean_dataclasses import dataclass
 
 EM_X86_64 = 62
 EM_AARCH64 = 183

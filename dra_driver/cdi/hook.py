@@ -30,12 +30,12 @@ bulletin for the Container Toolkit of July 2025 for both CVEs.
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from dra_driver.cdi.hook_version import HookVersions, UnknownVersionError
 from dra_driver.cdi.spec import Hook
 from dra_driver.driver_root.root import DriverRoot, resolve
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.semver import Semver
 
 CANDIDATES = (

@@ -15,11 +15,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from dra_driver.driver_root.enter import enter
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.semver import Semver
 
 TIMEOUT_S: Final = 3.0

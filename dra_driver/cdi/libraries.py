@@ -8,7 +8,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from dra_driver.cdi.elf import read_shared_object
 from dra_driver.cdi.layout import (
@@ -25,6 +24,7 @@ from dra_driver.driver_root.folders import LIBRARY_FOLDERS, PROGRAM_FOLDERS, SEA
 from dra_driver.driver_root.root import DriverRoot, resolve
 from dra_driver.driver_root.search import CUDA, NVML, cached_libraries
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.lean_dataclasses import dataclass
 
 _DRIVER_LIBRARY = re.compile(r"(libcuda|libnvidia-ml)\.so\.(\d{1,5}(?:\.\d{1,5}){1,3})")
 _ModeTest = Callable[[int], bool]

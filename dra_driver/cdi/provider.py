@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.cdi import edits
@@ -27,6 +26,7 @@ from dra_driver.device_nodes.names import CONTROL_NODES
 from dra_driver.device_nodes.numbers import Majors, node_numbers
 from dra_driver.driver_root.detect import RootSource
 from dra_driver.driver_root.root import DriverRoot
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu
 
 log = logging.getLogger(__name__)

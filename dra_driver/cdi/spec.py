@@ -7,8 +7,10 @@ out, as the reference library does.
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
+
+from dra_driver.lean_dataclasses import dataclass
 
 KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions that consumers accept, oldest first. They match exactly: 0.6.1 and 0.9.0 are not accepted."""
@@ -173,7 +175,7 @@ class CdiSpec(_Element):
         The lowest and not the newest because a consumer refuses a version that it does not know, even for a document
         that uses nothing of it (podman 4.3 ends at 0.5.0).
         """
-        return {"cdiVersion": minimum_version(self), **super(CdiSpec, self).to_wire()}
+        return {"cdiVersion": minimum_version(self), **super(CdiSpec, self).to_wire()}  # noqa: UP008 - slots: a new class
 
     def all_edits(self) -> Iterator[ContainerEdits]:
         """The document's own edits, then each device's."""

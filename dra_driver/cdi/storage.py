@@ -5,7 +5,8 @@ Every method raises OSError, which the writer translates.
 
 import os
 import stat
-from dataclasses import dataclass
+
+from dra_driver.lean_dataclasses import dataclass
 
 FileIdentity = tuple[int, int, int, int, int, int]
 """Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""

@@ -5,7 +5,7 @@ Files there: ``state.db`` (the journal), ``owner-*.lock`` (one per running node 
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from dra_driver.cdi import CdiNames
@@ -26,6 +26,7 @@ from dra_driver.claims.prepare_gate import PrepareGate
 from dra_driver.claims.processes import ProcessRegistry
 from dra_driver.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
 from dra_driver.claims.workflow.service import ClaimService, ServiceJournal
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
 from dra_driver.model.terms import Terms

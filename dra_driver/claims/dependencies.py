@@ -5,7 +5,6 @@ its callees use. `assembly.ClaimDependencies` satisfies all of these Protocols; 
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -16,6 +15,7 @@ from dra_driver.claims.prepare_gate import PrepareGate
 from dra_driver.claims.waiting import ClaimLocks, WakeableClock
 from dra_driver.device_nodes.keeper import WantedNode
 from dra_driver.errors import DraError, NotPermittedError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu, Snapshot

@@ -7,10 +7,10 @@ An entry holds everything that is needed to undo a prepare. `journal` stores ent
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
 from dra_driver.model.mig import MigInstance, PartitionId

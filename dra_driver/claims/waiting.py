@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.claims.prepare_gate import PreparesPausedError
@@ -24,6 +23,7 @@ from dra_driver.errors import (
     RetryableError,
     ServerBusyError,
 )
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import ClaimUid
 
 FIRST_PAUSE_S = 0.1

@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.terms import Interval, Strategy
 
 

@@ -9,10 +9,10 @@ process.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")

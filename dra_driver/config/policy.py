@@ -4,12 +4,13 @@ The schema is generated from the model in ``config/schemas/gpu_policy.py``, whic
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
 from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthCause
 from dra_driver.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
 from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint

@@ -7,9 +7,9 @@ valid.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.quantity import Quantity
 
 Fields = Mapping[str, Any]

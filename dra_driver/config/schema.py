@@ -23,11 +23,11 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from dra_driver.config.rules import RULES
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.quantity import Quantity
 
 Schema: TypeAlias = Mapping[str, Any]

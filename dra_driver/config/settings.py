@@ -10,11 +10,11 @@ subdomain of at most 63 characters, a node name one of at most 253, and a pool n
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import get_args
 
 from dra_driver.config.options import Flag, Option, flags_of, load, setting
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -333,7 +333,7 @@ class NodeSettings:
         ),
         "",
     )
-    log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
+    log_format: LogFormat = setting(
         Option(
             TELEMETRY,
             "LOG_FORMAT",
@@ -343,7 +343,7 @@ class NodeSettings:
         ),
         "text",
     )
-    log_level: LogLevel = setting(  # noqa: RUF009 - same
+    log_level: LogLevel = setting(
         Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error", _log_level),
         "info",
     )

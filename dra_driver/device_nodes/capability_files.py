@@ -7,8 +7,9 @@ instance exists.
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 _LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
 _LINE: Final = re.compile(r"^gpu([0-9]{1,4})/(gi[0-9]{1,4}(?:/ci[0-9]{1,4})?)/access ([0-9]{1,7})$", re.MULTILINE)

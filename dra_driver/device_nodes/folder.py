@@ -6,12 +6,12 @@ Links are never followed on the way to a change.
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
 from dra_driver.device_nodes.names import char_link
 from dra_driver.device_nodes.numbers import NodeNumbers
+from dra_driver.lean_dataclasses import dataclass
 
 _MAX_LINKS: Final = 4
 

@@ -1,10 +1,9 @@
 """Decide what has to happen at a node's path. Pure."""
 
-from dataclasses import dataclass
-
 from dra_driver.device_nodes.folder import Found, Seen
 from dra_driver.device_nodes.numbers import NodeNumbers
 from dra_driver.device_nodes.params import NodeParams
+from dra_driver.lean_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

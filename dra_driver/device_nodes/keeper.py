@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dra_driver.device_nodes.capability_files import CapabilityFile, capability_file
@@ -28,6 +27,7 @@ from dra_driver.device_nodes.problems import Problem, ProblemKind, Problems
 from dra_driver.device_nodes.settle import settle_link, settle_node
 from dra_driver.device_nodes.tools import Outcome
 from dra_driver.errors import DeviceLostError, DeviceNodeError, DraError
+from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

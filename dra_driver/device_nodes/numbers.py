@@ -10,10 +10,10 @@ import functools
 import os
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.lean_dataclasses import dataclass
 
 CONTROL_MINOR = 255
 MODESET_MINOR = 254

@@ -8,8 +8,10 @@ other value than 1 forbids programs to touch the nodes. The nodes of nvidia-uvm 
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 _LIMIT: Final = 65536  # the file has some 60 short lines and the module's RegistryDwords
 _LINE: Final = re.compile(r"^(\w{1,64}):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)

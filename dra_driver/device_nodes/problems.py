@@ -1,9 +1,10 @@
 """What is wrong with device nodes on the host, for events, metrics and readiness."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 KEEP_S: Final = 600.0
 """A problem that a prepare found is forgotten after this time, unless it is found again."""

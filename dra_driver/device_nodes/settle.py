@@ -1,6 +1,5 @@
 """Bring one node and its link into the state that they should have, and say what could not be done."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.device_nodes.folder import DevFolder, Found, LinkState, Seen, link_end, link_state
@@ -8,6 +7,7 @@ from dra_driver.device_nodes.judge import judge
 from dra_driver.device_nodes.names import CAPABILITIES, char_link, char_target
 from dra_driver.device_nodes.numbers import NodeNumbers
 from dra_driver.device_nodes.params import NodeParams
+from dra_driver.lean_dataclasses import dataclass
 
 _CHAR: Final = "/dev/char"
 

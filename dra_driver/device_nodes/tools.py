@@ -9,7 +9,6 @@ status 0 only when all worked. It prints next to nothing: its status is all that
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -20,6 +19,7 @@ from dra_driver.driver_root.folders import PROGRAM_FOLDERS
 from dra_driver.driver_root.process import Ended, shown
 from dra_driver.driver_root.root import DriverRoot, resolve
 from dra_driver.errors import DraError
+from dra_driver.lean_dataclasses import dataclass
 
 TIMEOUT_S: Final = 5.0
 """Loading a module takes 0.1 to 2 s; a call of the kubelet has some 40 s."""

@@ -11,8 +11,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300

@@ -7,10 +7,10 @@ is the path below the driver root (``/usr/lib64/libcuda.so.580``), and *host* is
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 
 _MAX_LINKS = 40  # the kernel's MAXSYMLINKS
 

@@ -14,9 +14,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

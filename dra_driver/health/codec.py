@@ -6,13 +6,14 @@ and what is unknown is left out. Format 1 only grows: later versions add fields 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 from typing import Any, Final
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.health.fault import MOST_DETAIL, MOST_ID, FaultKey, Faults, HealthFault
 from dra_driver.health.rules import MOST_DOUBLINGS
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthCause, Severity
 from dra_driver.model.ids import GpuUuid
 

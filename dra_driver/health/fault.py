@@ -8,10 +8,10 @@ Times are monotonic seconds since boot, which all processes of a node share; ``s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthCause, Severity
 
 MOST_ID: Final = 65535

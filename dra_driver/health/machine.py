@@ -27,13 +27,14 @@ Events of one moment may come in any order and any number of portions: the fault
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import nextafter
 from typing import Final
 
 from dra_driver.health.fault import MOST_DETAIL, MOST_ID, FaultKey, FaultPhase, Faults, HealthFault, trimmed
 from dra_driver.health.rules import FLAP_WINDOW_S, MOST_DOUBLINGS, calm_s, severity
 from dra_driver.health.xids import XidRecovery, xid
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import (
     HealthCause,
     HealthEvent,

@@ -1,9 +1,9 @@
 """What metrics show of the health of a node's GPUs, as values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthCause
 from dra_driver.model.ids import GpuUuid
 

@@ -1,10 +1,10 @@
 """What is known of an XID, by its number. Pure."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from dra_driver.health.xid_table import ROWS
+from dra_driver.lean_dataclasses import dataclass
 
 _REPORTED_SINCE: Final = 565
 """The driver branch that has NVML field 230; links of later branches cannot be relied on with every such driver."""

@@ -12,13 +12,13 @@ import ssl
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 
 _MOST_BYTES = 4 * 2**20
 _CLUSTER = frozenset(

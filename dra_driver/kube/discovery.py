@@ -4,12 +4,12 @@ No endpoint reports feature gates; ``slices/features.py`` probes for their effec
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.errors import KubernetesApiError
 from dra_driver.kube.claims import Getter
 from dra_driver.kube.paths import version
+from dra_driver.lean_dataclasses import dataclass
 
 _LEADING_NUMBER = re.compile(r"\d{1,4}")
 

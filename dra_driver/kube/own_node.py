@@ -11,12 +11,13 @@ was asked by an annotation has ended.
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
+from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

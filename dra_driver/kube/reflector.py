@@ -15,12 +15,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from dra_driver.backoff import Backoff
 from dra_driver.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
 from dra_driver.kube.types import WatchEvent
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,6 +20,7 @@ from dra_driver.kube.http.answer import HttpAnswer, TransportError
 from dra_driver.kube.http.stream import RequestLimits
 from dra_driver.kube.status import error_from_response
 from dra_driver.kube.watch import WatchStream
+from dra_driver.lean_dataclasses import dataclass
 
 Query = Mapping[str, str]
 

@@ -12,7 +12,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from dra_driver.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
@@ -20,6 +19,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.types import ObjectReference
 from dra_driver.kubelet.health_events import Notice
 from dra_driver.kubelet.health_report import ReportedDevice, is_about
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import ClaimRef
 from dra_driver.telemetry import metrics
 

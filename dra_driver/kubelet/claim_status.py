@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,6 +30,7 @@ from dra_driver.files import replace_file
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kubelet.health_report import DeviceReport, DeviceState
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid
 from dra_driver.telemetry import metrics

@@ -18,10 +18,10 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.drain import DETACH_ANNOTATION, clean
 
 ANNOTATION: Final = DETACH_ANNOTATION

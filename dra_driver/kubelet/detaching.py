@@ -15,12 +15,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, Protocol
 
 from dra_driver.errors import DraError
 from dra_driver.kubelet.detach_request import DetachRequest
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ Snapshots are used in ``inventory_publisher.py``; ``claims/`` decides when a GPU
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from dra_driver.gpu.instance_reader import InstanceReader
 from dra_driver.gpu.notes import GpuNotes
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.mig.manager import CreationWatch, MigManager
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid

@@ -6,10 +6,10 @@ Conditions from before the process started were reported by the process before i
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from dra_driver.kubelet.health_taints import KEYS, partition_of
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import GpuUuid

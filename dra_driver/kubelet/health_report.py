@@ -5,12 +5,12 @@ and does not know GPUs, so a GPU's condition is said of each of its devices that
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from dra_driver.kubelet.health_taints import partition_of
 from dra_driver.kubelet.last_known import Missing
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import DeviceName, GpuUuid, PoolName

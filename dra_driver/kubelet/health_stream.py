@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from dra_driver._pb.health_v1 import api_pb2 as v1
 from dra_driver._pb.health_v1alpha1 import api_pb2 as v1alpha1
 from dra_driver.kubelet.health_report import DeviceReport
 from dra_driver.kubelet.server import generic_handler
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from typing import Final
 from dra_driver.errors import DraError
 from dra_driver.files import replace_file
 from dra_driver.kubelet import last_known_file
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 

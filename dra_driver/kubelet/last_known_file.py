@@ -8,11 +8,12 @@ import logging
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu
 from dra_driver.published import limits
 

@@ -9,9 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dra_driver.errors import DraError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)

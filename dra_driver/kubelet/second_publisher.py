@@ -20,10 +20,11 @@ that. The decision is `judge`, pure; `SecondPublisher` feeds it.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from dra_driver.kubelet.second_publisher_file import SecondPublisherFile
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.quantity import Quantity
 from dra_driver.telemetry import metrics
 

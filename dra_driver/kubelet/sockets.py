@@ -19,10 +19,10 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 
 MAX_PATH_BYTES = 107
 _CONNECT_TIMEOUT_S = 1.0

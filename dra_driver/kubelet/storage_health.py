@@ -11,13 +11,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from dra_driver.cdi import FolderWatch
 from dra_driver.errors import DraError
 from dra_driver.kubelet.preflight import why_not_writable
+from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

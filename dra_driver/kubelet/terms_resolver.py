@@ -6,10 +6,11 @@ What a policy says is in ``policy/``; what follows from the terms is in ``slices
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from dra_driver.errors import DraError, DriverUnavailableError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms, Use, terms_of

@@ -11,9 +11,10 @@ Times are seconds of any clock. One that jumps back neither prolongs the withhol
 nor counts old refusals for longer than ``WITHIN_S``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.mig import PartitionId
 
 LIMIT: Final = 3

@@ -1,9 +1,10 @@
 """A ResourceClaim on its node: identity, allocated devices, and the devices that are answered to the kubelet."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
 
 

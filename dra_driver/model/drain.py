@@ -5,9 +5,10 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import GpuUuid
 
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"

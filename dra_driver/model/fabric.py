@@ -5,8 +5,9 @@ the GPU with the UVM driver ends with NV_ERR_NVLINK_FABRIC_NOT_READY (open kerne
 _gpuGetFabricStatus). With MIG it does not, because instances do not use the fabric.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from dra_driver.lean_dataclasses import dataclass
 
 
 class FabricState(StrEnum):

@@ -3,8 +3,7 @@
 A field is ``None`` when the hardware or driver does not report it.
 """
 
-from dataclasses import dataclass
-
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.ids import DeviceName, GpuUuid
 from dra_driver.model.mig import MigInstance, MigProfile

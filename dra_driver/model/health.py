@@ -4,9 +4,9 @@
 taints, on the kubelet's health stream, as events and as metrics.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import GpuUuid
 
 

@@ -3,9 +3,9 @@
 ``config/policy.py`` reads it from a GpuPolicy, ``health/`` applies it to what the hardware reports.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthCause
 
 DEFAULT_GRACE_S: Final = 60.0

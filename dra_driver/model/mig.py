@@ -6,8 +6,8 @@ a profile at a placement, existing or not: a GI with one CI that spans it.
 """
 
 import re
-from dataclasses import dataclass
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import DeviceName, GpuUuid, MigUuid
 
 _PARTITION = re.compile(r"gpu-(0|[1-9][0-9]*)-mig-(.+)-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")

@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId

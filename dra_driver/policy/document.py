@@ -10,11 +10,12 @@ PyYAML is loaded at the first YAML text and not with this module: most nodes hav
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from dra_driver.config.schema import Step, printable
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 
 MAX_DEPTH: Final = 32
 _WORDS: Final[Mapping[str, Any]] = {

@@ -8,12 +8,12 @@ old and half new. In any other folder the set is read again until it does not ch
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 
 MAX_FILES: Final = 64
 MAX_FILE_BYTES: Final = 256 * 1024

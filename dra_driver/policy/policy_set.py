@@ -5,12 +5,12 @@ In a set every document is a valid GpuPolicy and names are unique. Files and obj
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
 from dra_driver.config.schema import FieldProblem, printable
 from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.policy.document import Document, UnreadableError, read_documents
 from dra_driver.policy.folder import PolicyFile
 from dra_driver.policy.objects import ReadObject

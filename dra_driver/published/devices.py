@@ -4,9 +4,8 @@ Pure. Devices share parts with each other (a node with eight GPUs has hundreds t
 must not change a returned dict below its first level.
 """
 
-from dataclasses import dataclass
-
 from dra_driver.kube.types import Device, DeviceCapacity
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, MigProfile, partition_name
 from dra_driver.model.terms import SharingTerms

@@ -8,10 +8,11 @@ import json
 import re
 from binascii import crc32
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import GpuUuid
 
 MAX_DEVICES: Final = 64

@@ -10,7 +10,6 @@ call, or `MpsClient.release`, continues from there.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from dra_driver.driver_root.process import Clock, Sleep
 from dra_driver.errors import DraError, MpsUnavailableError, StorageError
 from dra_driver.gpu.backend import ComputeMode, ComputeModes
 from dra_driver.gpu.notes import GpuNotes
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import compute_mode
 from dra_driver.sharing.daemon import MpsDaemon

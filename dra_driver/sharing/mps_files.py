@@ -15,12 +15,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from dra_driver.errors import StorageError
 from dra_driver.files import lock_file, replace_file
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.sharing.daemon import MpsDaemon, check_id
 from dra_driver.sharing.safe_rmtree import REMOVE_S, remove_tree
 

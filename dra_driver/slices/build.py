@@ -3,13 +3,13 @@
 Pure: a snapshot, terms and the API server's features in, wire objects out.
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.names import is_pool_name, is_subdomain
 from dra_driver.kube.types import CounterSet, Device
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import DeviceName, PoolName
 from dra_driver.model.terms import Terms, terms_of

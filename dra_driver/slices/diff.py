@@ -19,10 +19,11 @@ Existing resource slices come from the API server and may have been edited by an
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.slices import untrusted_slice
 from dra_driver.slices.compare import digest, same
 from dra_driver.slices.layout import DesiredSlice, generate_name, index_of

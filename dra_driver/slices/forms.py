@@ -15,8 +15,8 @@ and nothing at all is left. Everything else that is left out has a reason.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId

@@ -4,8 +4,9 @@ Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (d
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from dra_driver.lean_dataclasses import dataclass
 
 # Field to attribute of Features.
 _FIELDS: Final = {

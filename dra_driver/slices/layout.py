@@ -13,9 +13,9 @@ GPU that may be cut has a resource slice of its own.
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dra_driver.kube.types import CounterSet, Device
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.published import limits
 from dra_driver.slices.build import Built, GpuGroup
 

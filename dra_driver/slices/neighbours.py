@@ -5,9 +5,9 @@ comes from the API server is untrusted. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.published import names
 from dra_driver.slices import untrusted_slice
 from dra_driver.slices.untrusted_slice import mapping

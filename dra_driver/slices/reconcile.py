@@ -15,10 +15,11 @@ update of a resource slice that has counters keeps all of them, whatever the gat
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dra_driver.errors import NotFoundError
 from dra_driver.kube.types import ResourceSlice
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.slices import untrusted_slice
 from dra_driver.slices.api import SlicesApi, StoredSlice
 from dra_driver.slices.compare import dropped_fields, same

@@ -3,8 +3,9 @@
 Source: RFC 9112. A request's body is not read, and every connection is closed after its answer.
 """
 
-from dataclasses import dataclass
 from http import HTTPStatus
+
+from dra_driver.lean_dataclasses import dataclass
 
 MAX_HEAD = 16 * 1024
 """Bytes of a request line with its headers. Probes and Prometheus send less than 1 KiB."""

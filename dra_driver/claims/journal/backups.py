@@ -15,7 +15,6 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from dra_driver.claims.entry import AssignedPartition, InstanceIds, OrphanedPart
 from dra_driver.claims.journal import values
 from dra_driver.errors import StorageError
 from dra_driver.files import UNFINISHED, replace_file
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import DeviceName, GpuUuid, MigUuid
 from dra_driver.model.mig import PartitionId
 

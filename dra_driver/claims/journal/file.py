@@ -15,13 +15,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.claims.journal import rows, values
 from dra_driver.claims.journal.schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.files import lock_file
+from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

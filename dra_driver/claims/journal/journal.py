@@ -10,7 +10,6 @@ that outlives a power cut, ``durable=True`` pays for a second sync.
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.claims.entry import (
@@ -29,6 +28,7 @@ from dra_driver.claims.journal.values import corruption, parse_text, parse_uid
 from dra_driver.claims.journal.whole_gpus import WholeGpuStore
 from dra_driver.claims.planning.conflicts import conflicts, overlaps
 from dra_driver.errors import StorageError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Form, Use

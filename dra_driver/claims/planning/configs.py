@@ -9,12 +9,12 @@ Source: kubernetes/dynamic-resource-allocation ``resourceclaim/resourceclaim.go`
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from dra_driver.config.device_config import DeviceConfig, GpuConfig, MigDeviceConfig
 from dra_driver.config.parameters import decode
 from dra_driver.errors import InvalidParametersError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
 
 _ORDER = {"FromClass": 0, "FromClaim": 1}

@@ -5,7 +5,7 @@ journal decides whether a device is free.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dra_driver.cdi import CdiNames
 from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry
@@ -15,6 +15,7 @@ from dra_driver.claims.planning.devices import identify, same_gpu
 from dra_driver.claims.planning.shares import share_of
 from dra_driver.claims.planning.sharing_plan import Granted, PartitionGroup, sharing_plan
 from dra_driver.errors import ClaimError, UnknownDeviceError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import DeviceName, PoolName

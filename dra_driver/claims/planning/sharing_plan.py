@@ -7,12 +7,12 @@ several daemons is refused: a container that uses the request gets all its devic
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from dra_driver.claims.entry import AssignedPartition, AssignedShare, AssignedSharing
 from dra_driver.claims.planning.configs import DecodedConfig, config_for
 from dra_driver.config.device_config import GpuConfig, MigDeviceConfig, MpsLimits
 from dra_driver.errors import ClaimError, InvalidParametersError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import ClaimUid, GpuUuid

@@ -20,7 +20,6 @@ An entry or a file is removed only when it is known that no claim needs it.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.claims.dependencies import (
@@ -45,6 +44,7 @@ from dra_driver.claims.workflow.teardown import (
 )
 from dra_driver.claims.workflow.verify import VerifyDependencies, verify_prepared
 from dra_driver.errors import DraError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ containers that still run after their pod was deleted by force: the API server d
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.claims.dependencies import ClaimReader, HasClaimLocks, HasCount
@@ -18,6 +17,7 @@ from dra_driver.claims.entry import AttemptToken, Entry, State
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.claims.workflow.teardown import TeardownDependencies, TeardownJournal, teardown
 from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ kubelet, which got no answer, prepares or unprepares again.
 import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from dra_driver.claims.dependencies import (
@@ -44,6 +44,7 @@ from dra_driver.claims.workflow.teardown import (
 )
 from dra_driver.claims.workflow.verify import VerifyDependencies
 from dra_driver.errors import DraError
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid, PoolName
 from dra_driver.model.terms import Terms

@@ -6,7 +6,7 @@ GPU_IS_LOST for a lost one: one kept from earlier is invalid after a change of M
 """
 
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from dra_driver.gpu.nvml.properties import sysfs_address
 from dra_driver.gpu.nvml.reads import NoAnswerError, Reads
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.nvml.turns import GiveWay, Patience
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthReading, RecoveryAction
 from dra_driver.model.ids import GpuUuid
 

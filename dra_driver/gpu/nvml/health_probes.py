@@ -6,13 +6,13 @@ that no recovery is needed. So do remapped rows, which NVML does not report whil
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import pynvml
 
 from dra_driver.gpu.nvml.errors import ABSENT, DRIVER_TROUBLE, WITHDRAWS, describe, raise_translated
 from dra_driver.gpu.nvml.fabric import FUNCTION, read_info
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import RecoveryAction
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import pynvml
@@ -16,6 +16,7 @@ from dra_driver.gpu.nvml.properties import describe_gpu
 from dra_driver.gpu.nvml.reads import NoAnswerError, Reads
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.nvml.turns import GiveWay, Patience, Turn
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 

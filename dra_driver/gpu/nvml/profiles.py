@@ -8,7 +8,7 @@ nvmlDeviceGetGpuInstancePossiblePlacements_v2 (starts and sizes are memory slice
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ import pynvml
 
 from dra_driver.errors import DeviceLostError
 from dra_driver.gpu.nvml.errors import ABSENT, optional, raise_translated, withdraws
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.mig import MigProfile
 
 T = TypeVar("T")

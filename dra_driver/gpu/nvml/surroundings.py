@@ -11,9 +11,10 @@ of its own release, so the session goes on until that is loaded.
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from dra_driver.lean_dataclasses import dataclass
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _RELEASE = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")

@@ -8,9 +8,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dra_driver.errors import DeviceLostError
+from dra_driver.lean_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

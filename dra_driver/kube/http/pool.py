@@ -5,10 +5,10 @@ import ssl
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from dra_driver.kube.http.answer import StreamAnswer, TransportError
 from dra_driver.kube.http.stream import HttpStream, RequestLimits
+from dra_driver.lean_dataclasses import dataclass
 
 KEPT = 4
 """One reflector, four prepares, the publisher and the event recorder; more are opened and closed as needed."""

@@ -5,9 +5,9 @@ import select
 import socket
 import ssl
 import time
-from dataclasses import dataclass
 
 from dra_driver.kube.http.answer import TransportError
+from dra_driver.lean_dataclasses import dataclass
 
 _READ_BYTES = 16 * 1024  # the largest TLS record
 _LATE = "the answer did not end in time"
