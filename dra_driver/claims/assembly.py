@@ -3,7 +3,7 @@
 Files there: ``state.db`` (the journal), ``owner-*.lock`` (one per running node process), ``locks`` (one file per GPU).
 """
 
-import uuid
+import os
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -118,7 +118,7 @@ def open_claims(
     `StorageError` and `ConfigurationError` as `journal.Journal.open` does.
     """
     directory = Path(directory)
-    owners = ProcessRegistry.register(directory, uuid.uuid4().hex)
+    owners = ProcessRegistry.register(directory, os.urandom(16).hex())
     try:
         boot = read_boot_id(boot_id_file) if boot_id is None else boot_id
         journal = Journal.open(directory / JOURNAL, boot_id=boot, owner=owners.own)

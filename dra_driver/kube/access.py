@@ -9,13 +9,10 @@ import base64
 import binascii
 import os
 import ssl
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.lean_dataclasses import dataclass
@@ -103,6 +100,8 @@ def plain_kubeconfig(path: Path) -> Access | None:
     Also None for a damaged file: the client names what is wrong. Raises ConfigurationError for a file that is named in
     a plain kubeconfig and cannot be read.
     """
+    import yaml  # noqa: PLC0415 - a pod has a service account, and never needs YAML: 0.7 MiB
+
     try:
         document = yaml.safe_load(_content(path))
     except yaml.YAMLError:
@@ -172,6 +171,8 @@ def _content(path: Path) -> bytes:
 
 def _load_client_certificate(context: ssl.SSLContext, chain: bytes) -> None:
     """OpenSSL's interface takes a file: it exists, readable by this user alone, only for this call."""
+    import tempfile  # noqa: PLC0415 - a pod has a token, and tempfile imports all compressions
+
     descriptor, name = tempfile.mkstemp()
     try:
         with os.fdopen(descriptor, "wb") as file:
