@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from dra_driver.errors import DraError
 from dra_driver.kube.connection import Connection
@@ -24,15 +25,43 @@ READY_S = 90.0
 @contextlib.contextmanager
 def control_plane(*, etcd: Path, apiserver: Path, folder: Path) -> Iterator[Path]:
     """Run both; yields a kubeconfig with all rights."""
-    certificate = _certificate(folder)
-    client_port, peer_port, api_port = _free_ports(3)
-    with contextlib.ExitStack() as running:
-        running.enter_context(started(_etcd(etcd, folder, client_port, peer_port), folder / "etcd.log"))
-        command = _apiserver(apiserver, folder, client_port, api_port)
-        running.enter_context(started(command, folder / "apiserver.log"))
-        kubeconfig = _kubeconfig(folder, api_port, certificate)
-        _wait_ready(kubeconfig, folder / "apiserver.log")
-        yield kubeconfig
+    with ControlPlane(etcd=etcd, apiserver=apiserver, folder=folder) as plane:
+        yield plane.kubeconfig
+
+
+class ControlPlane:
+    """Both processes, from the start of the block to its end."""
+
+    def __init__(self, *, etcd: Path, apiserver: Path, folder: Path) -> None:
+        certificate = _certificate(folder)
+        client_port, peer_port, api_port = _free_ports(3)
+        self._folder, self._running = folder, contextlib.ExitStack()
+        self._etcd_command = _etcd(etcd, folder, client_port, peer_port)
+        self._apiserver_command = _apiserver(apiserver, folder, client_port, api_port)
+        self.kubeconfig = _kubeconfig(folder, api_port, certificate)
+
+    def __enter__(self) -> Self:
+        self._etcd = self._running.enter_context(started(self._etcd_command, self._folder / "etcd.log"))
+        self._start_apiserver()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name."""
+        return {"etcd": self._etcd.pid, "API server": self._apiserver.pid}
+
+    def restart_apiserver(self) -> None:
+        """Kill the API server and wait until its next run is ready; etcd keeps everything."""
+        self._apiserver.kill()
+        self._apiserver.wait(15)
+        self._start_apiserver()
+
+    def _start_apiserver(self) -> None:
+        log = self._folder / "apiserver.log"
+        self._apiserver = self._running.enter_context(started(self._apiserver_command, log))
+        _wait_ready(self.kubeconfig, log)
 
 
 @contextlib.contextmanager

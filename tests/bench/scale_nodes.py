@@ -1,0 +1,97 @@
+"""Many node processes in one operating system process, each with folders, sockets, GPUs and watches of its own.
+
+Driven by ``scale_bench.py`` through lines on standard input: ``start``, and ``await N`` until each node publishes what
+a policy with the attribute ``rollout`` = N says. Each is answered by a line.
+"""
+
+import argparse
+import gc
+import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dra_driver.config.settings import load_node_settings
+from dra_driver.kubelet import lean_grpc
+from dra_driver.model.ids import GpuUuid
+from dra_driver.telemetry import logs
+
+if TYPE_CHECKING:
+    from dra_driver.kubelet.plugin import NodeProcess
+
+STACK_BYTES = 512 * 1024
+AT_ONCE = 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kubeconfig", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--gpus", required=True)
+    parser.add_argument("names", nargs="+")
+    args = parser.parse_args()
+    threading.stack_size(STACK_BYTES)
+    logs.configure("text", "warning")
+    lean_grpc.load()
+    from dra_driver.kubelet.plugin import NodeProcess
+
+    nodes = [NodeProcess(load_node_settings(settings(args, name), {})) for name in args.names]
+    for line in sys.stdin:
+        command, _, value = line.strip().partition(" ")
+        if command == "start":
+            start(nodes)
+        while not all(is_right(node, int(value)) if value else is_published(node) for node in nodes):
+            time.sleep(0.1)
+        print(f"done {len(nodes)}", flush=True)
+    return 0
+
+
+def settings(args: argparse.Namespace, name: str) -> dict[str, str | None]:
+    folder = args.folder / name
+    for each in ("reg", "plugins", "cdi"):
+        (folder / each).mkdir(parents=True, exist_ok=True)
+    return {
+        "node_name": name,
+        "simulate": args.gpus,
+        "kubeconfig": args.kubeconfig,
+        "kubelet_registrar_dir": str(folder / "reg"),
+        "kubelet_plugins_dir": str(folder / "plugins"),
+        "cdi_dir": str(folder / "cdi"),
+        "http_addr": "",
+    }
+
+
+def start(nodes: Sequence["NodeProcess"]) -> None:
+    """Start all, a few at a time."""
+    for at in range(0, len(nodes), AT_ONCE):
+        threads = [threading.Thread(target=node.start) for node in nodes[at : at + AT_ONCE]]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    gc.collect()
+    gc.freeze()
+
+
+def is_published(node: "NodeProcess") -> bool:
+    """Whether the API server has the node's newest inventory."""
+    return node._publisher is not None and node._publisher.published
+
+
+def is_right(node: "NodeProcess", rollout: int) -> bool:
+    """Whether the node's GPUs have the policy's attribute, and that is published."""
+    if not is_published(node) or node._terms is None or node._inventory is None:
+        return False
+    terms = node._terms.current()
+    return all(
+        (found := terms.get(GpuUuid(gpu.uuid))) is not None and rollout in found.attributes.values()
+        for gpu in node._inventory.current().gpus
+    )
+
+
+if __name__ == "__main__":
+    logging.raiseExceptions = False
+    sys.exit(main())
