@@ -1,0 +1,178 @@
+"""The Helm chart on a real API server: install, taking over `kubectl apply -k`, upgrade, rollback, uninstall.
+
+Only the objects count here, so a control plane is enough; ``test_chart_pods.py`` looks at running pods. Environment:
+KUBECTL (for ``kubectl apply -k``), E2E_OLD_BASE (deploy/base of an earlier commit, for the way over from it; else the
+rendering of now is taken over).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.errors import NotFoundError
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from tests.e2e.cluster import wait
+from tests.e2e.helm_release import NAME, NAMESPACE, Release, release
+from tests.fakes import chart
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+LISTS = {
+    "DaemonSet": "/apis/apps/v1/daemonsets",
+    "Deployment": "/apis/apps/v1/deployments",
+    "ConfigMap": "/api/v1/configmaps",
+    "ServiceAccount": "/api/v1/serviceaccounts",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
+    "PodDisruptionBudget": "/apis/policy/v1/poddisruptionbudgets",
+    "CustomResourceDefinition": CRDS,
+}
+LABEL = "app.kubernetes.io/name"
+Identity = tuple[str, str]
+
+
+@pytest.fixture
+def rest(kubeconfig: str) -> RestClient:
+    return RestClient(Connection.load(kubeconfig))
+
+
+@pytest.fixture
+def installed(kubeconfig: str, rest: RestClient) -> Iterator[Release]:
+    """No release yet; afterwards nothing of it is left, and neither are the CustomResourceDefinitions."""
+    if [name for name in of_driver(rest) if name[0] != "CustomResourceDefinition"]:
+        pytest.skip("the driver is installed in this cluster: uninstall it to run this test")
+    with release(kubeconfig) as made:
+        yield made
+    for obj in rest.list(CRDS)["items"]:
+        if obj["metadata"].get("labels", {}).get(LABEL) == NAME:
+            rest.delete(f"{CRDS}/{obj['metadata']['name']}")
+    try:
+        rest.delete(f"/api/v1/namespaces/{NAMESPACE}")
+    except NotFoundError:
+        return
+    wait(lambda: _still_there(rest), 60.0)
+
+
+def _still_there(rest: RestClient) -> str | None:
+    try:
+        rest.get(f"/api/v1/namespaces/{NAMESPACE}")
+    except NotFoundError:
+        return None
+    return f"the namespace {NAMESPACE} is being deleted"
+
+
+def of_driver(rest: RestClient) -> dict[Identity, dict[str, Any]]:
+    """The driver's objects of all kinds that the chart knows, by kind and name."""
+    return {
+        (kind, obj["metadata"]["name"]): obj
+        for kind, path in LISTS.items()
+        for obj in rest.list(path)["items"]
+        if obj["metadata"].get("labels", {}).get(LABEL) == NAME
+    }
+
+
+def identities(objects: list[chart.Obj]) -> set[Identity]:
+    return {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+
+
+def test_an_uninstall_leaves_the_crds_alone(installed: Release, rest: RestClient) -> None:
+    """Policies are the work of people; a reinstall finds them. A stated command removes them."""
+    notes = installed.install()
+    assert "rollout status daemonset/dra-driver-node" in notes
+    assert "pod-security.kubernetes.io/enforce=privileged" in notes
+    assert of_driver(rest).keys() == identities(chart.objects())
+    installed.uninstall()
+    left = of_driver(rest)
+    assert {kind for kind, _ in left} == {"CustomResourceDefinition"}
+    assert len(left) == 2
+    installed.install()
+
+
+def test_the_objects_of_kubectl_apply_are_taken_over(
+    installed: Release, rest: RestClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No object is made anew: a DaemonSet that was deleted would end the MPS host's clients."""
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
+    base = os.environ.get("E2E_OLD_BASE", str(chart.ROOT / "deploy" / "base"))
+    command = [kubectl, "--kubeconfig", os.environ["KUBECONFIG"], "apply", "-k", base]
+    subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    before = of_driver(rest)
+    with pytest.raises(Exception, match="cannot be imported into the current release: invalid ownership metadata"):
+        installed.install()
+    installed.install({"mpsHost": {"enabled": True}}, take_ownership=True)
+    after = of_driver(rest)
+    for identity, obj in before.items():
+        now = after[identity]
+        assert now["metadata"]["uid"] == obj["metadata"]["uid"], identity
+        assert now["metadata"]["annotations"]["meta.helm.sh/release-name"] == NAME, identity
+    wanted = chart.objects({"mpsHost": {"enabled": True}})
+    assert after.keys() == identities(wanted)
+    for name in ("dra-driver-node", "dra-driver-mps-host"):
+        now, made = after["DaemonSet", name]["spec"]["template"]["spec"], chart.pod_spec(wanted, "DaemonSet", name)
+        assert names(now["containers"][0]["env"]) == names(made["containers"][0]["env"])
+        assert names(now["volumes"]) == names(made["volumes"])
+        assert now["containers"][0]["image"] == made["containers"][0]["image"]
+    with capsys.disabled():
+        sys.stdout.write(f"\n{len(before)} objects of {base} taken over, {len(after) - len(before)} made\n")
+    installed.uninstall()
+    assert {kind for kind, _ in of_driver(rest)} == {"CustomResourceDefinition"}
+
+
+def names(items: list[dict[str, Any]]) -> set[str]:
+    return {item["name"] for item in items}
+
+
+def next_chart(folder: Path) -> Path:
+    """A copy of the chart with the next version."""
+    path = folder / "chart"
+    shutil.copytree(chart.CHART, path)
+    about = yaml.safe_load((path / "Chart.yaml").read_text())
+    about["version"] = "0.1.1"
+    (path / "Chart.yaml").write_text(yaml.safe_dump(about))
+    return path
+
+
+def test_an_upgrade_and_its_rollback_change_what_the_values_say_and_nothing_else(
+    installed: Release, rest: RestClient, tmp_path: Path
+) -> None:
+    """The first revision's objects come back with their identity."""
+    installed.install()
+    first = of_driver(rest)
+    installed.upgrade(
+        {"node": {"podAnnotations": {"example.com/a": "b"}}, "drainer": {"enabled": True}}, path=next_chart(tmp_path)
+    )
+    second = of_driver(rest)
+    assert second.keys() - first.keys() == {("ClusterRole", "dra-driver-drainer")}
+    generations = {
+        key: (first[key]["metadata"].get("generation"), obj["metadata"].get("generation"))
+        for key, obj in second.items()
+        if key in first
+    }
+    assert [key for key, (old, new) in generations.items() if old != new] == [("DaemonSet", "dra-driver-node")]
+    installed.rollback(1)
+    third = of_driver(rest)
+    assert third.keys() == first.keys()
+    template = ("DaemonSet", "dra-driver-node")
+    assert third[template]["spec"]["template"] == first[template]["spec"]["template"]
+    assert all(third[key]["metadata"]["uid"] == first[key]["metadata"]["uid"] for key in first)
+    assert [status for _, _, status in installed.history()] == ["superseded", "superseded", "deployed"]
+
+
+def test_wrong_values_are_refused_before_anything_changes(installed: Release, rest: RestClient) -> None:
+    with pytest.raises(Exception, match="at '/mpsHost': additional properties 'enable' not allowed"):
+        installed.install({"mpsHost": {"enable": True}})
+    assert of_driver(rest) == {}

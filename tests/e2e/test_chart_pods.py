@@ -1,0 +1,219 @@
+"""A release of the chart under running pods: simulated GPUs, a policy, upgrade, rollback, uninstall, cleanup.
+
+Environment: E2E_IMAGE (the driver's image with its tag, which the nodes have), KUBECTL (prints what people see).
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.kube import paths
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from tests.e2e.cluster import DRIVER, RealCluster, containers, wait
+from tests.e2e.helm_release import NAMESPACE, Release, release
+from tests.e2e.node import CDI_DIR, STATE_DIR
+from tests.e2e.test_chart import next_chart
+from tests.fakes import chart
+
+PODS = 20
+GPUS = "4xh100-sxm5-80gb"
+READY_S = 240.0
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+POLICY = {
+    "apiVersion": "gpu.dra-driver.io/v1alpha1",
+    "kind": "GpuPolicy",
+    "metadata": {"name": "e2e-chart"},
+    "spec": {"priority": 5, "attributes": [{"name": "example.com/pool", "string": "a"}]},
+}
+SLICE = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "slice"},
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "slice",
+                        "exactly": {
+                            "deviceClassName": "mig.nvidia.com",
+                            "selectors": [
+                                {"cel": {"expression": f'device.attributes["{DRIVER}"].profile == "1g.10gb"'}}
+                            ],
+                        },
+                    }
+                ]
+            }
+        }
+    },
+}
+
+
+def pod(name: str) -> Obj:
+    container = {
+        "name": "main",
+        "image": "ubuntu:24.04",
+        "command": ["bash", "-c", "nvidia-smi -L; trap 'exit 0' TERM; sleep infinity & wait"],
+        "resources": {"claims": [{"name": "slice"}]},
+    }
+    claim = {"name": "slice", "resourceClaimTemplateName": "slice"}
+    spec = {"containers": [container], "resourceClaims": [claim], "terminationGracePeriodSeconds": 2}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    image = os.environ.get("E2E_IMAGE")
+    if not image:
+        pytest.skip("$E2E_IMAGE is not set; it names the driver's image with its tag, which the nodes have")
+    repository, _, tag = image.rpartition(":")
+    return chart.preset("simulated") | {"simulate": GPUS, "image": {"repository": repository, "tag": tag}}
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints what happened, for people who run the test with a real cluster."""
+    start = time.monotonic()
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n[{time.monotonic() - start:5.1f} s] {text}")
+            sys.stdout.flush()
+
+    return write
+
+
+@pytest.fixture
+def installed(kubeconfig: str) -> Iterator[Release]:
+    with release(kubeconfig) as made:
+        yield made
+
+
+@pytest.fixture
+def namespace(real: RealCluster) -> Iterator[str]:
+    name = real.make_namespace("chart")
+    yield name
+    real.drop_namespace(name)
+    real.dropped()
+
+
+@pytest.fixture
+def real(kubeconfig: str) -> RealCluster:
+    from dra_driver.kube.connection import Connection
+    from dra_driver.kube.rest import RestClient
+
+    return RealCluster(RestClient(Connection.load(kubeconfig)))
+
+
+def table(*arguments: str) -> str:
+    kubectl = os.environ.get("KUBECTL", "kubectl")
+    command = [kubectl, "--kubeconfig", os.environ["KUBECONFIG"], *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return f"$ kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}"
+
+
+def test_pods_run_through_upgrade_rollback_and_a_policy_and_nothing_stays(
+    *,
+    values: dict[str, Any],
+    say: Callable[[str], None],
+    real: RealCluster,
+    installed: Release,
+    namespace: str,
+    tmp_path: Path,
+) -> None:
+    """No container is restarted, no prepare fails, and after the cleanup the node has no trace."""
+    installed.install(values, wait=True)
+    say("installed: " + "; ".join(f"{p['metadata']['name']} {dig(p, 'status', 'phase')}" for p in real.pods(NAMESPACE)))
+    wait(lambda: None if real.slices() else "no slices", READY_S)
+    run_pods(real, namespace)
+    before = {p["metadata"]["name"]: containers(p) for p in real.pods(namespace)}
+    say(f"{len(before)} pods run, each on a partition of its own")
+    follow_a_policy(real, say)
+    installed.upgrade(
+        values | {"node": {"podAnnotations": {"example.com/revision": "2"}}}, path=next_chart(tmp_path), wait=True
+    )
+    undisturbed(real, namespace, before)
+    say(f"upgraded: {installed.history()}")
+    installed.rollback(1, wait=True)
+    undisturbed(real, namespace, before)
+    say(f"rolled back: {installed.history()}")
+    for name in before:
+        real.rest.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+    wait(lambda: ", ".join(p["metadata"]["name"] for p in real.pods(namespace)), READY_S)
+    real.rest.delete(paths.gpu_policies("e2e-chart"))
+    installed.uninstall()
+    wait(lambda: f"{len(real.slices())} slices" if real.slices() else None, 90.0)
+    say("uninstalled; slices are gone")
+    clean_up(real, values, say)
+    look_for_traces(real, say)
+
+
+def run_pods(real: RealCluster, namespace: str) -> None:
+    real.apply([SLICE, *(pod(f"pod-{number}") for number in range(PODS))], namespace)
+    wait(lambda: not_running(real, namespace), READY_S)
+
+
+def not_running(real: RealCluster, namespace: str) -> str | None:
+    waiting = [p["metadata"]["name"] for p in real.pods(namespace) if dig(p, "status", "phase") != "Running"]
+    return f"{', '.join(waiting)}: {real.warnings(namespace)[-3:]}" if waiting else None
+
+
+def undisturbed(real: RealCluster, namespace: str, before: dict[str, Any]) -> None:
+    assert {p["metadata"]["name"]: containers(p) for p in real.pods(namespace)} == before
+    assert real.warnings(namespace, "FailedPrepareDynamicResources") == []
+
+
+def follow_a_policy(real: RealCluster, say: Callable[[str], None]) -> None:
+    """Applied and changed under the running pods."""
+    real.rest.create(paths.gpu_policies(), POLICY)
+    wait(lambda: None if in_force(real, "a") else "the policy is in force nowhere", READY_S)
+    changed = real.rest.get(paths.gpu_policies("e2e-chart"))
+    changed["spec"]["attributes"][0]["string"] = "b"
+    real.rest.update(paths.gpu_policies("e2e-chart"), changed)
+    wait(lambda: None if in_force(real, "b") else "the changed policy is in force nowhere", READY_S)
+    wait(lambda: None if real.rest.get(paths.gpu_policies("e2e-chart")).get("status") else "no status", READY_S)
+    say(table("get", "gpunodes", "-o", "wide") + table("get", "gpupolicies", "-o", "wide"))
+
+
+def in_force(real: RealCluster, value: str) -> bool:
+    devices = [device for each in real.slices() for device in dig(each, "spec", "devices") or ()]
+    return bool(devices) and any(dig(device, "attributes", "example.com/pool", "string") == value for device in devices)
+
+
+def clean_up(real: RealCluster, values: dict[str, Any], say: Callable[[str], None]) -> None:
+    """The pod that docs/operations.md names, on every node with the driver's folder; here on this host's."""
+    node = os.environ.get("E2E_NODE_NAME", "")
+    (manifest,) = yaml.safe_load_all(chart.texts(values | {"cleanup": {"node": node}})["cleanup.yaml"])
+    manifest["metadata"]["namespace"] = NAMESPACE
+    real.client.create(manifest, NAMESPACE)
+    name = manifest["metadata"]["name"]
+    wait(
+        lambda: None if dig(real.pod(name, NAMESPACE), "status", "phase") in {"Succeeded", "Failed"} else "runs", 120.0
+    )
+    say("cleanup:\n" + real.client.log(NAMESPACE, name, "cleanup"))
+    assert dig(real.pod(name, NAMESPACE), "status", "phase") == "Succeeded"
+    real.rest.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+    real.drop_namespace(NAMESPACE)
+
+
+def look_for_traces(real: RealCluster, say: Callable[[str], None]) -> None:
+    """In the API server and, where this host is the node, on the host."""
+    from tests.e2e.test_chart import of_driver
+
+    left = of_driver(real.rest)
+    assert {kind for kind, _ in left} == {"CustomResourceDefinition"}
+    for _, name in left:
+        real.rest.delete(f"{CRDS}/{name}")
+    places = [STATE_DIR, *CDI_DIR.glob(f"*{DRIVER}*"), *STATE_DIR.parents[1].glob(f"plugins_registry/{DRIVER}*")]
+    places.append(Path(f"/run/{DRIVER}-mps"))
+    assert [str(path) for path in places if path.exists()] == []
+    say(
+        f"nothing is left of {len(places)} kinds of files, and only {sorted(name for _, name in left)} of the objects\n"
+    )
