@@ -31,7 +31,7 @@ from dra_driver.allocation.nodes import node_matches
 from dra_driver.allocation.pod_fit import MAX_PODS, NodeUsage, unfit_reason, unmodelled_constraints, usage_by_node
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.requests import MAX_DEVICES
-from dra_driver.allocation.scheduler_quirks import V1_36, V1_37, SchedulerFeatures, SchedulerQuirks
+from dra_driver.allocation.scheduler_quirks import V1_34, V1_35, V1_36, V1_37, SchedulerFeatures, SchedulerQuirks
 from dra_driver.allocation.taints import untolerated
 
 __all__ = [
@@ -39,6 +39,8 @@ __all__ = [
     "MAX_DEVICES",
     "MAX_PODS",
     "NO_USE",
+    "V1_34",
+    "V1_35",
     "V1_36",
     "V1_37",
     "AllocationOutcome",

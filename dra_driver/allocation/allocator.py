@@ -6,7 +6,7 @@ nodes. The clock that bounds an attempt is a parameter.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dra_driver.allocation.allocated import PoolKey, pool_uses
@@ -96,7 +96,7 @@ class Allocator:
         limits: Limits = _DEFAULT_LIMITS,
         new_share_id: Callable[[], str] = random_share_id,
     ) -> None:
-        self._rules = SchedulerRules(features=features, quirks=quirks)
+        self._rules = SchedulerRules(features=replace(features, one_allocator=quirks.one_allocator), quirks=quirks)
         self._limits = limits
         self._new_share_id = new_share_id
         self._selector_sets: dict[tuple[tuple[str, str], ...], SelectorSet] = {}
@@ -143,7 +143,7 @@ class Allocator:
         if fits is None:
             fits = _solve(question.solutions, state, search, reachable)
         if not fits:
-            return _misfit(reachable, search)
+            return _misfit(reachable, search, reports_invalid=not self._rules.quirks.pools_as_seen)
         return AllocationOutcome(
             allocations=[
                 allocation_result(claim, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
@@ -195,9 +195,9 @@ def _solve(solutions: SolutionCache, state: AllocationState, search: Search, rea
     return fits
 
 
-def _misfit(reachable: ReachablePools, search: Search) -> AllocationOutcome:
+def _misfit(reachable: ReachablePools, search: Search, *, reports_invalid: bool) -> AllocationOutcome:
     invalid = tuple(str(pool) for pool in reachable.broken if pool.why == "invalid")
-    if invalid:
+    if invalid and reports_invalid:
         reason = f"invalid resource pools were encountered: {', '.join(invalid)}"
         return AllocationOutcome(allocations=None, reason=reason, invalid_pools=invalid)
     return AllocationOutcome(allocations=None, reason=f"{search.stuck_at}: no combination of free devices matches")

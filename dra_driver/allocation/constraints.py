@@ -145,6 +145,17 @@ class DistinctOfAll(DistinctAttribute):
         return self._added
 
 
+class DistinctByIdentity(DistinctAttribute):
+    """Kubernetes 1.34 compares the addresses of values: only a device that is added again has an equal value."""
+
+    __slots__ = ()
+
+    def _differs(self, value: Wire) -> bool:
+        others = self.values()
+        known = any(value.get(kind) is not None for kind in _KINDS)
+        return not others or (known and not any(value is other for other in others))
+
+
 def attribute_of(device: PoolDevice, name: str) -> Wire | None:
     """The attribute by its full name, or by the part after the driver's own domain."""
     attributes = device.wire.get("attributes") or {}

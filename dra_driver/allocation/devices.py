@@ -24,7 +24,8 @@ class PoolDevice:
     """One published device and what is allocated of it. Compared by identity: an ID is unique within a valid pool.
 
     ``allocated``: an allocated claim has it whole. ``shared``: allocated claims have shares of it, which consume
-    ``consumed`` (None if they consume nothing). ``readable``: selectors of 1.36 can read every attribute. ``readable``
+    ``consumed`` (None if they consume nothing). ``invalid`` makes it a mark that its pool is invalid, with the reason,
+    and no device (1.34). ``readable``: selectors of 1.36 can read every attribute. ``readable``
     and ``charges`` are computed on first use.
     """
 
@@ -36,6 +37,7 @@ class PoolDevice:
     consumed: Consumed | None
     readable: bool | None = None
     charges: Charges | None = None
+    invalid: str = ""
 
     @property
     def id(self) -> DeviceId:

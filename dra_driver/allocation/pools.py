@@ -35,6 +35,7 @@ class Pool:
     elsewhere: list[PoolDevice] = field(default_factory=list)
     counter_slices: Sequence[PoolSlice] = ()
     binds: bool = False
+    shares_hide_counters: bool = False
     _supply: CounterSupply | None = None
 
     def __str__(self) -> str:
@@ -44,7 +45,11 @@ class Pool:
     def supply(self) -> CounterSupply:
         """The pool's counters, less the consumption of allocated devices."""
         if self._supply is None:
-            taken = [device for device in chain(self.devices, self.elsewhere) if device.allocated or device.shared]
+            taken = [
+                device
+                for device in chain(self.devices, self.elsewhere)
+                if device.allocated or (device.shared and not self.shares_hide_counters)
+            ]
             sets = (entry for item in self.counter_slices for entry in item.spec["sharedCounters"])
             self._supply = read_supply(sets, [device.wire for device in taken])
         return self._supply
@@ -86,7 +91,10 @@ class PoolIndex:
             if pool is None:
                 found.obsolete.append(key)
             else:
-                (found.broken if pool.why else found.pools).append(pool)
+                if pool.why:
+                    found.broken.append(pool)
+                if not pool.why or self._quirks.pools_as_seen:
+                    found.pools.append(pool)
         foreign = self._foreign_broken()
         if foreign:
             found.broken += [pool for pool in foreign if pool.key not in groups]
@@ -99,7 +107,8 @@ class PoolIndex:
         self._by_pool.setdefault(item.key, []).append(item)
         spec = item.spec
         if not self._features.partitionable_devices:
-            if item.has_counters or spec.get("perDeviceNodeSelection") is not None:
+            counted = item.has_counters and not self._quirks.pools_as_seen
+            if counted or spec.get("perDeviceNodeSelection") is not None:
                 return
         elif item.has_counters and self._quirks.counter_slices_everywhere:
             self._counters.setdefault(item.key, []).append(item)
@@ -122,7 +131,12 @@ class PoolIndex:
             shared = sorted([*shared, *counters], key=_by_order) if shared else counters
         if self._features.stable:
             return sorted([*own, *shared], key=_by_order)
+        if self._quirks.slices_as_listed:
+            return sorted([*own, *shared], key=self._binding_last)
         return chain(own, shared)
+
+    def _binding_last(self, item: PoolSlice) -> tuple[bool, int]:
+        return not item.has_counters and item.read_contents(self._uses.get(item.key, NO_USE)).binds, item.order
 
     def _foreign_broken(self) -> list[Pool]:
         """Broken pools of other nodes: their counter slices are relevant on every node, so they break every node."""
@@ -178,6 +192,8 @@ class PoolIndex:
         newest = max(item.generation for item in relevant)
         current = [item for item in relevant if item.generation == newest]
         expected = current[0].count
+        if self._quirks.pools_as_seen:
+            return self._build_as_seen(key, current)
         every: list[PoolSlice] = []
         if len(current) != expected:
             whole = self._by_pool[key]
@@ -187,19 +203,19 @@ class PoolIndex:
             if len(every) != expected:
                 detail = f"{len(every)} of {expected} slices of generation {newest} are published"
                 return Pool(key, why="incomplete", detail=detail)
-        if not self._features.stable:
+        if not (self._features.stable or self._quirks.slices_as_listed):
             current.sort(key=lambda item: item.name)
         return self._build(key, current, every)
 
     def _build(self, key: PoolKey, current: Sequence[PoolSlice], every: Sequence[PoolSlice]) -> Pool:
         use = self._uses.get(key, NO_USE)
         counted = self._features.partitionable_devices
-        pool = Pool(key)
+        pool = Pool(key, shares_hide_counters=self._quirks.shares_hide_counters)
         offering = [item for item in current if not (counted and item.has_counters)]
         for item in offering:
             contents = item.read_contents(use)
             pool.devices += contents.devices
-            pool.binds = pool.binds or contents.binds
+            pool.binds = pool.binds or (contents.binds and not self._features.stable)
         problem = _duplicate("device", [device.name for device in pool.devices])
         if counted and not problem:
             names = {item.name for item in current}
@@ -213,6 +229,26 @@ class PoolIndex:
             pool.elsewhere = [device for item in others for device in item.read_contents(use).devices]
             problem = _counter_problem(pool.counter_slices, consumers, use)
         return Pool(key, why="invalid", detail=problem) if problem else pool
+
+    def _build_as_seen(self, key: PoolKey, current: Sequence[PoolSlice]) -> Pool:
+        """As 1.34 does it: counter sets are in the slices of their devices, and nothing is looked up elsewhere."""
+        use = self._uses.get(key, NO_USE)
+        pool = Pool(key, shares_hide_counters=True)
+        for item in current:
+            contents = item.read_contents(use)
+            pool.devices += contents.devices
+            pool.binds = pool.binds or contents.binds
+        pool.counter_slices = [item for item in current if item.has_counters]
+        if len(current) != current[0].count:
+            pool.why = "incomplete"
+            pool.detail = f"{len(current)} of {current[0].count} slices are published for the node"
+        problem = _duplicate("device", [device.name for device in pool.devices])
+        if problem:
+            pool.why = "invalid" if not pool.why else pool.why
+            pool.detail = pool.detail or problem
+            mark = PoolDevice("", {"name": ""}, current[0], False, False, None, invalid=f"pool {key[1]} is invalid")
+            pool.devices = [mark]
+        return pool
 
 
 def slices_content_key(items: Sequence[PoolSlice], *, by_name: bool) -> ContentKey:

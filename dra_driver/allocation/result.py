@@ -30,7 +30,7 @@ def allocation_result(
     features, quirks = rules.features, rules.quirks
     devices: dict[str, Any] = {}
     if picks:
-        devices["results"] = [_result(pick, features, new_share_id) for pick in picks]
+        devices["results"] = [_result(pick, rules, new_share_id) for pick in picks]
     config = [*_class_configs(chosen), *_claim_configs(claim.wire, chosen, quirks)]
     if not quirks.config_keeps_names:
         config = [_for_all(entry, chosen) for entry in config]
@@ -43,12 +43,13 @@ def allocation_result(
     return allocation
 
 
-def _result(pick: Pick, features: SchedulerFeatures, new_share_id: Callable[[], str]) -> dict[str, Any]:
+def _result(pick: Pick, rules: SchedulerRules, new_share_id: Callable[[], str]) -> dict[str, Any]:
+    features, quirks = rules.features, rules.quirks
     driver, pool, device = pick.device.id
     result: dict[str, Any] = {"request": pick.alternative.name, "driver": driver, "pool": pool, "device": device}
     if pick.alternative.admin_access:
         result["adminAccess"] = True
-    if pick.alternative.tolerations:
+    if pick.alternative.tolerations and not quirks.tolerations_dropped:
         result["tolerations"] = [_only(_TOLERATION, item) for item in pick.alternative.tolerations]
     if features.binding_conditions:
         for field in ("bindingConditions", "bindingFailureConditions"):

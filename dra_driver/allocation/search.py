@@ -118,13 +118,19 @@ class Search:
             self._stack.pop()
             return _Answer.FAILED
         top.position = following
-        return self._fill(top.alternative, top.have + 1, following if self._state.combines else 0)
+        return self._fill(self._following(top.alternative), top.have + 1, following if self._state.combines else 0)
+
+    def _following(self, alternative: Alternative) -> Alternative:
+        """The alternative for the next device of a request: the same, but for a mistake of 1.34 and 1.35."""
+        if not (alternative.wants_all and self._state.all_continues_as_first):
+            return alternative
+        return self._decoded[alternative.claim].requests[alternative.place].alternatives[0]
 
     def _pick(self, top: _Slot) -> int:
         """Allocates the next possible device; returns the position of the candidate after it."""
         alternative = top.alternative
         if alternative.wants_all:
-            top.pick = self._state.allocate(alternative, top.candidates.every[top.have], must=True)
+            top.pick = self._state.allocate(alternative, top.candidates.every[top.have], must=True, have=top.have)
             return 0
         position = top.position
         if self._state.combines and top.candidates.is_short(position, top.candidates.size - top.have):
@@ -134,7 +140,7 @@ class Search:
             if found is None:
                 break
             device, position = found
-            top.pick = self._state.allocate(alternative, device, must=False)
+            top.pick = self._state.allocate(alternative, device, must=False, have=top.have)
         return position
 
     def _resume(self, top: _Choice | _Slot, answer: _Answer) -> _Answer:

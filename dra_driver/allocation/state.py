@@ -12,7 +12,13 @@ from typing import Any
 from dra_driver.allocation.amounts import Amount
 from dra_driver.allocation.candidates import Candidates
 from dra_driver.allocation.capacity import Consumed, consumption, shortage
-from dra_driver.allocation.constraints import Constraint, DistinctAttribute, DistinctOfAll, MatchAttribute
+from dra_driver.allocation.constraints import (
+    Constraint,
+    DistinctAttribute,
+    DistinctByIdentity,
+    DistinctOfAll,
+    MatchAttribute,
+)
 from dra_driver.allocation.counters import Charge, CounterLedger
 from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Rejection, SearchRecorder
@@ -54,7 +60,8 @@ class AllocationState:
     ) -> None:
         self.decoded = decoded
         self.picks: list[list[Pick]] = [[] for _ in decoded]
-        self.combines = not rules.features.stable
+        self.combines = not (rules.features.stable or rules.quirks.same_device_again)
+        self.all_continues_as_first = rules.quirks.all_continues_as_first
         self._node = node
         self._features = rules.features
         self._quirks = rules.quirks
@@ -119,6 +126,8 @@ class AllocationState:
 
     def is_suitable(self, alternative: Alternative, device: PoolDevice) -> bool:
         self.budget.step(alternative.label)
+        if device.invalid:
+            raise AllocationError(f"{alternative.label}: {device.invalid}")
         cause = self.unsuitable(alternative, device)
         if cause is not None:
             self._reject(alternative, device, cause)
@@ -151,10 +160,11 @@ class AllocationState:
 
     # --- allocation and deallocation ---
 
-    def allocate(self, alternative: Alternative, device: PoolDevice, *, must: bool) -> Pick | None:
+    def allocate(self, alternative: Alternative, device: PoolDevice, *, must: bool, have: int) -> Pick | None:
         """Allocates the device to the request if counters, taints and constraints allow it; None otherwise.
 
-        With ``must`` a broken constraint raises AllocationError. `SchedulerQuirks` says what a refusal leaves charged.
+        ``have`` is how many devices the request has already. With ``must`` a broken constraint raises AllocationError.
+        `SchedulerQuirks` says what a refusal leaves charged.
         """
         self.budget.step(alternative.label)
         shared = self._is_shared(device)
@@ -168,7 +178,10 @@ class AllocationState:
             if charge is not None and not self._quirks.counters_stay_charged:
                 charge.refund()
             return None
-        if must and not self.has_capacity(alternative, device):
+        if self._quirks.capacity_by_position:
+            if self._features.consumable_capacity and not self._has_capacity_at(have, alternative, device, shared):
+                return None
+        elif must and not self.has_capacity(alternative, device):
             # 1.36 undoes nothing here, neither constraints nor counters.
             if not self._quirks.counters_stay_charged:
                 self._release(alternative)
@@ -233,7 +246,7 @@ class AllocationState:
         if not self._features.partitionable_devices:
             self._reject(alternative, device, GateOff(gate="DRAPartitionableDevices"))
             return False
-        if shared and (device.consumed is not None or device in self._pending):
+        if shared and (device.consumed is not None or device in self._pending) and not self._quirks.shares_charge_each:
             return True
         charge = self._ledger.charge(device)
         if isinstance(charge, Charge):
@@ -245,7 +258,7 @@ class AllocationState:
         taints = device.wire.get("taints")
         if not taints or not self._features.device_taints:
             return False
-        taint = untolerated(taints, alternative.tolerations)
+        taint = untolerated(taints, alternative.tolerations, every_effect=self._quirks.every_effect_blocks)
         if taint is not None:
             self._reject(alternative, device, taint)
         return taint is not None
@@ -264,6 +277,19 @@ class AllocationState:
                 constraints[earlier].remove(alternative.base)
             return False
         return True
+
+    def _has_capacity_at(self, have: int, alternative: Alternative, device: PoolDevice, shared: bool) -> bool:
+        """The check of 1.34 on another device than the one to allocate. A refusal leaves everything as if allocated."""
+        others = device.slice.read_contents(device.slice.use).devices
+        if have >= len(others):
+            raise AllocationError(
+                f"{alternative.label}: the scheduler of Kubernetes 1.34 crashes (index out of range) when "
+                f"DRAConsumableCapacity is on, and a request reaches its device {have + 1} in a ResourceSlice with "
+                f"{len(others)} devices"
+            )
+        if not shared:
+            self._users.setdefault(device, set()).add(alternative.claim)
+        return self.has_capacity(alternative, others[have])
 
     def _release(self, alternative: Alternative) -> None:
         for place in alternative.constraints:
@@ -319,5 +345,7 @@ def _devices(pools: Sequence[Pool]) -> Sequence[PoolDevice]:
 def _constraint(place: int, of: ConstraintSpec, quirks: SchedulerQuirks) -> Constraint:
     if not of.distinct:
         return MatchAttribute(place, of.attribute, of.requests)
+    if quirks.distinct_by_identity:
+        return DistinctByIdentity(place, of.attribute, of.requests)
     kind = DistinctAttribute if quirks.distinct_forgets else DistinctOfAll
     return kind(place, of.attribute, of.requests)

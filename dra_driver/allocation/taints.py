@@ -13,11 +13,13 @@ Wire = Mapping[str, Any]
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
-def untolerated(taints: Sequence[Wire], tolerations: Sequence[Wire]) -> Tainted | None:
-    """The first taint that prevents the allocation, None if there is none."""
+def untolerated(taints: Sequence[Wire], tolerations: Sequence[Wire], *, every_effect: bool = False) -> Tainted | None:
+    """The first taint that prevents the allocation, None if there is none. ``every_effect``: see `SchedulerQuirks`."""
     for taint in taints:
-        if taint.get("effect") in _BLOCKING and not any(tolerates(item, taint) for item in tolerations):
-            return Tainted(key=taint.get("key") or "", value=taint.get("value") or "", effect=taint["effect"])
+        if (every_effect or taint.get("effect") in _BLOCKING) and not any(
+            tolerates(item, taint) for item in tolerations
+        ):
+            return Tainted(key=taint.get("key") or "", value=taint.get("value") or "", effect=taint.get("effect") or "")
     return None
 
 

@@ -11,8 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dra_driver.allocation import Allocator, SchedulerFeatures
+from dra_driver.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
+
+_PATIENT = Limits(timeout_s=300)  # the answers do not depend on how fast this machine is
 
 
 def questions(table: Path) -> Iterator[dict[str, Any]]:
@@ -21,7 +23,7 @@ def questions(table: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line)["input"] for line in lines)
 
 
-def allocate_answer(question: dict[str, Any]) -> tuple[Any, str | None]:
+def allocate_answer(question: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> tuple[Any, str | None]:
     """Allocations and error, at least one of them None."""
     numbers = count(1)
     try:
@@ -30,6 +32,8 @@ def allocate_answer(question: dict[str, Any]) -> tuple[Any, str | None]:
             classes=question["classes"],
             allocated=question["allocated_claims"],
             features=SchedulerFeatures.from_gates(question["features"]),
+            quirks=quirks,
+            limits=_PATIENT,
             new_share_id=lambda: f"share-{next(numbers)}",
         )
         outcome = allocator.allocate(question["node"], question["claims"])
@@ -38,9 +42,9 @@ def allocate_answer(question: dict[str, Any]) -> tuple[Any, str | None]:
     return outcome.allocations, outcome.reason if outcome.invalid_pools else None
 
 
-def allocate_difference(question: dict[str, Any], expected: dict[str, Any]) -> str:
+def allocate_difference(question: dict[str, Any], expected: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> str:
     """Empty if the allocations are equal and both or neither have an error; texts of errors may differ."""
-    allocations, error = allocate_answer(question)
+    allocations, error = allocate_answer(question, quirks)
     if allocations == expected["allocations"] and (error is None) == (expected["error"] is None):
         return ""
     wanted = json.dumps(expected, sort_keys=True)

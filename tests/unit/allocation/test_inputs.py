@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.allocation import V1_36, V1_37, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
+from dra_driver.allocation import V1_34, V1_35, V1_36, V1_37, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 from dra_driver.allocation.amounts import amount
 from dra_driver.errors import AllocationError, ConfigurationError
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
@@ -76,10 +76,19 @@ def test_the_text_of_an_amount_parses_to_the_same_amount(number: int, suffix: st
 
 @pytest.mark.parametrize(
     ("version", "quirks"),
-    [("1.36", V1_36), ("v1.36.2", V1_36), ("1.34.1", V1_36), ("1.37.0-rc.1", V1_37), ("v1.40", V1_37), ("2.0", V1_37)],
+    [
+        ("1.36", V1_36),
+        ("v1.36.2", V1_36),
+        ("1.35.6", V1_35),
+        ("1.34.1", V1_34),
+        ("1.30", V1_34),
+        ("1.37.0-rc.1", V1_37),
+        ("v1.40", V1_37),
+        ("2.0", V1_37),
+    ],
 )
 def test_the_version_selects_the_quirks(version: str, quirks: SchedulerQuirks) -> None:
-    """Versions up to 1.36 have the quirks of 1.36, later ones those of 1.37."""
+    """Versions up to 1.34 have the quirks of 1.34, those after 1.36 those of 1.37."""
     assert SchedulerQuirks.of_version(version) is quirks
 
 
