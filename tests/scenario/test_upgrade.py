@@ -47,7 +47,7 @@ def upgraded() -> Iterator[Upgraded]:
     uids = {each["claim"]["metadata"]["uid"]: claims[name]["uid"] for name, each in recorded.items()}
     lay_out(node, uids)
     answers = {
-        name: [(device, [replaced(cdi_id, uids) for cdi_id in ids]) for device, ids in each["answer"]]
+        name: [(device, sorted(replaced(cdi_id, uids) for cdi_id in ids)) for device, ids in each["answer"]]
         if each["answer"] is not None
         else None
         for name, each in recorded.items()
@@ -90,8 +90,9 @@ def replaced(text: str, words: dict[str, str]) -> str:
 
 
 def answered(answer: Any) -> list[tuple[str, list[str]]]:
+    """Devices and their CDI ids, whose order changes nothing in a container; newer versions name the own id first."""
     assert answer.error == ""
-    return [(device.device_name, list(device.cdi_device_ids)) for device in answer.devices]
+    return [(device.device_name, sorted(device.cdi_device_ids)) for device in answer.devices]
 
 
 def without_masks(document: bytes) -> Any:

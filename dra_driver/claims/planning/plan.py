@@ -217,7 +217,13 @@ def _device(ref: ClaimRef, assigned: AssignedDevice, gpu: Gpu, names: CdiNames) 
 
 
 def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[str, ...]:
-    return names.common_id, names.claim_id(ref.uid, assigned.device, assigned.share_id)
+    """The device's own id first.
+
+    The kubelet shows the health of a device by its first id (KEP-4680: ``resourceID``, the key of the list
+    ``allocatedResourcesStatus[].resources``): by a common one, of two GPUs one would hide the other. The order changes
+    nothing in the container: no edit of one depends on an edit of the other.
+    """
+    return names.claim_id(ref.uid, assigned.device, assigned.share_id), names.common_id
 
 
 def names_of(devices: Sequence[PlannedDevice]) -> list[str]:

@@ -33,20 +33,23 @@ def gpu_config(sharing: Any, *requests: str) -> OpaqueConfig:
 
 
 def test_each_result_becomes_one_answer_in_order() -> None:
-    """The kubelet uses pool and device as keys of health and pod resources, so no result may be missing or merged."""
+    """The kubelet uses pool and device as keys of health and pod resources, so no result may be missing or merged.
+
+    It shows the health of each by its first CDI id, which no other device may have.
+    """
     done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a")))
     assert done.prepared == (
         PreparedDevice(
             request_names=("b",),
             pool=POOL,
             device=gpu(1).device_name,
-            cdi_device_ids=(f"k8s.{DRIVER}/device=common", f"k8s.{DRIVER}/claim={uid(1)}-gpu-1"),
+            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-1", f"k8s.{DRIVER}/device=common"),
         ),
         PreparedDevice(
             request_names=("a",),
             pool=POOL,
             device=gpu(0).device_name,
-            cdi_device_ids=(f"k8s.{DRIVER}/device=common", f"k8s.{DRIVER}/claim={uid(1)}-gpu-0"),
+            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-0", f"k8s.{DRIVER}/device=common"),
         ),
     )
 

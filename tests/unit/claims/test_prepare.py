@@ -39,7 +39,7 @@ def test_an_answered_claim_has_an_entry_and_a_file(run: Run) -> None:
     assert entry is not None
     assert (entry.state, entry.ref, entry.devices[0].gpu_uuid) == (State.PREPARED, ref(1), gpu(2).uuid)
     assert run.node.writer.devices(uid(1)) == [f"{uid(1)}-gpu-2"]
-    assert devices[0].cdi_device_ids[1].endswith(f"={uid(1)}-gpu-2")
+    assert devices[0].cdi_device_ids[0].endswith(f"={uid(1)}-gpu-2")
     assert run.node.provider.base_checks == 1
 
 
