@@ -5,13 +5,16 @@ import gc
 import logging
 import signal
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from dra_driver import __version__
 from dra_driver.config.settings import NodeSettings
 from dra_driver.kubelet.plugin import NodeProcess
 
 log = logging.getLogger(__name__)
+
+# By then the first slices are written, which a full collection would hold up by 30 ms.
+SETTLED_S = 10.0
 
 
 def run(settings: NodeSettings) -> None:
@@ -30,12 +33,20 @@ def run(settings: NodeSettings) -> None:
     log.info("starting", extra=facts)
     process = NodeProcess(settings)
     process.start()
-    # What is there now stays: without it, each full collection would look at all modules, 30 ms inside of some call.
-    gc.collect()
-    gc.freeze()
     log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
-    wanted.get()
+    _wait(wanted)
     begin = time.monotonic()
     log.info("stopping; slices and prepared claims stay")
     process.stop()
     log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3)})
+
+
+def _wait(wanted: SimpleQueue[int]) -> None:
+    """Waits for a signal; takes the objects of the start out of garbage collection in the meantime."""
+    try:
+        wanted.get(timeout=SETTLED_S)
+    except Empty:
+        # What is there now stays: without it, each full collection would look at all modules, inside of some call.
+        gc.collect()
+        gc.freeze()
+        wanted.get()

@@ -7,11 +7,11 @@ kept at most: more policies than a node accepts are kept by name alone, so that 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, policy_problems
 from dra_driver.config.schema import printable
+from dra_driver.lean_dataclasses import dataclass
 from dra_driver.policy.resolve import like
 
 MAX_KEPT_BYTES: Final = 1024 * 1024
