@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     state = with_defaults(state_of(args, only=_FIELDS))
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
         raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
-    scheduler = scheduler_of(state.server_version, gates)
+    scheduler = scheduler_of(state.server_version, gates, state.slices)
     options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
     report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":

@@ -102,7 +102,7 @@ def _of_manifests(args: argparse.Namespace) -> list[Any]:
 def _scheduler(args: argparse.Namespace, state: Any) -> Any:
     from dra_driver.explain import gates_of, scheduler_of
 
-    return scheduler_of(state.server_version, gates_of(args.feature_gates))
+    return scheduler_of(state.server_version, gates_of(args.feature_gates), state.slices)
 
 
 def _print_text(reports: Sequence[Any]) -> None:

@@ -26,6 +26,7 @@ from dra_driver.explain.report import Answer, Explanation, NodeDetail, Verdict
 from dra_driver.explain.requests import RequestSpec, by_name, requests_of
 from dra_driver.explain.scheduler import SchedulerModel
 from dra_driver.explain.subject import Subject, SubjectClaim, subject_of
+from dra_driver.explain.unpublished import unpublished_forms
 from dra_driver.kube.state import ClusterState, with_objects
 
 _MAX_NODES: Final = 10
@@ -159,6 +160,7 @@ class _Explainer:
         self._causes += non_allocation_causes.missing_classes(self._state, specs)
         self._causes += non_allocation_causes.unknown_resources(self._state, self._subject)
         self._causes += non_allocation_causes.silent_drivers(self._state, specs)
+        self._causes += unpublished_forms(self._state, specs, self._scheduler.features)
         used = {spec.class_name for spec in specs}
         for item in self._state.classes:
             if name_of(item) in used:

@@ -1,15 +1,17 @@
 """Derives the scheduler's behaviour and feature gates from the cluster's version.
 
-The gates of a running scheduler cannot be read, so the defaults of its version apply unless they are given.
+The gates of a running scheduler cannot be read, so the defaults of its version apply unless they are given. Before 1.36
+a published field that the API server keeps only with its gate on shows that it is on.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.allocation import V1_36, SchedulerFeatures, SchedulerQuirks
 from dra_driver.errors import ConfigurationError
+from dra_driver.explain.objects import Wire
 
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})")
 # Off before 1.36 (pkg/features/kube_features.go).
@@ -19,6 +21,12 @@ _YOUNG: Final = (
     "DRADeviceBindingConditions",
     "DRAConsumableCapacity",
 )
+# Field of a device -> its gate.
+_FIELDS: Final = {
+    "taints": "DRADeviceTaints",
+    "bindingConditions": "DRADeviceBindingConditions",
+    "allowMultipleAllocations": "DRAConsumableCapacity",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +37,33 @@ class SchedulerModel:
     quirks: SchedulerQuirks = V1_36
 
 
-def scheduler_of(version: str, gates: Mapping[str, bool]) -> SchedulerModel:
-    """Returns the model for a cluster of that version (1.36 when unknown). ``gates`` override the defaults."""
+def scheduler_of(version: str, gates: Mapping[str, bool], slices: Iterable[Wire] = ()) -> SchedulerModel:
+    """Returns the model for a cluster of that version (1.36 when unknown).
+
+    ``gates`` override the defaults, and what the published ``slices`` show.
+    """
     found = _VERSION.match(version)
     if found is None:
         return SchedulerModel(features=SchedulerFeatures.from_gates(gates))
     major, minor = int(found[1]), int(found[2])
-    defaults = dict.fromkeys(_YOUNG, False) if (major, minor) < (1, 36) else {}
+    defaults = {**dict.fromkeys(_YOUNG, False), **_gates_seen(slices)} if (major, minor) < (1, 36) else {}
     return SchedulerModel(
         features=SchedulerFeatures.from_gates({**defaults, **gates}),
         quirks=SchedulerQuirks.of_version(f"{major}.{minor}"),
     )
+
+
+def _gates_seen(slices: Iterable[Wire]) -> dict[str, bool]:
+    """The gates of `_YOUNG` that are on, because a slice has a field of theirs."""
+    seen: dict[str, bool] = {}
+    for item in slices:
+        if item["spec"].get("sharedCounters"):
+            seen["DRAPartitionableDevices"] = True
+        for device in item["spec"].get("devices") or ():
+            seen |= {gate: True for field, gate in _FIELDS.items() if device.get(field)}
+        if len(seen) == len(_YOUNG):
+            break
+    return seen
 
 
 def gates_of(text: str) -> dict[str, bool]:
