@@ -30,6 +30,7 @@ import conformance_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
+import rights_docs  # noqa: E402 - as above
 
 PROTOS = ROOT / "protos"
 GENERATED = Path("dra_driver/_pb")
@@ -73,6 +74,7 @@ def generate(target: Path) -> None:
     conformance_docs.generate(ROOT, target)
     health_docs.generate(ROOT, target)
     faults_docs.generate(ROOT, target)
+    rights_docs.generate(ROOT, target)
     admission_manifests.generate(target)
     chart_manifests.generate(ROOT, target)  # after everything that it renders
 
@@ -107,6 +109,7 @@ def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, *CRDS) if (root / path).exists()]
     found += performance_docs.outputs(root) + conformance_docs.outputs(root) + health_docs.outputs(root)
+    found += rights_docs.outputs(root)
     found += faults_docs.outputs(root) + chart_manifests.outputs(root) + admission_manifests.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 

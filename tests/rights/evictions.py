@@ -14,8 +14,11 @@ REQUEST = "container-0-request-0"
 GPUS = 20  # one ill GPU of these is below the brake's share
 
 
-def evictable_pods(admin: RestClient, namespace: str, node: str, goes: str, stays: str) -> None:
-    """Two pods share an ill GPU of ``node``; a PodDisruptionBudget protects ``stays``."""
+def evictable_pods(admin: RestClient, namespace: str, node: str, goes: str, stays: str) -> bool:
+    """Two pods share an ill GPU of ``node``; a PodDisruptionBudget protects ``stays``.
+
+    False where the API server keeps no taints of devices: nothing can be evicted then.
+    """
     devices = [gpu(f"gpu-{number}", uuid=f"GPU-{number}") for number in range(GPUS)]
     added = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     devices[1]["taints"] = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoExecute", "timeAdded": added}]
@@ -28,7 +31,8 @@ def evictable_pods(admin: RestClient, namespace: str, node: str, goes: str, stay
     )
     for name in (goes, stays):
         run_pod(admin, namespace, node, name, pool)
-    admin.create(paths.resource_slices(), made)
+    kept = admin.create(paths.resource_slices(), made)
+    return "taints" in kept["spec"]["devices"][1]
 
 
 def run_pod(admin: RestClient, namespace: str, node: str, name: str, pool: str) -> None:

@@ -34,7 +34,7 @@ spec: {priority: 1}
 class NodeLife:
     """A node process: it replaces an earlier run's slices, prepares a claim, loses its journal, and warns twice."""
 
-    def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, node: str) -> None:
+    def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, node: str, *, gpu_node: bool) -> None:
         self._admin, self._proxy, self._node = admin, proxy, node
         self._policies = folder / "policies"
         self._policies.mkdir()
@@ -44,6 +44,7 @@ class NodeLife:
             kubeconfig=str(proxy.kubeconfig(folder / "proxied.conf")),
             policy_dir=str(self._policies),
             poll_interval="1",
+            gpu_node=str(gpu_node).lower(),
         )
 
     def live(self) -> list[tuple[str, str]]:
@@ -119,10 +120,13 @@ class NodeLife:
 
 
 class ControllerLife:
-    """A controller: it takes its Lease, evicts a pod, is refused another one, repeats that, and releases the Lease."""
+    """A controller: it takes its Lease, evicts a pod, is refused another one, repeats that, and releases the Lease.
 
-    def __init__(self, folder: Path, proxy: RecordingProxy, namespace: str) -> None:
-        self._proxy = proxy
+    In between it writes the status of a policy.
+    """
+
+    def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, namespace: str) -> None:
+        self._admin, self._proxy = admin, proxy
         flags: dict[str, str | None] = {
             "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
             "namespace": namespace,
@@ -135,13 +139,19 @@ class ControllerLife:
         self._process = DriverProcess("controller", folder, flags)
 
     def live(self, done: Callable[[], bool]) -> list[tuple[str, str]]:
+        self._admin.create(paths.gpu_policies(), POLICY)
         try:
             self._process.start()
-            self._process.wait_for(done, WAIT_S)
-            self._process.wait_for(
-                lambda: any(m == "PATCH" and "/events" in p for m, p in self._proxy.requests), WAIT_S
-            )
+            for condition in (done, self._repeated, self._wrote_status):
+                self._process.wait_for(condition, WAIT_S)
             assert self._process.end()[0] == 0
         finally:
             self._process.kill()
+            self._admin.delete(paths.gpu_policies(POLICY["metadata"]["name"]))
         return list(self._proxy.requests)
+
+    def _repeated(self) -> bool:
+        return any(method == "PATCH" and "/events" in path for method, path in self._proxy.requests)
+
+    def _wrote_status(self) -> bool:
+        return any(method == "PUT" and "gpupolicies" in path for method, path in self._proxy.requests)

@@ -1,0 +1,91 @@
+"""Makes docs/rights.md from docs/rights/last-run.json, which tests/e2e/test_rights.py writes ($E2E_RIGHTS_FILE).
+
+`make gen` writes it, `make check` compares. Pure: the same figures give the same bytes.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DATA = Path("docs/rights/last-run.json")
+PAGE = Path("docs/rights.md")
+MAX_SAID = 150
+INTRODUCTION = """# Rights: what is used, and what is refused
+
+This page is made from `docs/rights/last-run.json`; do not edit it. `tests/e2e/test_rights.py` ran on Kubernetes
+{version}: the chart's roles and admission policies, and the real processes with tokens that are bound to a pod and so
+to its Node, as the kubelet asks for them. [security.md](security.md) says what it means.
+
+    E2E_RIGHTS_FILE=docs/rights/last-run.json KUBECONFIG=... .venv/bin/pytest tests/e2e/test_rights.py -n 0 -s
+
+Of the chart's values these were not the default:
+{values}.
+The MPS host has no token at all.
+
+## What each process asked, right by right
+
+Each request was allowed, and each right was used; the test fails where one is not.
+"""
+REFUSED = """
+## What was refused
+
+In the answers `node-a` is the Node of the token, `node-b` another one.
+"""
+
+
+def generate(source: Path, target: Path) -> None:
+    """Write the page below ``target`` from the figures below ``source``."""
+    (target / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    (target / PAGE).write_text(page(json.loads((source / DATA).read_text())))
+
+
+def outputs(root: Path) -> list[Path]:
+    """The generated files that exist below ``root``."""
+    return [root / PAGE] if (root / PAGE).exists() else []
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    parts = [INTRODUCTION.format(version=figures["version"].lstrip("v"), values=values(figures["values"]))]
+    parts += [used(process, rows) for process, rows in figures["used"].items()]
+    parts.append(REFUSED)
+    parts += [refused(who, rows) for who, rows in figures["refused"].items()]
+    return "\n".join(parts)
+
+
+def values(chart: Mapping[str, bool]) -> str:
+    return ", ".join(f"`{name}={str(value).lower()}`" for name, value in sorted(chart.items())) or "none"
+
+
+def used(process: str, rows: list[dict[str, Any]]) -> str:
+    lines = [f"### The {process}", "", "| verb | resource | where | requests |", "|---|---|---|---|"]
+    lines += [f"| {row['verb']} | {row['resource']} | {row['where']} | {row['requests']} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def refused(who: str, rows: list[dict[str, str]]) -> str:
+    lines = [f"### To {who}: {len(rows)}", "", "| tried | by | answer |", "|---|---|---|"]
+    lines += [f"| {row['what']} | {by(row['said'])} | {short(row['said'])} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def by(said: str) -> str:
+    """Which part of the API server refused it."""
+    if "ValidatingAdmissionPolicy" in said:
+        return "admission policy"
+    return "RBAC" if "cannot" in said else "NodeRestriction"
+
+
+def short(said: str) -> str:
+    """The reason without what the table says already."""
+    said = said.partition("; check the ClusterRole")[0]
+    said = re.sub(r"^.* denied request: ", "", said)
+    said = re.sub(r'^.*User "[^"]*" cannot', "cannot", said)
+    said = re.sub(r"^.* is forbidden: ", "", said)
+    text = next(iter(lines_of(said)), "").replace("|", "\\|")
+    return text if len(text) <= MAX_SAID else text[:MAX_SAID].rsplit(" ", 1)[0] + " …"
+
+
+def lines_of(text: str) -> Iterator[str]:
+    yield from (line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,44 @@
+"""docs/rights.md: which part of the API server refused a request, and its reason."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "rights_docs.py"
+
+POLICY = (
+    "resourceslices.resource.k8s.io \"x\" is forbidden: ValidatingAdmissionPolicy 'own' with binding 'own' denied "
+    "request: the driver on node node-a may not write the pool node-b/x; check the ClusterRole of this service account"
+)
+RBAC = 'secrets "x" is forbidden: User "system:serviceaccount:a:b" cannot get resource "secrets" in API group ""'
+NODE = 'resourceslices.resource.k8s.io "x" is forbidden: can only create ResourceSlice with the same NodeName'
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rights_docs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("said", "by", "short"),
+    [
+        (POLICY, "admission policy", "the driver on node node-a may not write the pool node-b/x"),
+        (RBAC, "RBAC", 'cannot get resource "secrets" in API group ""'),
+        (NODE, "NodeRestriction", "can only create ResourceSlice with the same NodeName"),
+    ],
+)
+def test_a_refusal_is_its_reason_and_its_origin(docs: ModuleType, said: str, by: str, short: str) -> None:
+    assert (docs.by(said), docs.short(said)) == (by, short)
+
+
+def test_a_long_answer_is_cut_between_words(docs: ModuleType) -> None:
+    text = docs.short("is forbidden: " + "word " * 100)
+    assert text.endswith("word …")
+    assert len(text) <= docs.MAX_SAID + 2
