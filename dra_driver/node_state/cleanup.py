@@ -19,7 +19,7 @@ from dra_driver.node_state.leftovers import Leftover, Unmount, find_leftovers, f
 from dra_driver.node_state.places import Places
 from dra_driver.node_state.reading import read_state
 from dra_driver.node_state.state import NodeState
-from dra_driver.node_state.stopped import no_node_process, stopped_node
+from dra_driver.node_state.stopped import no_mps_host, no_node_process, stopped_node
 from dra_driver.sharing.tmpfs import SystemMounts
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ def clean_up(
         if state.journal.path.exists() or state.backups:
             with stopped_node(settings) as claims:
                 _undo(claims)
-        removed, problems = _remove(find_leftovers(places, unmount))
+        with no_mps_host(places.mps):  # one may have started since the look
+            removed, problems = _remove(find_leftovers(places, unmount))
     return Cleanup(undone=undone, removed=removed, kept=kept, problems=problems)
 
 

@@ -4,6 +4,7 @@ The caller holds the lock of the node process (`no_node_process`), so that none 
 with status 2 and is started again.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from dra_driver.cdi import CdiNames, CdiWriter
 from dra_driver.claims import PrepareGate
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError
+from dra_driver.files import lock_file
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.kube.claims import BoundedGetter
 from dra_driver.kube.connection import Connection
@@ -22,9 +24,12 @@ from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_manager import ClaimManager
 from dra_driver.kubelet.device_nodes import HostDeviceNodes
 from dra_driver.kubelet.ownership import OwnedBackend
+from dra_driver.sharing.mps_files import MpsFolders
 
 LOOK_S: Final = 15.0
 """The first read of the GPUs in a session; without a driver it fails at once."""
+PROBE_S: Final = 0.1
+"""A process that only looks whether an MPS host runs has its lock for a moment."""
 
 
 @contextmanager
@@ -36,6 +41,29 @@ def no_node_process(plugin_dir: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def no_mps_host(folder: Path) -> Iterator[None]:
+    """Keeps an MPS host from starting that would use ``folder``, where one has run. Raises ConfigurationError when one
+    runs. The claims must not be worked on meanwhile: they see a host that does not answer."""
+    path = MpsFolders(folder).lock
+    try:
+        lock = lock_file(path, timeout_s=PROBE_S, create_mode=None)
+    except FileNotFoundError:
+        yield
+        return
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"no file was removed: an MPS host runs on this node ({path} is locked); delete the DaemonSet "
+            "dra-driver-mps-host first"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"no file was removed: cannot lock {path}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager

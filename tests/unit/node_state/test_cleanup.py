@@ -7,8 +7,10 @@ import pytest
 
 from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.errors import ConfigurationError
+from dra_driver.files import lock_file
 from dra_driver.node_state.cleanup import clean_up
 from dra_driver.node_state.places import Places
+from dra_driver.node_state.stopped import no_mps_host
 from tests.fakes.sharing import FakeHost
 from tests.unit.node_state.test_leftovers import places_in
 
@@ -29,6 +31,20 @@ def test_a_host_that_hangs_runs_as_well(places: Places) -> None:
     with pytest.raises(ConfigurationError, match="an MPS host runs"):
         clean_up(settings_of(places), places)
     host.die()
+
+
+def test_a_host_that_starts_during_the_cleanup_keeps_its_files(places: Places) -> None:
+    """Its daemons would run on in folders that are gone. A shared lock hides it from the look before."""
+    FakeHost(places.mps).live().die()
+    held = lock_file(places.mps / "host.lock", shared=True)
+    with pytest.raises(ConfigurationError, match="no file was removed: an MPS host runs"):
+        clean_up(settings_of(places), places)
+    assert (places.mps / "host.lock").exists()
+    os.close(held)
+    with no_mps_host(places.mps), pytest.raises(BlockingIOError):
+        lock_file(places.mps / "host.lock")
+    assert clean_up(settings_of(places), places).problems == ()
+    assert not places.plugin.exists()
 
 
 def test_without_the_folder_everything_else_is_removed(places: Places) -> None:
