@@ -19,6 +19,8 @@ import yaml
 from dra_driver.errors import NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from tests.contract.deploy.test_manifests import EVERYTHING
+from tests.contract.deploy.test_presets import NAMES, rendered
 from tests.e2e.cluster import wait
 from tests.e2e.helm_release import NAME, NAMESPACE, Release, release
 from tests.fakes import chart
@@ -176,3 +178,21 @@ def test_wrong_values_are_refused_before_anything_changes(installed: Release, re
     with pytest.raises(Exception, match="at '/mpsHost': additional properties 'enable' not allowed"):
         installed.install({"mpsHost": {"enable": True}})
     assert of_driver(rest) == {}
+
+
+def collection(obj: dict[str, Any]) -> str:
+    plural = f"{obj['kind'].lower()[:-1]}ies" if obj["kind"].endswith("y") else f"{obj['kind'].lower()}s"
+    plural = f"{obj['kind'].lower()}es" if obj["kind"].endswith("ss") else plural
+    root = "/apis/" if "/" in obj["apiVersion"] else "/api/"
+    namespace = obj["metadata"].get("namespace")
+    inside = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{obj['apiVersion']}{inside}/{plural}"
+
+
+def test_every_preset_is_taken_by_the_api_server(installed: Release, rest: RestClient) -> None:
+    """With all fields and rules of the real one; the embedded one knows the fields alone."""
+    rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    for objects in [chart.objects(EVERYTHING), *(rendered(name) for name in NAMES)]:
+        for obj in objects:
+            if obj["kind"] not in {"Namespace", "PodMonitor", "PrometheusRule"}:
+                rest.create(f"{collection(obj)}?dryRun=All&fieldValidation=Strict", obj)
