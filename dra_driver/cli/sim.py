@@ -4,6 +4,7 @@ simulated GPUs of any cluster ill (``inject``) and well again (``recover``)."""
 import argparse
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -35,6 +36,11 @@ def add_parser(subparsers: Any) -> None:
         type=Path,
         metavar="DIR",
         help="folder of GpuPolicy files for all nodes; changes are read while running (default: no policies)",
+    )
+    up.add_argument(
+        "--controller",
+        action="store_true",
+        help="run the controller as well: the status of policies, and evictions; its Lease is in namespace default",
     )
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
     demo = actions.add_parser("demo", help="apply every example and report what happens", allow_abbrev=False)
@@ -70,6 +76,7 @@ def _up(args: argparse.Namespace) -> int:
     from dra_driver.sim.cluster import Cluster
     from dra_driver.sim.demo import demo
     from dra_driver.sim.demo.requirements import parse_nodes
+    from dra_driver.sim.node.node_process import ControllerSubprocess
 
     # Not an Event: its lock is not reentrant, so a signal handler that runs during this thread's wait() would deadlock.
     stop: SimpleQueue[int] = SimpleQueue()
@@ -79,18 +86,28 @@ def _up(args: argparse.Namespace) -> int:
     nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
     if args.policy_dir is not None and not args.policy_dir.is_dir():
         raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a folder")
-    with Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir) as cluster:
+    with (
+        ExitStack() as children,
+        Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir) as cluster,
+    ):
         if not args.no_classes:
             demo.apply_classes(cluster)
         print(f"API server   {cluster.url}")
         for node in cluster.nodes.values():
             print(f"node         {node.name}: {node.spec}, log of its node process: {node.folders.log}")
+        if args.controller:
+            log = cluster.folder / "controller.log"
+            controller = ControllerSubprocess(cluster.kubeconfig, log)
+            controller.start()
+            children.callback(controller.stop)
+            print(f"controller   its log: {log}")
         print(f"policies     {cluster.policies}")
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
         print("Ctrl-C stops the cluster and removes everything it created.", flush=True)
         stop.get()
         print("stopping", flush=True)
+        children.close()  # while there is an API server, so that the Lease is released
     return 0
 
 

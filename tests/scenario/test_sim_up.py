@@ -5,7 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ COMMAND = [sys.executable, "-m", "dra_driver.cli.main", "sim", "up", "--node", "
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """The command, started in the checkout with a kubeconfig of its own."""
-    command = [*COMMAND, "--kubeconfig", str(tmp_path / "kubeconfig")]
+    command = [*COMMAND, "--controller", "--kubeconfig", str(tmp_path / "kubeconfig")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as child:
         yield child
         child.kill()
@@ -37,6 +38,14 @@ def _until(child: subprocess.Popen[str], text: str) -> str:
     raise AssertionError("".join(lines))
 
 
+def wait_for(found: Callable[[], list[str]]) -> list[str]:
+    """What is found, once something is."""
+    deadline = time.monotonic() + 60
+    while not (names := found()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return names
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals) -> None:
     """The kubeconfig works at once, GPUs and classes exist; afterwards the status is 0 and no file is left."""
@@ -46,6 +55,11 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
     slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
     assert [item["spec"]["nodeName"] for item in slices] == ["n1"]
     assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 2
+
+    lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+    assert wait_for(lambda: [item["metadata"]["name"] for item in rest.list(lease)["items"]]) == [
+        "dra-driver-controller"
+    ]
 
     log = re.search(r"log of its node process: (\S+)", output)
     assert log is not None
