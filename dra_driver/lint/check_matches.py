@@ -10,6 +10,7 @@ from typing import Final
 from dra_driver.cel import COST_LIMIT, DeviceView
 from dra_driver.lint.catalog_devices import KnownDevice
 from dra_driver.lint.expressions import ParsedClause, ParsedSelector
+from dra_driver.lint.gate_hints import gate_hint
 from dra_driver.lint.manifest import Manifest
 from dra_driver.lint.matching import MatchResult, evaluate_chain, nearest, values_seen
 from dra_driver.lint.nodes import Spot
@@ -67,7 +68,8 @@ class MatchChecker:
         if self._scope.cluster_devices and not any(device.nodes for device in of_class.devices):
             where = spot.get("deviceClassName") or spot
             message = f"no device of the cluster matches DeviceClass {of_class.name}"
-            self._reporter.add("DRA018", manifest, where, message)
+            hint = gate_hint(of_class.devices, self._scope.cluster_devices)
+            self._reporter.add("DRA018", manifest, where, message, hint=hint)
         if chain and of_class.devices:
             self._devices(manifest, chain, of_class.devices)
         if spot.string("allocationMode") == "All":

@@ -137,6 +137,20 @@ def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_use
     assert findings(mine, known) == []
     found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
     assert found.message == "no device of the cluster matches DeviceClass mine"
+    assert "only while feature gate DRAPartitionableDevices is on" in found.hint
+
+
+def test_a_class_without_devices_is_not_explained_by_a_gate_that_is_on() -> None:
+    """A device that consumes counters shows the gate; then the cluster's GPUs have no such partition."""
+    counted = {
+        "name": "gpu-0",
+        "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
+        "consumesCounters": [{"counterSet": "gpu-0", "counters": {"memory": {"value": "1"}}}],
+    }
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [counted])], classes=[_gpu_class()]))
+    mine = device_class(f"{GUARD} && {D}.type == 'mig'")
+    found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
+    assert found.hint == ""
 
 
 def test_all_over_32_devices() -> None:
