@@ -158,7 +158,7 @@ def test_an_upgrade_and_its_rollback_change_what_the_values_say_and_nothing_else
         {"node": {"podAnnotations": {"example.com/a": "b"}}, "drainer": {"enabled": True}}, path=next_chart(tmp_path)
     )
     second = of_driver(rest)
-    assert second.keys() - first.keys() == {("ClusterRole", "dra-driver-drainer")}
+    assert second.keys() - first.keys() == {("ClusterRole", "dra-driver-drainer"), ("Role", "dra-driver-drainer")}
     generations = {
         key: (first[key]["metadata"].get("generation"), obj["metadata"].get("generation"))
         for key, obj in second.items()

@@ -4,6 +4,7 @@ What a person does on the node is done to the file that describes the simulated 
 to the kubelet. A second publisher is a resource in the Node's status, as the kubelet writes it for a device plugin.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -14,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.cli import kubectl
 from dra_driver.drain import DrainOptions, DrainReport, drain, wait_at_most
-from dra_driver.errors import DraError
+from dra_driver.errors import DraError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
@@ -31,6 +31,7 @@ from tests.e2e.host import Host
 from tests.e2e.node import CDI_DIR, STATE_DIR
 from tests.e2e.test_access import RBAC, acting_as
 from tests.e2e.upgrade import devices, events, holds, versions
+from tests.fakes import chart
 
 KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")
 GPUS = "driverVersion: {}\ngpus:\n- {{model: h100-sxm5-80gb, count: 3}}\n- {{model: l4-24gb, count: 2}}\n"
@@ -265,22 +266,30 @@ def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missi
     for right in ("patch nodes", "list resourceclaims.resource.k8s.io", "create pods/eviction", "list events"):
         assert right in str(refused.value)
     assert drained(cluster) == set()
-    role = next(yaml.safe_load_all((ROOT / "deploy" / "components" / "drainer" / "drainer.yaml").read_text()))
-    role["metadata"]["name"] = f"{namespace}-drainer"
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": role["metadata"]["name"]},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "e2e-drainer"}],
-    }
-    cluster.rest.create(f"{RBAC}/clusterroles", role)
-    cluster.rest.create(f"{RBAC}/clusterrolebindings", binding)
+    name = f"{namespace}-drainer"
+    roles = [
+        {**each, "metadata": {**each["metadata"], "name": name}}
+        for each in chart.objects({"drainer": {"enabled": True}})
+        if each["metadata"]["name"] == "dra-driver-drainer"
+    ]
+    paths_of = {"ClusterRole": f"{RBAC}/clusterroles", "Role": f"{RBAC}/namespaces/default/roles"}
+    bindings = {"ClusterRole": f"{RBAC}/clusterrolebindings", "Role": f"{RBAC}/namespaces/default/rolebindings"}
     try:
+        for role in roles:
+            cluster.rest.create(paths_of[role["kind"]], role)
+            binding = {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": f"{role['kind']}Binding",
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role["kind"], "name": name},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "e2e-drainer"}],
+            }
+            cluster.rest.create(bindings[role["kind"]], binding)
         assert run("e2e-drainer").result == "done"
     finally:
-        cluster.rest.delete(f"{RBAC}/clusterrolebindings/{role['metadata']['name']}")
-        cluster.rest.delete(f"{RBAC}/clusterroles/{role['metadata']['name']}")
+        for path in (*bindings.values(), *paths_of.values()):
+            with contextlib.suppress(NotFoundError):
+                cluster.rest.delete(f"{path}/{name}")
 
 
 def test_a_device_plugin_on_the_node_withdraws_the_devices(own_host: Host, forms: Forms, node_name: str) -> None:

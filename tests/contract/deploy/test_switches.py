@@ -25,7 +25,7 @@ ADDED: list[tuple[str, dict[str, Any], set[tuple[str, str]]]] = [
         {},
         {("ClusterRole", "dra-driver-claim-events"), ("ClusterRoleBinding", "dra-driver-claim-events")},
     ),
-    ("drainer", {}, {("ClusterRole", "dra-driver-drainer")}),
+    ("drainer", {}, {("ClusterRole", "dra-driver-drainer"), ("Role", "dra-driver-drainer")}),
     ("networkPolicy", {}, {("NetworkPolicy", "dra-driver")}),
     ("resourceQuota", {}, {("ResourceQuota", "dra-driver")}),
     ("openshift", {}, {("RoleBinding", "dra-driver-scc-privileged")}),
