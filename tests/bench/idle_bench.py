@@ -97,7 +97,7 @@ def prepare(rest: RestClient, process: NodeProcess, count: int) -> None:
 def measure(report: Report, process: NodeProcess, args: argparse.Namespace) -> None:
     assert process.process is not None
     pid = process.process.pid
-    time.sleep(5.0)  # what the start left over is not idle
+    time.sleep(12.0)  # what the start left over is not idle: claims are checked once within 10 s
     before, threads = process_s(pid), by_thread(pid)
     time.sleep(args.idle_s)
     percent = (process_s(pid) - before) / args.idle_s * 100
