@@ -98,6 +98,10 @@ class LastValues:
         known = self._values.get(function)
         return None if known is None else cast("T", known[1])
 
+    def constant(self, function: str, call: Callable[[], T]) -> T | None:
+        """As ``read``, for a property that cannot change while a session lasts: its answer is not asked for again."""
+        return cast("T", self._values[function][1]) if self._read_now(function) else self.read(function, call)
+
     def mig_facts(self, facts: MigFacts) -> MigFacts:
         """``facts`` when all could be read, else the last complete ones, marked as incomplete."""
         if facts.trouble is None:

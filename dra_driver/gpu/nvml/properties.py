@@ -76,7 +76,7 @@ def describe_gpu(
     architecture = values.read("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
     addressing = values.read("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
     pci_bus_id = values.read("nvmlDeviceGetPciInfo_v3", lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
-    pcie_root, numa_node = topology.read(pci_bus_id, sysfs_root) if pci_bus_id else (None, None)
+    pcie_root, numa_node = _topology(values, pci_bus_id, sysfs_root)
     mig_mode = values.read("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), needed=True)
     facts = None if mig_mode is None else read_facts()
     mig_enabled = mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -103,6 +103,13 @@ def describe_gpu(
         mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
         fabric=values.read(FABRIC, partial(read_fabric, handle)),
     )
+
+
+def _topology(values: LastValues, pci_bus_id: str | None, sysfs_root: str) -> tuple[str | None, int | None]:
+    """A device that is bound anew ends the session."""
+    if pci_bus_id is None:
+        return None, None
+    return values.constant(f"topology of {pci_bus_id}", lambda: topology.read(pci_bus_id, sysfs_root)) or (None, None)
 
 
 def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bool) -> int | None:

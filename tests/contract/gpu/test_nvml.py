@@ -308,3 +308,13 @@ import dra_driver.gpu.nvml.backend
 print(json.dumps(loaded | {"yaml_with_nvml": "yaml" in sys.modules}))
 """
     assert json.loads(python(script)) == {"pynvml": False, "yaml": False, "yaml_with_nvml": False}
+
+
+def test_where_a_gpu_is_plugged_in_is_read_once_a_session(nvml: NvmlBackend, tmp_path: Path) -> None:
+    """A node at rest reads every GPU each few seconds; the place of a bound device does not change."""
+    before = nvml.snapshot()
+    assert before.gpus[0].numa_node is not None
+    (tmp_path / "sys/bus/pci/devices" / str(before.gpus[0].pci_bus_id) / "numa_node").write_text("7\n")
+    assert nvml.snapshot() == before
+    nvml.close()
+    assert nvml.snapshot().gpus[0].numa_node == 7
