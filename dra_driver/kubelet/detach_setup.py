@@ -1,6 +1,7 @@
 """Connects `Detaching` with what asks (the Node object, a file), the journal, and the Node's events."""
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,8 @@ def open_detaching(
 ) -> Detaching:
     """Call it before the hardware is first opened: it detaches at once when that is asked for.
 
-    Later changes are followed after `Detaching.start`. ``changed`` is called when what is published has to change;
-    ``published`` says whether the API server has it.
+    Later changes are followed after `Detaching.start`, but for the file's: see `look_for_file`. ``changed`` is called
+    when what is published has to change; ``published`` says whether the API server has it.
     """
     file = DetachFile(plugin_dir / FILE)
     detaching = Detaching(
@@ -56,3 +57,9 @@ def open_detaching(
         log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
     detaching.step()
     return detaching
+
+
+def look_for_file(detaching: Detaching, plugin_dir: Path) -> None:
+    """Wake ``detaching`` while the file that asks exists; for every second."""
+    if os.path.lexists(plugin_dir / FILE):
+        detaching.wake()

@@ -6,9 +6,9 @@
     detached     the request ends            a new session is opened with the library that is installed then
     reattaching  the GPUs have been read     the taint is removed, prepares are admitted
 
-One thread does all of this. It looks at once when the Node object or the journal changes, and at the request's file
-once a second. What asks: ``detach_request.py``. What is refused and answered meanwhile: ``claims/prepare_gate.py``;
-what is published: ``inventory_publisher.py``.
+One thread does all of this. It looks once a second while there is a request, else when it is woken: when the Node
+object or the journal changes, and when the request's file is there. What asks: ``detach_request.py``. What is refused
+and answered meanwhile: ``claims/prepare_gate.py``; what is published: ``inventory_publisher.py``.
 """
 
 import logging
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "detach"
 LOOK_S: Final = 1.0
+REST_S: Final = 30.0
+"""Without a request, should nothing wake the thread."""
 REATTACH_LOOK_S: Final = 0.2
 PUBLISH_LOOK_S: Final = 0.02
 WORK_S: Final = 45.0
@@ -158,6 +160,8 @@ class Detaching:
             return REATTACH_LOOK_S
         elif self._state.phase is Phase.WAITING:
             self._attached("the NVIDIA driver stays in use: the request to give it up was withdrawn")
+        else:
+            return REST_S
         return LOOK_S
 
     def _run(self) -> None:

@@ -42,7 +42,7 @@ from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_events_setup import open_claim_events
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.claim_status_setup import open_claim_status
-from dra_driver.kubelet.detach_setup import open_detaching
+from dra_driver.kubelet.detach_setup import look_for_file, open_detaching
 from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.kubelet.endpoints import Endpoints
@@ -344,6 +344,7 @@ class NodeProcess:
         )
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
+            Chore(name="detach-file", every_s=NODE_EVERY_S, work=partial(look_for_file, detaching, self._plugin_dir)),
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
             Chore(name="disk", every_s=FILES_EVERY_S, work=storage.check),
             Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),

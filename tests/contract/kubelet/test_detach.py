@@ -139,6 +139,8 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: NodePro
     process.flags["kubeconfig"] = str(kubeconfig)
     process.start()
     process.wait_for(lambda: driver.old.opened() == OPEN)
+    process.wait_for(lambda: "starting" not in readiness(process))  # a file from before is seen by the start itself
+    time.sleep(0.3)
     file = process.dra.parent / "detach"
     file.write_text("cable work\n")
     process.wait_for(lambda: driver.old.opened() == set())

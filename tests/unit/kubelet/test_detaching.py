@@ -1,8 +1,13 @@
 """Giving the NVIDIA driver up and taking it again, step by step."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 from dra_driver.errors import StorageError
-from dra_driver.kubelet.detach_request import DetachRequest
-from dra_driver.kubelet.detaching import Detaching
+from dra_driver.kubelet.detach_request import FILE, DetachRequest
+from dra_driver.kubelet.detach_setup import look_for_file
+from dra_driver.kubelet.detaching import LOOK_S, REST_S, Detaching
 from dra_driver.telemetry import metrics
 
 ASKED = DetachRequest(source="annotation x of node node-a", reason="driver 580", ends="remove the annotation")
@@ -114,6 +119,29 @@ def test_nothing_happens_until_it_is_asked_for() -> None:
     node = Node()
     assert node.step(None) == []
     assert (node.detaching.problem, node.detaching.taint_value, node.told) == (None, None, [])
+
+
+def test_it_looks_every_second_only_while_it_is_asked() -> None:
+    """A node at rest is woken by what asks: the Node object, the file, the journal."""
+    node = Node()
+    assert node.detaching.step() == REST_S
+    node.asked = ASKED
+    assert node.detaching.step() == LOOK_S
+    node.asked = None
+    for _ in range(2):  # it takes the driver again, and sees that it is there
+        assert node.detaching.step() <= LOOK_S
+    assert node.detaching.step() == REST_S
+
+
+def test_the_file_wakes_it(tmp_path: Path) -> None:
+    """Also one that cannot be read, such as a link to nothing."""
+    woken: list[int] = []
+    detaching = cast("Any", SimpleNamespace(wake=lambda: woken.append(1)))
+    look_for_file(detaching, tmp_path)
+    assert woken == []
+    (tmp_path / FILE).symlink_to("nothing")
+    look_for_file(detaching, tmp_path)
+    assert woken == [1]
 
 
 def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_closed() -> None:
