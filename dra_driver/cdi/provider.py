@@ -154,6 +154,13 @@ class CdiProvider:
         base = self._base
         return None if base is None else (base.files.root, base.majors, base.hook)
 
+    @property
+    def hook_version(self) -> str | None:
+        """The version of NVIDIA's hook that documents name; None without one. Never waits for the disk."""
+        base = self._base
+        version = base.hook.version if base is not None and base.hook is not None else None
+        return str(version) if version is not None else None
+
     def edits_for(self, gpu: Gpu) -> ContainerEdits:
         """Edits for the whole ``gpu``, without those of the base document. Errors as `refresh`."""
         base = self._known_base()

@@ -29,6 +29,8 @@ MAX_ENTRIES: Final = 64
 MAX_VALUE: Final = 1024
 """Characters kept of an annotation's value; the API server bounds all annotations of an object by 256 KiB."""
 
+_RUNTIME: Final = "containerRuntimeVersion"
+_KERNEL: Final = "kernelVersion"
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -37,7 +39,8 @@ class OwnNode:
     """What the node process uses of its Node object.
 
     ``annotations`` have keys that begin with ``gpu.dra-driver.io/``; ``labels`` and ``allocatable`` (quantities as
-    text) have keys that begin with ``nvidia.com/``.
+    text) have keys that begin with ``nvidia.com/``. ``runtime`` is the version of the container runtime, ``kernel``
+    that of the kernel, as the kubelet says them.
     """
 
     name: str
@@ -45,6 +48,8 @@ class OwnNode:
     annotations: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     allocatable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    runtime: str = ""
+    kernel: str = ""
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> "OwnNode":
@@ -56,6 +61,8 @@ class OwnNode:
             annotations=_kept(_mapping(metadata, "annotations"), ANNOTATION_PREFIX),
             labels=_kept(_mapping(metadata, "labels"), NVIDIA_PREFIX),
             allocatable=_kept(_mapping(_mapping(item, "status"), "allocatable"), NVIDIA_PREFIX),
+            runtime=str(_mapping(_mapping(item, "status"), "nodeInfo").get(_RUNTIME, ""))[:MAX_VALUE],
+            kernel=str(_mapping(_mapping(item, "status"), "nodeInfo").get(_KERNEL, ""))[:MAX_VALUE],
         )
 
 
@@ -127,7 +134,10 @@ def slim_node(item: dict[str, Any]) -> dict[str, Any]:
     names = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
     return {
         "metadata": {**names, "annotations": dict(node.annotations), "labels": dict(node.labels)},
-        "status": {"allocatable": dict(node.allocatable)},
+        "status": {
+            "allocatable": dict(node.allocatable),
+            "nodeInfo": {_RUNTIME: node.runtime, _KERNEL: node.kernel},
+        },
     }
 
 

@@ -30,6 +30,7 @@ from dra_driver.kubelet.last_known import LastKnownGpus
 from dra_driver.kubelet.steady_reports import SteadyReports
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.health import HealthCondition
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms, terms_of
 from dra_driver.slices import pool_name
@@ -92,6 +93,16 @@ class HealthService:
         problem = self._status.problem if self._status is not None else None
         found = sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
         return [*found, problem] if problem is not None else found
+
+    @property
+    def conditions(self) -> tuple[HealthCondition, ...]:
+        """What is known of the GPUs' health; the same value while nothing changed."""
+        return self._health.conditions() if self._is_on else ()
+
+    @property
+    def missing(self) -> frozenset[GpuUuid]:
+        """GPUs that are published and not found."""
+        return frozenset(self._known.missing) if self._is_on else frozenset()
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         """See ``HealthTaints.amend``."""

@@ -148,6 +148,15 @@ class InventoryPublisher:
         """Why containers could not get a GPU; None while driver files are known and the base document exists."""
         return self._problem
 
+    @property
+    def known(self) -> tuple[Snapshot, Terms] | None:
+        """All GPUs that are known, and the terms under which they are published; None before the first publication."""
+        with self._lock:
+            snapshot = self._known()
+            if snapshot is None or self._offered is None:
+                return None
+            return snapshot, self._offered_terms
+
     def changed(self, snapshot: Snapshot) -> None:
         """Takes a new snapshot; runs in the inventory's thread."""
         metrics.gpus.labels("usable").set(len(snapshot.gpus))
@@ -200,7 +209,7 @@ class InventoryPublisher:
 
         A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
         """
-        if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
+        if self._offered is None and not (self._conflict.is_known and self._has_policies()):
             return
         reason = self._hardware.problem or self._problem
         asked = self._detach.taint_value
@@ -216,6 +225,12 @@ class InventoryPublisher:
             self._withdraw(reason, UNAVAILABLE)
         elif self._offered not in (None, NOTHING):
             self._show(self._known(), self._taint.value)
+
+    def _has_policies(self) -> bool:
+        """Whether it is known which policies there are; looks for them."""
+        if not self._terms.is_known and self._newest is not None:
+            self._terms.update(self._complete(self._newest))
+        return self._terms.is_known
 
     def _withdraw(self, reason: str, taint_value: str) -> None:
         """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""

@@ -48,6 +48,8 @@ from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, Hos
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.fabric_watch import FabricWatch
 from dra_driver.kubelet.free_memory import trimmer
+from dra_driver.kubelet.gpu_node_setup import GpuNodeService
+from dra_driver.kubelet.health_events import Tell
 from dra_driver.kubelet.health_setup import HealthService
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
@@ -118,6 +120,7 @@ class NodeProcess:
         self._publisher: Publisher | None = None
         self._inventory_publisher: InventoryPublisher | None = None
         self._health: HealthService | None = None
+        self._gpu_node: GpuNodeService | None = None
         self._storage: StorageHealth | None = None
         self._node_remarks: Callable[[], list[str]] = list
 
@@ -262,8 +265,22 @@ class NodeProcess:
         )  # fmt: skip
         health.start()
         inventory.subscribe(self._inventory_publisher.changed)
+        if settings.gpu_node:
+            self._keep_gpu_node(rest, own_node, tell, hook_version=lambda: provider.hook_version)
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         self._start_maintenance(self._inventory_publisher, claims, detaching, report, node)
+
+    def _keep_gpu_node(
+        self, rest: RestClient, own_node: OwnNodeWatch, tell: Tell, hook_version: Callable[[], str | None]
+    ) -> None:
+        published, claims, health, policies = self._inventory_publisher, self._claims, self._health, self._policies
+        assert published and claims and health and policies  # noqa: S101, PT018 - for the type checker; all are set before
+        self._gpu_node = gpu_node = GpuNodeService(
+            *(self._settings, rest, own_node, tell), published=published, journal=claims.journal, health=health,
+            policies=policies, hook_version=hook_version, not_ready=self.ready, remarks=self.remarks,
+        )  # fmt: skip
+        gpu_node.start()
+        self._running.callback(gpu_node.stop, COMPONENT_STOP_S)
 
     def _follow_node(
         self, own_node: OwnNodeWatch, events: EventRecorder, publisher: Publisher, inventory: Inventory
@@ -283,6 +300,8 @@ class NodeProcess:
             self._detaching.wake()
 
     def _claims_changed(self) -> None:
+        if self._gpu_node is not None:
+            self._gpu_node.claims_changed()
         if self._health is not None:
             self._health.claims_changed()
 
@@ -350,6 +369,7 @@ class NodeProcess:
             Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
             Chore(name="node", every_s=NODE_EVERY_S, work=partial(follower.follow, self._publish_changes)),
             Chore(name="conditions", every_s=FILES_EVERY_S, work=self._report_conditions),
+            *([Chore(name="gpu-node", every_s=FILES_EVERY_S, work=self._gpu_node.look)] if self._gpu_node else []),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
             Chore(name="memory", every_s=MEMORY_EVERY_S, work=trimmer()),
         ]

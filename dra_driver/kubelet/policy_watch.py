@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
+from dra_driver.backoff import Backoff
 from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, ReflectorChange, Stream, key
@@ -24,6 +25,8 @@ THREAD_NAME: Final = "policies-watch"
 PAGE: Final = 32
 ABSENT_S: Final = (150.0, 300.0)
 """The wait after an answer that the kind is not served, or not allowed, is drawn from this range."""
+FIRST_S, LATER_S = 2.0, 30.0
+"""The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
 HOLD_S: Final = 5.0
 _KEPT: Final = "kept"
 """Key of what is kept of a listed object; no JSON has a value of its type."""
@@ -56,6 +59,7 @@ class PolicyWatch:
         self._current: tuple[PolicyObject, ...] | None = None
         self._held_until: float | None = None
         self._is_absent = False
+        self._backoff = Backoff(first_s=0.5, longest_s=FIRST_S, rand=random.random)
         self._reflector = Reflector(
             ObjectPages(rest, self._kept),
             paths.gpu_policies(),
@@ -64,6 +68,7 @@ class PolicyWatch:
             slim=self._slim,
             name=THREAD_NAME,
             place="policies",
+            backoff=self._backoff,
             patience=self._patience,
         )
 
@@ -106,6 +111,7 @@ class PolicyWatch:
                 self._held_until = self._clock() + HOLD_S
                 return
             if change.kind == "listed":
+                self._backoff.longest_s = LATER_S
                 self._counted, self._held_until = items, None
             else:
                 self._counted[change.name] = change.item

@@ -73,11 +73,13 @@ class LeftOutGpu:
 class Snapshot:
     """An immutable inventory of one node, GPUs in order of ``minor``.
 
-    ``driver_version`` is as NVML prints it (``580.65.06``); ``cuda_driver_version`` is ``(13, 0)``.
+    ``driver_version`` and ``nvml_version`` are as NVML prints them (``580.65.06``, ``13.580.65.06``);
+    ``cuda_driver_version`` is ``(13, 0)``.
     Two snapshots are equal when nothing changed.
     """
 
     driver_version: str | None = None
+    nvml_version: str | None = None
     cuda_driver_version: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
     left_out: tuple[LeftOutGpu, ...] = ()

@@ -10,16 +10,19 @@ from dra_driver.policy.objects import PolicyObject, kept
 from dra_driver.policy.policy_set import MAX_POLICIES, examine
 from dra_driver.policy.resolve import resolve, survey
 from dra_driver.policy.source import PolicySource
+from dra_driver.policy.standing import PolicySets, standing_of
 
 __all__ = [
     "MAX_POLICIES",
     "PolicyFile",
     "PolicyObject",
+    "PolicySets",
     "PolicySource",
     "examine",
     "kept",
     "read_file",
     "read_folder",
     "resolve",
+    "standing_of",
     "survey",
 ]

@@ -87,13 +87,21 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
     for other in matching[1:]:
         if other.priority != first.priority:
             break
-        if _terms(other, gpu) != replace(terms, policy=other.name):
+        if not agree((first, other), gpu):
             raise ConfigurationError(
                 f"policies {first.name} and {other.name} both match {gpu.device_name} ({gpu.uuid}) with priority"
                 f" {first.priority} and differ in {_differences(first, other)}:"
                 " give one of them a higher priority, or let only one match"
             )
     return terms
+
+
+def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
+    """Whether all give the GPU the same terms."""
+    if len(policies) < 2:
+        return True
+    first = _terms(policies[0], gpu)
+    return all(_terms(other, gpu) == replace(first, policy=other.name) for other in policies[1:])
 
 
 def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:

@@ -23,6 +23,7 @@ from dra_driver.policy.folder import Print, fingerprint, read_folder
 from dra_driver.policy.objects import PolicyObject, ReadObject, read_objects
 from dra_driver.policy.policy_set import PolicySet, RefusedSetError, merge, read_set
 from dra_driver.policy.resolve import closed, resolve, survey
+from dra_driver.policy.standing import PolicySets
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,12 @@ class PolicySource:
         """Whether it is known which policies there are: those of the API server, or those that were last in force."""
         with self._lock:
             return not self._is_waiting
+
+    @property
+    def standing(self) -> PolicySets:
+        """The sets of policies as they are now, for `standing_of`. Equal ones are the same objects."""
+        with self._lock:
+            return PolicySets(newest=self._newest, in_force=self._good, problem=self._problem(), refused=self._refused)
 
     def load(self) -> None:
         """Read the last good set and the folder. Call it once, first; raises nothing for invalid content."""

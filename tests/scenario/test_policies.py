@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kinds import EVENTS, PODS
+from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, GPU_POLICIES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
@@ -103,3 +104,44 @@ def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster,
     node.process.start()
     cluster.wait_published()
     published(cluster, {"gpu-0", "gpu-0-mig-7g80gb-0-0"})
+
+
+@pytest.mark.slow
+def test_policies_as_objects_change_what_is_published_and_gpu_nodes_say_so(cluster: Cluster) -> None:
+    """No file: a node follows objects, refuses a contradiction as a whole, and writes what became of each policy."""
+    shared(cluster, None)
+    mps = {"sharing": {"strategy": "MPS"}, "forms": {"migProfiles": []}}
+    cluster.client.create(policy_object("mps", mps), "")
+    shared(cluster, "MPS")
+    gpu_node(cluster, policies="mps", usedAs="1 Free", health="Healthy", gpus=1, problems=0)
+    assert devices(cluster).keys() == {"gpu-0"}
+    cluster.client.create(policy_object("time", {"sharing": {"strategy": "TimeSlicing"}}), "")
+    gpu_node(cluster, policies="mps (Conflicting), time (Conflicting)")
+    shared(cluster, "MPS")
+    cluster.client.delete(GPU_POLICIES, "time", "")
+    cluster.client.delete(GPU_POLICIES, "mps", "")
+    shared(cluster, None)
+    gpu_node(cluster, policies=None, problems=0)
+    (stored,) = cluster.store.list(GPU_NODES).items
+    (owner,) = stored["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Node", "gpu-a")
+    GpuNodeStatusModel.model_validate(stored["status"])
+
+
+def policy_object(name: str, spec: Obj) -> Obj:
+    return {
+        "apiVersion": "gpu.dra-driver.io/v1alpha1",
+        "kind": "GpuPolicy",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def gpu_node(cluster: Cluster, **wanted: object) -> None:
+    def complaint() -> str | None:
+        items = cluster.store.list(GPU_NODES).items
+        found = items[0].get("status", {}).get("summary", {}) if items else {}
+        wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
+        return f"it has {wrong}" if wrong or not items else None
+
+    cluster.wait(complaint, TIMEOUT_S, f"the GpuNode to say {wanted}")

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.config.rules import RULES
 from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
@@ -23,41 +24,6 @@ KINDS: Final[tuple[type[BaseModel], ...]] = (GpuConfig, MigDeviceConfig, GpuPoli
 GROUP: Final = "gpu.dra-driver.io"
 _QUANTITY: Final = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
-)
-_Column = tuple[str, str, str]
-
-_POLICY_COLUMNS: Final[tuple[_Column, ...]] = (
-    ("Priority", "integer", ".spec.priority"),
-    ("GPUs", "integer", ".status.selected.gpus"),
-    ("In Force", "integer", ".status.inForce.gpus"),
-    ("Waiting", "integer", ".status.waiting.gpus"),
-    ("Refused", "integer", ".status.refused.nodes"),
-    ("Conflicting", "integer", ".status.conflicting.gpus"),
-    ("Age", "date", ".metadata.creationTimestamp"),
-)
-_POLICY_WIDE: Final[tuple[_Column, ...]] = (
-    ("Nodes", "integer", ".status.selected.nodes"),
-    ("Availability", "string", ".spec.availability"),
-    ("Sharing", "string", ".spec.sharing.strategy"),
-    ("Shares", "integer", ".spec.sharing.maxShares"),
-    ("Message", "string", '.status.conditions[?(@.type=="InForce")].message'),
-)
-_NODE_COLUMNS: Final[tuple[_Column, ...]] = (
-    ("Driver", "string", ".status.driverVersion"),
-    ("GPUs", "integer", ".status.summary.gpus"),
-    ("Used As", "string", ".status.summary.usedAs"),
-    ("Health", "string", ".status.summary.health"),
-    ("Policies", "string", ".status.summary.policies"),
-    ("Problems", "integer", ".status.summary.problems"),
-    ("Age", "date", ".metadata.creationTimestamp"),
-)
-_NODE_WIDE: Final[tuple[_Column, ...]] = (
-    ("Products", "string", ".status.summary.products"),
-    ("CUDA", "string", ".status.cudaVersion"),
-    ("Toolkit", "string", ".status.toolkitVersion"),
-    ("Runtime", "string", ".status.containerRuntimeVersion"),
-    ("Version", "string", ".status.nodeProcessVersion"),
-    ("Problem", "string", ".status.problems[0].message"),
 )
 _CONDITION: Final[Json] = {
     "type": "object",
@@ -96,7 +62,7 @@ def gpu_policy_crd() -> Json:
     root["x-kubernetes-validations"] = [
         {"rule": f"size(self.metadata.name) <= {longest}", "message": f"names have at most {longest} characters"}
     ]
-    return _crd("GpuPolicy", "gpupolicies", "gpupol", root, (_POLICY_COLUMNS, _POLICY_WIDE))
+    return _crd("GpuPolicy", "gpupolicies", "gpupol", root, (POLICY_COLUMNS, POLICY_WIDE))
 
 
 def gpu_node_crd() -> Json:
@@ -107,10 +73,12 @@ def gpu_node_crd() -> Json:
         "type": "object",
         "properties": {"status": _structural(*_generated(GpuNodeStatusModel))},
     }
-    return _crd("GpuNode", "gpunodes", "gpuno", root, (_NODE_COLUMNS, _NODE_WIDE))
+    return _crd("GpuNode", "gpunodes", "gpuno", root, (NODE_COLUMNS, NODE_WIDE))
 
 
-def _crd(kind: str, plural: str, short: str, root: Json, columns: tuple[Sequence[_Column], Sequence[_Column]]) -> Json:
+def _crd(
+    kind: str, plural: str, short: str, root: Json, columns: tuple[Sequence[ShownField], Sequence[ShownField]]
+) -> Json:
     """A cluster-scoped kind with one version and the status subresource; its columns, and those of ``-o wide``."""
     meta = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     shown = [{"name": name, "type": of_type, "jsonPath": path} for name, of_type, path in columns[0]]

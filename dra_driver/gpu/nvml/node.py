@@ -150,6 +150,7 @@ class Node:
         self._remember_modes(known, gpus)
         return Snapshot(
             driver_version=driver.read("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
+            nvml_version=driver.read("nvmlSystemGetNVMLVersion", pynvml.nvmlSystemGetNVMLVersion),
             cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
             gpus=tuple(sorted(gpus, key=lambda gpu: gpu.minor)),
             left_out=tuple(left_out),

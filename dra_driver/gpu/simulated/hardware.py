@@ -256,6 +256,7 @@ class SimulatedHardware:
             gpus.append(replace(gpu, mig_profiles=()) if Trouble.NO_PLACEMENTS in found else gpu)
         return Snapshot(
             driver_version=node.driver_version,
+            nvml_version=f"{node.cuda_driver_version[0]}.{node.driver_version}",
             cuda_driver_version=node.cuda_driver_version,
             gpus=tuple(gpus),
             left_out=tuple(left_out),

@@ -5,7 +5,7 @@ those of Kubernetes 1.36's discovery documents; generation, unconditional update
 registry strategies.
 """
 
-from dra_driver.sim.apiserver.kind import Printer, ResourceKind
+from dra_driver.sim.apiserver.kind import Printer, ResourceKind, WriteRules
 from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdomain, path_segment
 from dra_driver.sim.apiserver.printers.common import NAME_AND_AGE
 from dra_driver.sim.apiserver.printers.objects import (
@@ -23,6 +23,7 @@ from dra_driver.sim.apiserver.printers.objects import (
     SERVICES_PRINTER,
     SLICES_PRINTER,
 )
+from dra_driver.sim.apiserver.printers.own import GPU_NODES_PRINTER, GPU_POLICIES_PRINTER
 from dra_driver.sim.apiserver.printers.pods import PODS_PRINTER
 from dra_driver.sim.apiserver.printers.workloads import (
     DAEMON_SETS_PRINTER,
@@ -32,6 +33,7 @@ from dra_driver.sim.apiserver.printers.workloads import (
 )
 from dra_driver.sim.apiserver.rules.claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
 from dra_driver.sim.apiserver.rules.core import EVENT_RULES, NAMESPACE_RULES, SECRET_RULES, SERVICE_RULES
+from dra_driver.sim.apiserver.rules.own import GPU_NODE_RULES, POLICY_OBJECT_RULES
 from dra_driver.sim.apiserver.rules.pods import POD_RULES
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.sim.apiserver.rules.workloads import (
@@ -339,6 +341,28 @@ CUSTOM_RESOURCE_DEFINITIONS = ResourceKind(
     needs_resource_version=True,
 )
 
+
+def _own(kind: str, plural: str, short: str, printer: Printer, rules: WriteRules) -> ResourceKind:
+    """A kind of this project, which a CustomResourceDefinition describes in a real cluster."""
+    return ResourceKind(
+        group="gpu.dra-driver.io",
+        version="v1alpha1",
+        kind=kind,
+        plural=plural,
+        short_names=(short,),
+        namespaced=False,
+        subresources=("status",),
+        name_rule=dns_subdomain,
+        generation=True,
+        needs_resource_version=True,
+        printer=printer,
+        rules=rules,
+    )
+
+
+GPU_POLICIES = _own("GpuPolicy", "gpupolicies", "gpupol", GPU_POLICIES_PRINTER, POLICY_OBJECT_RULES)
+GPU_NODES = _own("GpuNode", "gpunodes", "gpuno", GPU_NODES_PRINTER, GPU_NODE_RULES)
+
 ALL_KINDS: tuple[ResourceKind, ...] = (
     CONFIG_MAPS,
     EVENTS,
@@ -365,4 +389,6 @@ ALL_KINDS: tuple[ResourceKind, ...] = (
     RESOURCE_CLAIMS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_SLICES,
+    GPU_NODES,
+    GPU_POLICIES,
 )

@@ -17,6 +17,16 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, parse_time, rfc3339
 from dra_driver.sim.apiserver.kind import ResourceKind
 
 ANY = "any"
+_OWN_KIND = {"apiVersion": "string", "kind": "string", "metadata": "meta.v1.ObjectMeta"}
+_OWN_GROUP = "gpu.dra-driver.io"
+_OWN: dict[str, dict[str, Any]] = {
+    "kinds": {f"{_OWN_GROUP}/v1alpha1/{kind}": f"{_OWN_GROUP}.{kind}" for kind in ("GpuPolicy", "GpuNode")},
+    "types": {
+        f"{_OWN_GROUP}.GpuPolicy": {**_OWN_KIND, "spec": "any", "status": "any"},
+        f"{_OWN_GROUP}.GpuNode": {**_OWN_KIND, "status": "any"},
+    },
+}
+"""This project's own kinds: `rules/own.py` validates what is below spec."""
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -86,7 +96,7 @@ def table() -> dict[str, Any]:
     """The content of the file: ``kinds`` and ``types``."""
     text = files("dra_driver.sim.apiserver").joinpath("schema.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
-    return loaded
+    return {part: {**loaded[part], **_OWN[part]} for part in ("kinds", "types")}
 
 
 @cache

@@ -139,7 +139,9 @@ def test_gpus_that_are_unbound_and_bound_again_are_followed_down_to_none_and_bac
 def test_a_node_without_gpus_has_an_empty_inventory_with_a_driver_version(backend: Backend, hardware: Hardware) -> None:
     """All GPUs handed to virtual machines is not an error."""
     hardware.become(NodeSpec())
-    assert backend.snapshot() == Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0))
+    assert backend.snapshot() == Snapshot(
+        driver_version="580.65.06", nvml_version="13.580.65.06", cuda_driver_version=(13, 0)
+    )
 
 
 def test_a_closed_backend_opens_again_and_closing_twice_is_harmless(backend: Backend) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 
 CODES = [codes.UNKNOWN, codes.TIMEOUT, codes.NOT_SUPPORTED]
-DRIVER = ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetDriverVersion")
+DRIVER = ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
 PROPERTIES = {
     "nvmlDeviceGetName": "product_name",
     "nvmlDeviceGetBrand": "brand",

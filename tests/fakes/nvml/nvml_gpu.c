@@ -41,6 +41,13 @@ int nvmlSystemGetDriverVersion(char *out, unsigned size) {
     return fake_end(fake_give_text(fake_state->driver_version, out, size));
 }
 
+int nvmlSystemGetNVMLVersion(char *out, unsigned size) {
+    CALL("nvmlSystemGetNVMLVersion", NULL, NONE)
+    char text[128];
+    snprintf(text, sizeof text, "%u.%s", (unsigned)fake_state->cuda_version / 1000, fake_state->driver_version);
+    return fake_end(fake_give_text(text, out, size));
+}
+
 int nvmlSystemGetCudaDriverVersion_v2(int *out) {
     CALL("nvmlSystemGetCudaDriverVersion_v2", NULL, NONE)
     *out = (int)fake_state->cuda_version;

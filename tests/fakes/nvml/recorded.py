@@ -31,6 +31,7 @@ def snapshot(report: HardwareReport) -> Snapshot:
     cuda = answers["system"]["nvmlSystemGetCudaDriverVersion_v2"].get("value")
     return Snapshot(
         driver_version=answers["system"]["nvmlSystemGetDriverVersion"].get("value"),
+        nvml_version=answers["system"].get("nvmlSystemGetNVMLVersion", {}).get("value"),
         cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
         gpus=tuple(_gpu(answers[index], profiles.get(index)) for index in _indexes(answers)),
     )

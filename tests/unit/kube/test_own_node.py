@@ -40,6 +40,8 @@ def test_only_fields_that_are_used_are_kept() -> None:
     annotations = {"gpu.dra-driver.io/detach": "why", "other.example/x": "y"}
     labels = {"nvidia.com/gpu.deploy.client": "true", "kubernetes.io/os": "linux"}
     item = node(annotations=annotations, labels=labels, allocatable={"nvidia.com/gpu": "8", "cpu": "64"})
+    system = {"containerRuntimeVersion": "containerd://2.1.9", "kernelVersion": "6.1.0", "bootID": "b"}
+    item["status"]["nodeInfo"] = system
     assert slim_node(item) == {
         "metadata": {
             "name": "node-a",
@@ -48,7 +50,10 @@ def test_only_fields_that_are_used_are_kept() -> None:
             "annotations": {"gpu.dra-driver.io/detach": "why"},
             "labels": {"nvidia.com/gpu.deploy.client": "true"},
         },
-        "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+        "status": {
+            "allocatable": {"nvidia.com/gpu": "8"},
+            "nodeInfo": {"containerRuntimeVersion": "containerd://2.1.9", "kernelVersion": "6.1.0"},
+        },
     }
     assert OwnNode.of(slim_node(item)) == OwnNode.of(item)
 

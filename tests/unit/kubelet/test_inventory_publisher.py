@@ -65,12 +65,14 @@ class Policies:
     def __init__(self) -> None:
         self.terms: Terms = {}
         self.is_known = True
+        self.has_answer = True
         self.seen: list[Snapshot] = []
         self.taint = NodeTaint()
         self.tainted: dict[str, Terms] = {}
 
     def update(self, snapshot: Snapshot) -> Terms:
         self.seen.append(snapshot)
+        self.is_known = self.has_answer
         tainted = self.taint.amend(snapshot, self.terms)
         return self.tainted.setdefault(str(self.taint.value), tainted) if tainted else self.terms
 
@@ -397,3 +399,12 @@ def test_a_run_waits_for_the_node_before_it_publishes(node: Node) -> None:
     node.conflict.is_known = False
     node.sees(OTHER)
     assert node.slices.offered == [SNAPSHOT, OTHER], "only the first time"
+
+
+def test_a_run_waits_for_the_policies_and_asks_for_them_again(node: Node) -> None:
+    """With the default terms a reserved GPU would be offered to all; and the one that waits has to look."""
+    node.policies.is_known = node.policies.has_answer = False
+    node.sees(SNAPSHOT)
+    assert node.after(KEEP_S) == []
+    node.policies.has_answer = True
+    assert node.after(0.1) == [SNAPSHOT]

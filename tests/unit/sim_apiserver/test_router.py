@@ -81,7 +81,7 @@ def test_discovery_and_openapi_cover_every_kind() -> None:
     index = _json(_ask(store, "GET", "/openapi/v3"))["paths"]
     for kind in ALL_KINDS:
         assert (kind.group, kind.plural) in listed
-        root = f"apis/{kind.group}/v1" if kind.group else "api/v1"
+        root = f"apis/{kind.group}/{kind.version}" if kind.group else "api/v1"
         document = _json(_ask(store, "GET", index[root]["serverRelativeURL"].partition("?")[0]))
         patches = [path["patch"] for path in document["paths"].values()]
         mine = [item for item in patches if item["x-kubernetes-group-version-kind"]["kind"] == kind.kind]
