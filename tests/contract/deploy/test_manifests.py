@@ -139,7 +139,11 @@ def test_another_namespace_moves_everything_but_the_role_for_events() -> None:
         if obj["kind"] not in CLUSTER_SCOPED
     }
     events = [key for key, namespace in namespaces.items() if namespace == "default"]
-    assert sorted(events) == [("Role", "dra-driver-node-events"), ("RoleBinding", "dra-driver-node-events")]
+    assert sorted(events) == [
+        ("Role", "dra-driver-drainer"),
+        ("Role", "dra-driver-node-events"),
+        ("RoleBinding", "dra-driver-node-events"),
+    ]
     assert {namespace for key, namespace in namespaces.items() if key not in events} == {"gpu-driver"}
     subjects = [subject for obj in objects for subject in obj.get("subjects", ())]
     assert {subject["namespace"] for subject in subjects} == {"gpu-driver"}
