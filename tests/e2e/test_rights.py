@@ -34,7 +34,7 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
 NAMESPACE, TENANT = f"rights-{SUFFIX}", f"rights-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=IDLE, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
-VALUES = {"eviction": {"enabled": True}, "gpuNodes": {"enabled": False}}
+VALUES = {"eviction": {"enabled": True}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ def test_a_node_process_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
 ) -> None:
     own = account("dra-driver-node", OWN)
     with RecordingProxy(own.kubeconfig(admin_file, folder / "token.conf")) as proxy:
-        requests = NodeLife(folder, admin, proxy, OWN, gpu_node=VALUES["gpuNodes"]["enabled"]).live()
+        requests = NodeLife(folder, admin, proxy, OWN).live()
     rules = Rules(manifests, account=own.name, namespace=NAMESPACE)
     judge(figures, "node process", rules, requests, proxy.refused)
 

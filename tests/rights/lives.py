@@ -34,7 +34,7 @@ spec: {priority: 1}
 class NodeLife:
     """A node process: it replaces an earlier run's slices, prepares a claim, loses its journal, and warns twice."""
 
-    def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, node: str, *, gpu_node: bool) -> None:
+    def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, node: str) -> None:
         self._admin, self._proxy, self._node = admin, proxy, node
         self._policies = folder / "policies"
         self._policies.mkdir()
@@ -44,7 +44,6 @@ class NodeLife:
             kubeconfig=str(proxy.kubeconfig(folder / "proxied.conf")),
             policy_dir=str(self._policies),
             poll_interval="1",
-            gpu_node=str(gpu_node).lower(),
         )
 
     def live(self) -> list[tuple[str, str]]:
@@ -59,6 +58,7 @@ class NodeLife:
             self._edit_a_slice()
             self._lose_the_journal(claim)
             self._warn_twice()
+            self._wait(lambda: self._asked("PATCH", "/gpunodes/"))
             self._process.end()
         finally:
             self._process.kill()
