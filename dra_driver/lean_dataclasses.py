@@ -1,7 +1,7 @@
 """``dataclass`` of the standard library, made in a tenth of the time and a third of the memory.
 
 The standard decorator compiles six methods of each class (Python 3.11): about 1 ms and 13 KiB. The node process has 160
-such classes, which was a third of the CPU time of its start. Here ``__init__`` alone is compiled, at the first
+such classes, which was a third of the CPU time of its imports. Here ``__init__`` alone is compiled, at the first
 instance; the other methods are the same functions for all classes. The result is a dataclass of the standard library:
 ``replace``, ``fields`` and ``asdict`` take it, and one suite of tests runs against both decorators. A frozen class of
 one kind cannot inherit from one of the other kind.
@@ -45,7 +45,7 @@ else:
 
 
 def _init_of(cls: Any, frozen: bool) -> Any:
-    """An ``__init__`` that compiles the real one at the first instance; half of the classes never have one."""
+    """An ``__init__`` that compiles the real one at the first instance, which some classes never have."""
 
     def __init__(self: Any, /, *args: Any, **values: Any) -> None:  # noqa: N807 - it becomes the class's method
         cls.__init__ = _compiled_init(cls, frozen)  # two threads may compile it; the second one takes its place

@@ -1,4 +1,4 @@
-"""Imports grpc and protobuf without what they import for others: 3.4 MiB and 50 ms of the node process.
+"""Imports grpc and protobuf without what they import for others: some 3 MiB of the node process.
 
 - asyncio: grpc's package imports ``grpc.aio``, its asynchronous interface, and its core imports asyncio for it
 - protobuf's implementation in Python, with its text format and pickle, where the one in C is in use
