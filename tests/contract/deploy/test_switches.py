@@ -58,6 +58,11 @@ def test_delivered_are_the_node_process_and_a_controller_that_writes_status_alon
     }
 
 
+def test_a_controller_with_all_parts_off_has_a_role_without_rights() -> None:
+    objects = chart.objects({"policyStatus": {"enabled": False}, "eviction": {"enabled": False}})
+    assert chart.found(objects, "ClusterRole", "dra-driver-controller")["rules"] == []
+
+
 @pytest.mark.parametrize(("switch", "variable"), [("claimStatus", "CLAIM_STATUS"), ("claimEvents", "CLAIM_EVENTS")])
 def test_a_right_comes_with_the_setting_that_uses_it(switch: str, variable: str) -> None:
     before = environment(pod_spec(chart.objects(), *NODE))
