@@ -169,6 +169,7 @@ class Reflector:
     def _list(self) -> ReflectorChange:
         """Without a resourceVersion the answer is current; a cache may lag behind this client's own writes."""
         self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
+        self._version = ""  # a list that fails is still due: a watch would not bring what it was wanted for
         with self._lock:
             self._list_due = False
         document = self._rest.list(self._path, {"fieldSelector": self._selector})

@@ -97,8 +97,9 @@ class PolicyWatch:
         """
         with self._lock:
             is_due = self._held_until is not None and self._clock() >= self._held_until
-        if is_due:
-            self._settle()
+            is_list_due = is_due and not self._settle()
+        if is_list_due:
+            self._reflector.list_again()
         with self._lock:
             return self._current
 
@@ -115,21 +116,24 @@ class PolicyWatch:
                 self._counted, self._held_until = items, None
             else:
                 self._counted[change.name] = change.item
+                if self._held_until is None and any(found.data is None for found in self._counted.values()):
+                    self._held_until = self._clock() + HOLD_S  # the change may have made room for names without content
             is_new = self._publish()
         if is_new:
             self._changed()
 
-    def _settle(self) -> None:
-        """Takes deletions in. Lists instead when none would be left, or names without content have room now."""
+    def _settle(self) -> bool:
+        """Takes deletions in. False when a list is due: none would be left, or names without content may have room.
+
+        Runs with the lock: a change that comes between the copy and its use would be lost.
+        """
+        self._held_until = None
         items = self._reflector.items()
-        lacks_content = len(items) <= MAX_POLICIES and any(found.data is None for found in items.values())
-        with self._lock:
-            self._held_until = None
-            if items and not lacks_content:
-                self._counted = items
-                self._publish()
-                return
-        self._reflector.list_again()
+        if not items or (len(items) <= MAX_POLICIES and any(found.data is None for found in items.values())):
+            return False
+        self._counted = items
+        self._publish()
+        return True
 
     def _publish(self) -> bool:
         found = tuple(self._counted[name] for name in sorted(self._counted))

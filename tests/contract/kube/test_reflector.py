@@ -301,6 +301,29 @@ def test_lists_again_when_asked(tmp_path: Path) -> None:
         assert lists(server) == 3
 
 
+def test_a_list_that_was_asked_for_and_fails_is_still_due(tmp_path: Path) -> None:
+    """The next watch would bring later changes alone. Three failures: an idle connection that broke is tried again."""
+    first, failures = iter([LIST_7]), iter(range(3))
+
+    def script(x: Exchange) -> None:
+        if "watch" in x.seen.query:
+            x.stream([], end="hang")
+        elif found := next(first, None):
+            x.json(found)
+        elif next(failures, None) is not None:
+            x.drop()
+        else:
+            x.json({"metadata": {"resourceVersion": "9"}, "items": [item("b", "8")]})
+
+    with reflecting(script, tmp_path) as (_, reflector, heard):
+        heard.wait_for(("listed", ""))
+        reflector.list_again()
+        deadline = time.monotonic() + 5
+        while list(reflector.items()) != ["b"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_waits_long_after_an_error_that_is_no_failure_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,13 +1,16 @@
 """The watch of GpuPolicy objects: what it asks for, what it keeps, and what is no answer."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.kube.reflector import Reflector
 from dra_driver.kube.types import WatchEvent
 from dra_driver.kubelet.policy_watch import HOLD_S, PAGE, PolicyWatch
 from dra_driver.policy import MAX_POLICIES
@@ -69,8 +72,14 @@ class Node:
 
     def __init__(self, api: Api) -> None:
         self.api, self.now = api, 0.0
+        self.noticed = threading.Event()
+        self.on_clock: Callable[[], None] = lambda: None
         self._changes = threading.Condition()
-        self.watch = PolicyWatch(api, "node-1", self._changed, clock=lambda: self.now)
+        self.watch = PolicyWatch(api, "node-1", self._changed, clock=self._clock)
+
+    def _clock(self) -> float:
+        self.on_clock()
+        return self.now
 
     def _changed(self) -> None:
         with self._changes:
@@ -163,6 +172,47 @@ def test_a_deletion_counts_after_a_while() -> None:
         assert node.names() == ["a", "b", "zz-marker"]
         node.now += HOLD_S
         assert node.names() == ["b", "zz-marker"]
+
+
+def test_a_deletion_during_the_copy_of_another_one_is_not_lost() -> None:
+    """The second one arrives between the copy of what is left and its use, in the watch's thread."""
+    api = Api()
+    api.add("a", "b", "c")
+    with watching(api) as node:
+        node.has("a", "b", "c")
+        stream = api.streams.get(timeout=5)
+        node.tell(stream, "DELETED", api.stored.pop("a"))
+        settled(node, stream)
+        here = threading.get_ident()
+
+        def copied(frame: FrameType, event: str, _argument: object) -> None:
+            if event == "return" and frame.f_code is Reflector.items.__code__ and "b" in api.stored:
+                node.tell(stream, "DELETED", api.stored.pop("b"))
+                node.noticed.wait(0.2)  # as far as the watch's thread can come
+
+        def clock() -> None:
+            if threading.get_ident() != here:
+                node.noticed.set()
+
+        node.on_clock = clock
+        node.now += HOLD_S
+        sys.setprofile(copied)
+        try:
+            node.names()
+        finally:
+            sys.setprofile(None)
+        node.until(lambda: node.pass_time().names() == ["c", "zz-marker"])
+
+
+def test_a_policy_without_content_is_read_when_another_one_shrank() -> None:
+    api = Api()
+    api.add(*(f"p{number:02}" for number in range(17)), padding="x" * 63 * 1024)
+    with watching(api) as node:
+        node.until(lambda: [each.data is None for each in node.watch.current() or ()].count(True) == 1)
+        stream = api.streams.get(timeout=5)
+        api.add("p00")
+        node.tell(stream, "MODIFIED", api.stored["p00"])
+        node.until(lambda: all(each.data for each in node.pass_time().watch.current() or ()))
 
 
 def test_that_none_is_left_is_believed_after_a_list() -> None:
