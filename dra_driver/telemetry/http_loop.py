@@ -113,6 +113,7 @@ class HttpLoop:
                 connection.socket.close()
             while self._drop_complete():
                 pass
+            self._drop_answered()
             for each in (self._listener, self._woken, self._waker):
                 each.close()
             self._selector.close()
@@ -215,11 +216,13 @@ class HttpLoop:
             answer = b""
         self._answered.append((connection, self._question(request), begun, answer))
         self._wake()
+        if self._over.is_set():
+            self._drop_answered()
 
     def _collect(self) -> None:
         with suppress(BlockingIOError):
             self._woken.recv(_PIECE)
-        while self._answered:
+        while not self._over.is_set() and self._answered:  # once it is over, other threads empty it as well
             connection, question, begun, answer = self._answered.popleft()
             self._answering -= 1
             self._questions[question].answered(answer, begun)
@@ -268,6 +271,12 @@ class HttpLoop:
             return False
         longest.take()[0].socket.close()
         return True
+
+    def _drop_answered(self) -> None:
+        """Close connections whose answers come too late, because the loop ends; from any thread."""
+        with suppress(IndexError):
+            while True:
+                self._answered.popleft()[0].socket.close()
 
     def _close(self, connection: _Connection) -> None:
         self._selector.unregister(connection.socket)

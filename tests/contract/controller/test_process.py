@@ -94,7 +94,7 @@ def test_one_acts_and_the_other_takes_over_at_once_when_it_ends(
     taint_device(api.store, 3)
     first.wait_for(lambda: is_leaving(api.store, "pod-3"))
     assert not is_leaving(api.store, "pod-4")
-    assert 'dra_driver_evictions_total{result="evicted"} 1.0' in first.ask("/metrics")[1]
+    first.wait_for(lambda: 'dra_driver_evictions_total{result="evicted"} 1.0' in first.ask("/metrics")[1])
     assert 'dra_driver_evictions_total{result="evicted"} 0.0' in second.ask("/metrics")[1]
     status, seconds = first.end()
     assert (status, seconds < 10) == (0, True)

@@ -182,22 +182,29 @@ def test_two_processes_of_a_rolling_update_both_detach(
     pair[0].wait_for(lambda: pair[0].text.count("the NVIDIA driver is in use again") == 2)
 
 
+WATCHED = [
+    "/api/v1/nodes",
+    "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies",
+    "/apis/resource.k8s.io/v1/resourceslices",
+]
+
+
 def test_a_node_at_rest_asks_the_api_server_nothing(
     rest: RestClient, node: Callable[..., NodeProcess], kubeconfig: str, tmp_path: Path
 ) -> None:
-    """Its two watches are open; thousands of nodes that poll would be a load of their own."""
+    """Its three watches are open; thousands of nodes that poll would be a load of their own."""
     with RecordingProxy(Path(kubeconfig)) as proxy:
         process = node(kubeconfig=str(proxy.kubeconfig(tmp_path / "proxied"))).start()
         process.wait_for(process.registration.exists)
         register(process.registration)
         process.wait_for(lambda: len(devices(rest)) > 0)
-        process.wait_for(lambda: len(watches(proxy)) == 2)
+        process.wait_for(lambda: len(watches(proxy)) == len(WATCHED))
         seen = [len(proxy.requests)]
         while len(seen) < 2 or (seen[-1] != seen[-2] and len(seen) < 6):  # the first rounds may see the start
             time.sleep(3.0)
             seen.append(len(proxy.requests))
         assert seen[-1] == seen[-2], proxy.requests[seen[0] :]
-        assert sorted(watches(proxy)) == ["/api/v1/nodes", "/apis/resource.k8s.io/v1/resourceslices"]
+        assert sorted(watches(proxy)) == WATCHED
 
 
 def watches(proxy: RecordingProxy) -> list[str]:

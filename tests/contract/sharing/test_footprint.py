@@ -27,7 +27,10 @@ TOO_MUCH = {
     "ssl",
     "_hashlib",
 }
-PACKAGES = {"errors", "files", "backoff", "cli", "config", "model", "telemetry", "driver_root", "sharing"}
+PACKAGES = {
+    *("errors", "files", "backoff", "cli", "config", "model", "telemetry", "driver_root", "sharing"),
+    "lean_dataclasses",
+}
 
 
 def test_nothing_of_the_node_process_is_loaded() -> None:

@@ -206,3 +206,22 @@ def test_a_dripping_request_line_is_cut_off(serve: Callable[..., int]) -> None:
                 answer = b""
             break
         assert answer == b"", "the server hung up"
+
+
+def test_a_request_whose_answer_comes_after_the_stop_is_closed() -> None:
+    """A stop does not wait for a check that hangs; its client must not wait for the whole timeout."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def ready() -> list[str]:
+        begun.set()
+        goes_on.wait(PROBE_TIMEOUT_S)
+        return []
+
+    server = ObservabilityServer("127.0.0.1:0", ready, list, connections=CONNECTIONS)
+    server.start()
+    with connect(server.port) as client:
+        client.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert begun.wait(PROBE_TIMEOUT_S)
+        server.stop()
+        goes_on.set()
+        assert client.recv(1) == b""
