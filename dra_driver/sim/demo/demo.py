@@ -16,6 +16,7 @@ from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo import forms, health, pending
 from dra_driver.sim.demo.cluster_pool import ClusterPool
+from dra_driver.sim.demo.policies import PolicyChapter
 from dra_driver.sim.demo.render import columns, table
 from dra_driver.sim.demo.requirements import Requirements, group_examples
 from dra_driver.sim.demo.scenario import ExampleResult, Scenario
@@ -43,7 +44,8 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
     with ClusterPool(nodes or NODES_OF_DEMO, lambda started_cluster: started_cluster.apply(root / CLASSES)) as pool:
         cluster = pool.cluster(Requirements())
         _introduce(cluster, say, time.monotonic() - started)
-        results += _run_all(cluster, groups.pop(Requirements(), []), say)
+        told, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
+        results += told
         policy = root / health.POLICY
         cluster.set_policies([policy])  # nodes read it while the next chapter runs
         explained = pending.run(cluster, say)
@@ -58,9 +60,9 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             results += _run_all(cluster, members, say)
         one_h100 = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
         transformed = forms.run(pool.cluster(one_h100), say)
-    good = sum(result.problem is None for result in results)
-    say(f"\n{good} of {len(results)} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
-    return good == len(results) and explained and healed and transformed
+    good, count = sum(result.problem is None for result in results) + ruled, len(results) + 1  # the policy counts
+    say(f"\n{good} of {count} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
+    return good == count and explained and healed and transformed
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
@@ -68,6 +70,18 @@ def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
     say("$ kubectl get nodes\n" + table(NODES, cluster.store.list(NODES).items, utc_now()) + "\n")
     say("$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now()) + "\n")
     say(_devices(cluster) + "\n")
+
+
+def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tuple[list[ExampleResult], bool]:
+    """Run the examples and, around them, the chapter about a policy; returns whether the latter went as expected."""
+    first = len(examples) * 3 // 5  # nodes and the controller need up to 10 s to say what became of a policy
+    with PolicyChapter(cluster, say) as chapter:
+        chapter.apply()
+        results = _run_all(cluster, examples[:first], say)
+        chapter.show()
+        results += _run_all(cluster, examples[first:], say)
+        chapter.restored()
+    return results, not chapter.problem
 
 
 def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[ExampleResult]:

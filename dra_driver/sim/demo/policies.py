@@ -1,0 +1,182 @@
+"""A chapter of the demonstration: a GpuPolicy is applied as an object, what became of it is shown, and it is deleted.
+
+Nodes and the controller write what they know a few seconds later, and a deleted policy counts for five seconds more: so
+the chapter has three parts, and examples run between them.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final
+
+from dra_driver.errors import DraError, RetryableError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
+from dra_driver.sim.apiserver.kind import ResourceKind
+from dra_driver.sim.apiserver.kinds import GPU_NODES, GPU_POLICIES
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.demo.chapter import WAIT_S, Say
+from dra_driver.sim.demo.render import table
+from dra_driver.sim.node.node_process import ControllerSubprocess
+
+TITLE: Final = "--- a policy as an object"
+NAME: Final = "vision"
+_TEAM: Final = {"name": "team", "string": "vision"}
+
+
+class PolicyChapter:
+    """`apply`, `show` and `restored` in this order, each once, with a running controller inside the context.
+
+    The policy is for one GPU, which claims may still have whole: examples that run meanwhile do not miss it.
+    ``problem`` is the first unmet expectation, "" without one; the parts after it do nothing but delete the policy.
+    """
+
+    def __init__(self, cluster: Cluster, say: Say) -> None:
+        self._cluster, self._say = cluster, say
+        self._controller = ControllerSubprocess(cluster.kubeconfig, cluster.folder / "policies-controller.log")
+        self._node, self._gpu, self._uuid = "", "", ""
+        self._before: dict[str, Obj] = {}
+        self.problem = ""
+
+    def __enter__(self) -> "PolicyChapter":
+        self._controller.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._controller.stop()
+
+    def apply(self) -> None:
+        """Create the policy, and expect that its GPU is offered as it says."""
+        self._part("a GpuPolicy changes what is published", self._apply)
+
+    def show(self) -> None:
+        """Expect that the node and the controller say that the policy is in force, show both tables, and delete it."""
+        self._part("kubectl shows what became of it", self._show)
+        self._cluster.client.delete(GPU_POLICIES, NAME, "")
+        self._controller.ask_to_stop()
+        if not self.problem:
+            self._say(f"$ kubectl delete gpupolicy {NAME}\n    It counts for five seconds more; examples go on.\n")
+
+    def restored(self) -> None:
+        """Expect that the GPU is offered as it was before the policy."""
+        self._part("the policy is gone", self._restored)
+
+    def _part(self, title: str, story: Callable[[], None]) -> None:
+        if self.problem:
+            return
+        self._say(f"{TITLE}: {title}")
+        try:
+            story()
+        except DraError as error:
+            self.problem = str(error)
+            self._say(f"    problem  {self.problem}\n")
+
+    def _apply(self) -> None:
+        self._node, self._gpu, self._uuid = last_gpu(self._cluster.slices())
+        self._before = self._offer()
+        policy = policy_for(self._uuid)
+        self._say(f"$ kubectl apply -f {NAME}.yaml    # spec: {json.dumps(policy['spec'])}")
+        self._cluster.client.create(policy, "")
+        self._expect(lambda: unlike_policy(self._offer(), self._gpu), "the GPU to be published as the policy says")
+        self._say(f"    before   {self._described(self._before)}")
+        self._say(f"    now      {self._described(self._offer())}\n")
+
+    def _show(self) -> None:
+        self._expect(lambda: not_said_by_node(self._found(GPU_NODES, self._node), self._gpu), "the GpuNode")
+        self._expect(lambda: not_said_by_status(self._found(GPU_POLICIES, NAME)), "the status of the policy")
+        for kind in (GPU_NODES, GPU_POLICIES):
+            self._say(f"$ kubectl get {kind.plural}\n{table(kind, self._cluster.store.list(kind).items, utc_now())}\n")
+
+    def _restored(self) -> None:
+        def changed() -> str | None:
+            offer = self._offer()
+            return None if offer == self._before else f"it is {self._described(offer)}"
+
+        self._expect(changed, "the GPU to be published as before the policy")
+        self._say(f"    again    {self._described(self._offer())}\n")
+
+    def _expect(self, check: Callable[[], str | None], what: str) -> None:
+        self._cluster.wait(check, WAIT_S, what)
+
+    def _found(self, kind: ResourceKind, name: str) -> Obj:
+        return self._cluster.client.find(kind, name, "") or {}
+
+    def _offer(self) -> dict[str, Obj]:
+        return offer_of(self._cluster.slices(self._node), self._uuid)
+
+    def _described(self, offer: Mapping[str, Obj]) -> str:
+        whole = offer.get(self._gpu)
+        forms = ["whole"] if whole is not None else []
+        if parts := len(offer) - len(forms):
+            forms.append(f"as one of {parts} MIG devices")
+        team = _text(whole or {}, "team")
+        described = f"{self._gpu} of {self._node}: {' or '.join(forms) or 'not published'}"
+        return f"{described}, team={team}" if team else described
+
+
+def last_gpu(slices: list[Obj]) -> tuple[str, str, str]:
+    """Node, device name and UUID of the last whole GPU of the last node. Raises RetryableError if there is none."""
+    found = [
+        (str(item["spec"]["nodeName"]), str(device["name"]), _text(device, "uuid"))
+        for item in slices
+        for device in entries(item, "spec", "devices")
+        if _text(device, "type") == "gpu"
+    ]
+    if not found:
+        raise RetryableError("no node publishes a whole GPU, expected one for the policy")
+    return max(found)
+
+
+def policy_for(uuid: str) -> Obj:
+    """A policy that gives one GPU to team vision, whole alone."""
+    return {
+        "apiVersion": "gpu.dra-driver.io/v1alpha1",
+        "kind": "GpuPolicy",
+        "metadata": {"name": NAME},
+        "spec": {"select": {"uuids": [uuid]}, "priority": 10, "forms": {"migProfiles": []}, "attributes": [_TEAM]},
+    }
+
+
+def offer_of(slices: list[Obj], uuid: str) -> dict[str, Obj]:
+    """The devices of one GPU by name: itself and its MIG devices."""
+    return {
+        str(device["name"]): device
+        for item in slices
+        for device in entries(item, "spec", "devices")
+        if uuid in (_text(device, "uuid"), _text(device, "parentUUID"))
+    }
+
+
+def unlike_policy(offer: Mapping[str, Obj], gpu: str) -> str | None:
+    """How an offer differs from what the policy says; None if it does not."""
+    if set(offer) != {gpu}:
+        return f"expected {gpu} alone, found {', '.join(sorted(offer)) or 'nothing'}"
+    team = _text(offer[gpu], "team")
+    return None if team == _TEAM["string"] else f"expected team={_TEAM['string']}, found {team or 'no team'}"
+
+
+def not_said_by_node(node: Obj, gpu: str) -> str | None:
+    """What a GpuNode lacks that should say that the policy is in force on the GPU."""
+    policies = entries(node, "status", "policies")
+    found = next((policy for policy in policies if policy.get("name") == NAME), None)
+    if found is None:
+        return f"it does not have the policy {NAME}"
+    said = (found.get("state"), found.get("gpus"))
+    return None if said == ("InForce", [gpu]) else f"expected InForce on {gpu}, found {said}"
+
+
+def not_said_by_status(policy: Obj) -> str | None:
+    """What the status of the policy lacks that should say that it is in force on one GPU, and nowhere else refused."""
+    fields = (("selected", "gpus", 1), ("inForce", "gpus", 1), ("refused", "nodes", 0), ("conflicting", "gpus", 0))
+    found = {name: dig(policy, "status", name, what, default=None) for name, what, _ in fields}
+    wrong = [f"{name} is {found[name]}, expected {wanted}" for name, _, wanted in fields if found[name] != wanted]
+    return "; ".join(wrong) or None
+
+
+def _text(device: Obj, attribute: str) -> str:
+    for name in (attribute, f"gpu.nvidia.com/{attribute}"):
+        value = dig(device, "attributes", name, "string", default="")
+        if value:
+            return str(value)
+    return ""

@@ -1,0 +1,70 @@
+"""The demonstration's chapter about a policy: which GPU it takes, and what it does not take for a success."""
+
+import pytest
+
+from dra_driver.config.policy import policy_problems
+from dra_driver.errors import RetryableError
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.demo.policies import (
+    last_gpu,
+    not_said_by_node,
+    not_said_by_status,
+    offer_of,
+    policy_for,
+    unlike_policy,
+)
+
+
+def device(name: str, **attributes: str) -> Obj:
+    return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
+
+
+def published(node: str, *devices: Obj) -> Obj:
+    return {"spec": {"nodeName": node, "devices": list(devices)}}
+
+
+WHOLE = device("gpu-0", type="gpu", uuid="GPU-a")
+PART = device("gpu-0-mig-1g", type="mig", uuid="MIG-a", parentUUID="GPU-a")
+OTHER = device("gpu-1", type="gpu", uuid="GPU-b")
+
+
+def test_the_policy_is_for_the_last_whole_gpu() -> None:
+    slices = [published("b", WHOLE, PART, OTHER), published("a", device("gpu-9", type="gpu", uuid="GPU-c"))]
+    assert last_gpu(slices) == ("b", "gpu-1", "GPU-b")
+    with pytest.raises(RetryableError, match="no node publishes a whole GPU"):
+        last_gpu([published("a", PART)])
+
+
+def test_the_policy_is_valid() -> None:
+    assert not policy_problems(policy_for("GPU-1e586fcf-b031-51f9-a132-c7993a006a27"))
+
+
+def test_an_offer_is_a_gpu_with_its_parts() -> None:
+    assert offer_of([published("a", WHOLE, PART, OTHER)], "GPU-a") == {"gpu-0": WHOLE, "gpu-0-mig-1g": PART}
+
+
+def test_an_offer_meets_the_policy_whole_alone_and_with_the_team() -> None:
+    ruled = device("gpu-0", type="gpu", uuid="GPU-a", team="vision")
+    assert unlike_policy({"gpu-0": ruled}, "gpu-0") is None
+    assert unlike_policy({"gpu-0": WHOLE}, "gpu-0") == "expected team=vision, found no team"
+    found = unlike_policy({"gpu-0": ruled, "gpu-0-mig-1g": PART}, "gpu-0")
+    assert found == "expected gpu-0 alone, found gpu-0, gpu-0-mig-1g"
+    assert unlike_policy({}, "gpu-0") == "expected gpu-0 alone, found nothing"
+
+
+def test_a_node_has_to_say_in_force_on_this_gpu() -> None:
+    def said(**fields: object) -> str | None:
+        return not_said_by_node({"status": {"policies": [{"name": "vision", **fields}]}}, "gpu-0")
+
+    assert said(state="InForce", gpus=["gpu-0"]) is None
+    assert said(state="InForce", gpus=["gpu-1"]) is not None
+    assert said(state="Waiting", gpus=["gpu-0"]) == "expected InForce on gpu-0, found ('Waiting', ['gpu-0'])"
+    assert not_said_by_node({}, "gpu-0") == "it does not have the policy vision"
+
+
+def test_the_status_has_to_count_one_gpu_and_no_refusal() -> None:
+    good = {"selected": {"gpus": 1}, "inForce": {"gpus": 1}, "refused": {"nodes": 0}, "conflicting": {"gpus": 0}}
+    assert not_said_by_status({"status": good}) is None
+    for field, counted in {"inForce": {"gpus": 0}, "refused": {"nodes": 1}, "conflicting": {"gpus": 1}}.items():
+        assert field in (not_said_by_status({"status": {**good, field: counted}}) or "")
+    assert "selected is None, expected 1" in (not_said_by_status({}) or "")
