@@ -173,6 +173,13 @@ def test_the_unprivileged_node_process_has_no_rights_and_a_policy_for_whole_gpus
     assert "migProfiles: []" in text
 
 
+def test_on_openshift_the_controller_may_run_as_its_fixed_user() -> None:
+    """The default constraint takes the users of the namespace's range alone."""
+    objects = rendered("openshift")
+    (binding,) = [obj for obj in objects if obj.get("roleRef", {}).get("name") == "system:openshift:scc:nonroot-v2"]
+    assert [subject["name"] for subject in binding["subjects"]] == ["dra-driver-controller"]
+
+
 def test_on_openshift_the_accounts_of_both_processes_may_use_the_privileged_constraint_and_no_others() -> None:
     """``default`` is the account of every other pod of the namespace."""
     objects = rendered("openshift")

@@ -28,7 +28,11 @@ ADDED: list[tuple[str, dict[str, Any], set[tuple[str, str]]]] = [
     ("drainer", {}, {("ClusterRole", "dra-driver-drainer"), ("Role", "dra-driver-drainer")}),
     ("networkPolicy", {}, {("NetworkPolicy", "dra-driver")}),
     ("resourceQuota", {}, {("ResourceQuota", "dra-driver")}),
-    ("openshift", {}, {("RoleBinding", "dra-driver-scc-privileged")}),
+    (
+        "openshift",
+        {},
+        {("RoleBinding", "dra-driver-scc-privileged"), ("RoleBinding", "dra-driver-scc-nonroot")},
+    ),
 ]
 
 
