@@ -28,6 +28,11 @@ ABSENT_S: Final = (150.0, 300.0)
 FIRST_S, LATER_S = 2.0, 30.0
 """The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
 HOLD_S: Final = 5.0
+REFUSED_S: Final = 20.0
+"""A refusal counts after this time: an API server that has just started refuses every request until it has read the
+roles, and a new node without a saved set would offer its GPUs as if there were no policies."""
+_REFUSED_PAUSE_S: Final = 0.5
+"""Least pause between tries until then."""
 _KEPT: Final = "kept"
 """Key of what is kept of a listed object; no JSON has a value of its type."""
 
@@ -59,6 +64,7 @@ class PolicyWatch:
         self._current: tuple[PolicyObject, ...] | None = None
         self._held_until: float | None = None
         self._is_absent = False
+        self._refused_since: float | None = None
         self._backoff = Backoff(first_s=0.5, longest_s=FIRST_S, rand=random.random)
         self._reflector = Reflector(
             ObjectPages(rest, self._kept),
@@ -86,7 +92,7 @@ class PolicyWatch:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the last answer was that the kind is not served, or that this process may not read it."""
+        """Whether the kind is not served, or this process may not read it, by the last answers."""
         with self._lock:
             return self._is_absent
 
@@ -107,7 +113,7 @@ class PolicyWatch:
         """Takes in a change of the reflector's copy; runs in the watch's thread."""
         items = self._reflector.items() if change.kind == "listed" else {}
         with self._lock:
-            self._is_absent = False
+            self._is_absent, self._refused_since = False, None
             if change.kind == "deleted":
                 self._held_until = self._clock() + HOLD_S
                 return
@@ -152,9 +158,15 @@ class PolicyWatch:
         return kept(item, self._node_name, beside, MAX_POLICIES)
 
     def _patience(self, error: KubernetesApiError) -> float:
-        if not isinstance(error, NotFoundError | ForbiddenError):
-            return 0.0
         with self._lock:
+            if not isinstance(error, ForbiddenError):
+                self._refused_since = None
+            elif self._refused_since is None:
+                self._refused_since = self._clock()
+            if self._refused_since is not None and self._clock() - self._refused_since < REFUSED_S:
+                return _REFUSED_PAUSE_S
+            if not isinstance(error, NotFoundError | ForbiddenError):
+                return 0.0
             is_new = not self._is_absent
             self._is_absent = True
         if is_new:

@@ -9,10 +9,10 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.reflector import Reflector
 from dra_driver.kube.types import WatchEvent
-from dra_driver.kubelet.policy_watch import HOLD_S, PAGE, PolicyWatch
+from dra_driver.kubelet.policy_watch import HOLD_S, PAGE, REFUSED_S, PolicyWatch
 from dra_driver.policy import MAX_POLICIES
 
 
@@ -249,6 +249,23 @@ def test_a_kind_that_is_not_served_is_told_and_not_asked_for_again_soon() -> Non
         node.until(lambda: node.watch.is_absent)
         assert node.names() is None
         assert len(api.pages) == 0
+
+
+def test_a_refusal_counts_when_it_lasts() -> None:
+    """An API server that has just started refuses what it has not read the roles for."""
+    api = Api()
+    api.error = ForbiddenError("gpupolicies is forbidden: RBAC: not found")
+    with watching(api) as node:
+        node.until(lambda: node.watch.problem is not None)
+        assert not node.watch.is_absent
+        node.now += REFUSED_S
+        node.until(lambda: node.watch.is_absent)
+    api.add("a")
+    with watching(api) as node:
+        node.until(lambda: node.watch.problem is not None)
+        api.error = None
+        node.has("a")
+        assert not node.watch.is_absent
 
 
 def test_an_empty_list_of_a_kind_that_is_served_is_none() -> None:
