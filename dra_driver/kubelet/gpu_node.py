@@ -101,9 +101,11 @@ class GpuNodeKeeper:
                 return RETRY_S
             if self._written is None:
                 self._written = self._stored()
-            if wanted == self._written:
+            cut = node_status_of({"status": node_status(wanted, "")})  # long texts and lists are stored in part
+            if cut == self._written:
                 return CHECK_S
             self._write(wanted)
+            self._written = cut
         except NotFoundError as error:
             log.info("the API server has no GpuNodes; the node works without", extra={"reason": error})
             self._problem, self._written = None, None
@@ -151,7 +153,6 @@ class GpuNodeKeeper:
         except NotFoundError:
             self._create()
             self._rest.apply(path, body, MANAGER)
-        self._written = wanted
         self._written_at = self._clock()
         self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
 

@@ -105,6 +105,15 @@ def test_without_a_change_nothing_is_asked(node_1: Node) -> None:
     assert node_1.api.asked == []
 
 
+def test_a_restart_writes_nothing_where_texts_are_stored_in_part(node_1: Node) -> None:
+    problem = NodeProblem(reason="NotReady", message="x" * 2000)
+    node_1.status = GpuNodeStatus(driver_name="gpu.nvidia.com", problems=(problem,))
+    node_1.keeper.step()
+    node_1.api.asked.clear()
+    assert node_1.start().step() == CHECK_S
+    assert node_1.api.asked == ["get"]
+
+
 def test_a_restart_writes_nothing_where_nothing_changed(node_1: Node) -> None:
     """A fleet that is restarted must not write 10,000 objects."""
     node_1.keeper.step()
