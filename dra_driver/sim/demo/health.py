@@ -62,6 +62,7 @@ def _play(cluster: Cluster, say: Say) -> None:
     with _ill(cluster, before, say):
         cluster.wait(lambda: _not_moved(cluster, before), WAIT_S, "both pods to run on other GPUs")
         say("".join(f"    event    {line}\n" for line in _events(cluster, before)))
+        cluster.wait(lambda: _not_moved(cluster, before), WAIT_S, "both pods to run when the events are there")
         say("3. The Deployments made new pods, which run on healthy GPUs.")
         say("".join(f"    pod      {place}\n" for place in _places(cluster).values()))
     cluster.wait(lambda: _still_tainted(cluster), WAIT_S, "the taints to go")
@@ -141,7 +142,9 @@ def _pods(cluster: Cluster) -> dict[str, Obj]:
 def _places(cluster: Cluster) -> dict[str, Place]:
     places = {}
     for name, pod in sorted(_pods(cluster).items()):
-        claim = extended_claim_name(pod) or next(claim for _, claim in claim_names(pod) if claim)
+        claim = extended_claim_name(pod) or next((claim for _, claim in claim_names(pod) if claim), None)
+        if claim is None:
+            raise RetryableError(f"pod {pod['metadata']['name']} has no claim yet, expected a running pod")
         (result,) = entries(
             cluster.store.get(RESOURCE_CLAIMS, claim, NAMESPACE), "status", "allocation", "devices", "results"
         )
