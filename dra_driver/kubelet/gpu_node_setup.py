@@ -89,9 +89,7 @@ class GpuNodeService:
             return None
         snapshot, terms = known
         entries = self._journal.entries()
-        holdings = [
-            (each.gpu_uuid, str(entry.ref)) for entry in entries for each in entry.devices if not each.admin_access
-        ]
+        holdings = [(each.gpu_uuid, entry.ref) for entry in entries for each in entry.devices if not each.admin_access]
         problems = [NodeProblem(reason="NotReady", message=text) for text in self._not_ready()]
         problems += [NodeProblem(reason="Degraded", message=text) for text in self._remarks()]
         facts = NodeFacts(

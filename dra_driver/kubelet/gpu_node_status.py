@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dra_driver.model.claim import ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.gpu_node import (
     GpuNodeStatus,
@@ -116,9 +117,9 @@ def used_form(uses: Iterable[Use]) -> PublishedForm:
     return next((word for form, word in reversed(_FORMS.items()) if form in found), PublishedForm.FREE)
 
 
-def claims_by_gpu(holdings: Iterable[tuple[GpuUuid, str]]) -> Mapping[GpuUuid, list[str]]:
-    """Names of claims by the GPU that they have, each once and in order."""
+def claims_by_gpu(holdings: Iterable[tuple[GpuUuid, ClaimRef]]) -> Mapping[GpuUuid, list[str]]:
+    """Claims as ``namespace/name`` by the GPU that they have, each once and in order."""
     found: dict[GpuUuid, list[str]] = {}
-    for gpu, claim in sorted(set(holdings)):
+    for gpu, claim in sorted({(gpu, f"{claim.namespace}/{claim.name}") for gpu, claim in holdings}):
         found.setdefault(gpu, []).append(claim)
     return found

@@ -79,3 +79,37 @@ def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClie
 def test_every_example_is_accepted(api: RestClient, path: Any) -> None:
     """What the documentation shows can be applied."""
     assert refusal(api, yaml.safe_load(path.read_text())) is None
+
+
+SAME_XID = "an XID of ignore.xids is in taint.xids or evict.xids, too"
+SAME_CAUSE = "a cause of ignore.causes is in evict.causes, too"
+HEALTH: list[tuple[dict[str, Any], str]] = [
+    ({}, ""),
+    ({"taint": {"xids": [31]}, "ignore": {"xids": [63]}, "evict": {"xids": [79], "causes": ["lost"]}}, ""),
+    ({"taint": {"xids": [79]}, "evict": {"xids": [79]}}, ""),
+    ({"ignore": {"causes": ["xid"]}, "evict": {"xids": [79]}}, ""),
+    ({"ignore": {"causes": ["unmonitored"]}, "calmSeconds": 0, "evictionGraceSeconds": 3600}, ""),
+    ({"ignore": {"xids": [79]}, "taint": {"xids": [79]}}, SAME_XID),
+    ({"ignore": {"xids": [1, 79]}, "evict": {"xids": [79, 2]}}, SAME_XID),
+    ({"ignore": {"causes": ["lost"]}, "evict": {"causes": ["ecc", "lost"]}}, SAME_CAUSE),
+    ({"evict": {"causes": ["unmonitored"]}}, "Unsupported value"),
+    ({"ignore": {"causes": ["heat"]}}, "Unsupported value"),
+    ({"taint": {"xids": [0]}}, "greater than or equal to 1"),
+    ({"evict": {"xids": [65536]}}, "less than or equal to 65535"),
+    ({"ignore": {"xids": list(range(1, 66))}}, "at most 64"),
+    ({"taint": {"xids": ["79"]}}, "must be of type integer"),
+    ({"calmSeconds": 86401}, "less than or equal to 86400"),
+    ({"evictionGraceSeconds": -1}, "greater than or equal to 0"),
+]
+
+
+@pytest.mark.parametrize(("health", "expected"), HEALTH, ids=lambda value: value if isinstance(value, str) else "")
+def test_health_rules_are_refused_where_they_contradict_themselves(
+    api: RestClient, health: dict[str, Any], expected: str
+) -> None:
+    """As nodes refuse them; ``expected`` is part of what the API server says, empty where it accepts them."""
+    header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "e2e-health"}}
+    policy = {**header, "spec": {"health": health}}
+    said = refusal(api, policy) or ""
+    assert expected in said
+    assert bool(said) == bool(expected) == bool(policy_problems(policy))

@@ -17,9 +17,11 @@ from dra_driver.errors import (
 )
 from dra_driver.kubelet.gpu_node import ABSENT_S, CHECK_S, LONGEST_PAUSE_S, PAUSE_S, RETRY_S, GpuNodeKeeper
 from dra_driver.kubelet.gpu_node_status import NodeFacts, Versions, claims_by_gpu, status_of
+from dra_driver.model.claim import ClaimRef
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.model.ids import ClaimUid
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from tests.unit.policy.hardware import gpu, node, partition, share, uuid, whole
 
@@ -269,5 +271,7 @@ def test_versions_and_problems() -> None:
 
 
 def test_claims_of_a_gpu_are_named_once() -> None:
-    held = [(uuid(0), "b/c"), (uuid(0), "a/c"), (uuid(0), "b/c"), (uuid(1), "a/c")]
+    """As ``namespace/name``, which the GpuNode and the policy's status promise; people look claims up by it."""
+    first, second = (ClaimRef(namespace=each, name="c", uid=ClaimUid(f"uid-{each}")) for each in "ab")
+    held = [(uuid(0), second), (uuid(0), first), (uuid(0), second), (uuid(1), first)]
     assert claims_by_gpu(held) == {uuid(0): ["a/c", "b/c"], uuid(1): ["a/c"]}
