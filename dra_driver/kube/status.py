@@ -39,12 +39,17 @@ _HINTS: dict[type[KubernetesApiError], str] = {
     ForbiddenError: "check the ClusterRole of this service account and admission policies",
 }
 
+_UNKNOWN = {
+    "resource.k8s.io": "; resource.k8s.io/v1 needs Kubernetes 1.34 or later",
+    "gpu.dra-driver.io": "; the CustomResourceDefinitions of this driver are not installed",
+}
+
 
 def error_from_response(request: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubernetesApiError:
     """The error for an HTTP status of 400 or more. ``request`` is ``GET /api/v1/nodes/a``."""
     document = _status_object(body)
     if document is None:
-        return _error(request, status, _without_status_object(status, body), "", _retry_after(headers))
+        return _error(request, status, _without_status_object(request, status, body), "", _retry_after(headers))
     return error_from_status(request, document, default_code=status, headers=headers)
 
 
@@ -90,12 +95,13 @@ def _status_object(body: bytes) -> Mapping[str, Any] | None:
     return None
 
 
-def _without_status_object(status: int, body: bytes) -> str:
+def _without_status_object(request: str, status: int, body: bytes) -> str:
     """Proxies, load balancers and unknown API groups answer in plain text or HTML."""
     text = " ".join(body[:200].decode("utf-8", "replace").split())
     if status == 404:
         seen = text or "empty answer"
-        return f"the server does not know this path ({seen}); resource.k8s.io/v1 needs Kubernetes 1.34 or later"
+        needed = next((hint for group, hint in _UNKNOWN.items() if f"/apis/{group}/" in request), "")
+        return f"the server does not know this path ({seen}){needed}"
     return text or "empty answer"
 
 

@@ -75,6 +75,14 @@ def test_an_unknown_path_hints_at_the_version() -> None:
     assert "1.34 or later" in str(error)
 
 
+def test_an_unknown_path_of_this_driver_hints_at_its_definitions() -> None:
+    """They are installed apart from the API server, whose version is not at fault."""
+    path = "GET /apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
+    error = error_from_response(path, 404, b"404 page not found\n", {})
+    assert str(error).endswith("the CustomResourceDefinitions of this driver are not installed")
+    assert "not installed" not in str(error_from_response("GET /apis/other/v1/x", 404, b"", {}))
+
+
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[" * 5000, b'{"kind":"Status","message":3}', b'{"kind":"Pod"}'])
 def test_any_body_makes_a_readable_error(body: bytes) -> None:
     """Proxies answer in HTML, attackers in anything."""
