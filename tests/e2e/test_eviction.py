@@ -22,9 +22,10 @@ from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
 from tests.e2e.host import Host
+from tests.fakes import chart
 from tests.fakes.node_process import DriverProcess
 
-RBAC = ROOT / "deploy" / "components" / "controller" / "rbac.yaml"
+RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 ACCOUNT = LEASE = "dra-driver-controller"
 EVICTED_S = 60.0
 LEASE_S = 5
@@ -39,8 +40,10 @@ def requirements() -> Requirements:
 
 @pytest.fixture
 def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Path) -> Iterator[Path]:
-    """A kubeconfig with a token of the component's ServiceAccount, whose objects are in the test's namespace."""
-    objects = [moved(obj, namespace) for obj in load(RBAC)]
+    """A kubeconfig with a token of the controller's account, whose objects are in the test's namespace."""
+    rendered = chart.objects({"eviction": {"enabled": True}})
+    own = [obj for obj in rendered if obj["kind"] in RIGHTS and obj["metadata"]["name"] == ACCOUNT]
+    objects = [moved(obj, namespace) for obj in own]
     for obj in objects:
         cluster.client.create(obj, namespace)
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{ACCOUNT}/token"
