@@ -217,13 +217,15 @@ def _device(ref: ClaimRef, assigned: AssignedDevice, gpu: Gpu, names: CdiNames) 
 
 
 def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[str, ...]:
-    """The device's own id first.
+    """The device's own id first; that of a share last.
 
     The kubelet shows the health of a device by its first id (KEP-4680: ``resourceID``, the key of the list
-    ``allocatedResourcesStatus[].resources``): by a common one, of two GPUs one would hide the other. The order changes
-    nothing in the container: no edit of one depends on an edit of the other.
+    ``allocatedResourcesStatus[].resources``): by a common one, of two GPUs one would hide the other. A share hides
+    files of the common edits (`cdi.masks`), so its own edits have to come after those. Runtimes apply a repeated id
+    once, where it stands first (containerd internal/cri/opts/spec_linux_opts.go, WithCDI).
     """
-    return names.claim_id(ref.uid, assigned.device, assigned.share_id), names.common_id
+    own = names.claim_id(ref.uid, assigned.device, assigned.share_id)
+    return (names.common_id, own) if assigned.share_id is not None else (own, names.common_id)
 
 
 def names_of(devices: Sequence[PlannedDevice]) -> list[str]:

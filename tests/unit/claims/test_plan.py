@@ -72,6 +72,8 @@ def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
     )
     assert done.devices[0].cdi_device == f"{uid(1)}-gpu-0-{SHARE}"
     assert done.prepared[0].share_id == SHARE
+    # What a share hides is hidden only when its own edits come after the common ones.
+    assert [each.cdi_device_ids[0] for each in done.prepared] == [f"k8s.{DRIVER}/device=common"] * 2
     assert done.devices[0].cdi_device != done.devices[1].cdi_device
 
 
