@@ -8,8 +8,9 @@ import logging
 import os
 from typing import Any
 
+from dra_driver.cli.flags import add_flags
 from dra_driver.config.controller_settings import ControllerSettings
-from dra_driver.config.options import Flag, flags_of, load
+from dra_driver.config.options import flags_of, load
 
 DESCRIPTION = """\
 Do what needs a view of the whole cluster: write the status of GpuPolicy objects, and evict pods that came by an
@@ -28,18 +29,8 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
     )
-    groups: dict[str, Any] = {}
-    for flag in flags_of(ControllerSettings):
-        group = groups.get(flag.option.group) or parser.add_argument_group(flag.option.group)
-        groups[flag.option.group] = group
-        # `--evict-extended-resource-pods` alone switches it on.
-        bare = {"nargs": "?", "const": "true"} if flag.option.metavar == "true|false" else {}
-        group.add_argument(flag.flag, dest=flag.field, metavar=flag.option.metavar, help=_help(flag), **bare)
-
-
-def _help(flag: Flag) -> str:
-    default = " (required)" if flag.required else f" (default: {flag.default})" if flag.default else ""
-    return f"{flag.option.help}{default} [{flag.option.env}]".replace("%", "%%")
+    # `--evict-extended-resource-pods` alone switches it on.
+    add_flags(parser, flags_of(ControllerSettings), bare_switches=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import Any
 
-from dra_driver.config.options import Flag
+from dra_driver.cli.flags import add_flags
 from dra_driver.config.settings import load_node_settings, node_flags
 
 DESCRIPTION = """\
@@ -28,16 +28,7 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
     )
-    groups: dict[str, Any] = {}
-    for flag in node_flags():
-        group = groups.get(flag.option.group) or parser.add_argument_group(flag.option.group)
-        groups[flag.option.group] = group
-        group.add_argument(flag.flag, dest=flag.field, metavar=flag.option.metavar, help=_help(flag))
-
-
-def _help(flag: Flag) -> str:
-    default = " (required)" if flag.required else f" (default: {flag.default})" if flag.default else ""
-    return f"{flag.option.help}{default} [{flag.option.env}]".replace("%", "%%")
+    add_flags(parser, node_flags())
 
 
 def run(args: argparse.Namespace) -> int:

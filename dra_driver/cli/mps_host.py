@@ -8,10 +8,12 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from dra_driver.config.options import Flag, Option, flags_of, load, setting
+from dra_driver.cli.flags import add_flags
+from dra_driver.config.common_options import absolute, log_format, log_level, one_of
+from dra_driver.config.options import Option, flags_of, load, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
@@ -33,12 +35,6 @@ MEMORY_PART: Final = 16
 /dev/shm may hold. Pages count in the memory limit of the container that writes them."""
 FOLDER: Final = "mps"
 """Folder below the driver's folder in the kubelet's plugin directory."""
-
-
-def _absolute(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError("expected an absolute path")
-    return str(PurePosixPath(text))
 
 
 def _name(text: str) -> str:
@@ -64,15 +60,6 @@ def _files(text: str) -> int:
     return count
 
 
-def _one_of(*choices: str) -> Any:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsHostSettings:
     """Settings of ``dra-driver mps-host``."""
@@ -82,7 +69,7 @@ class MpsHostSettings:
         "gpu.nvidia.com",
     )
     kubelet_plugins_dir: str = setting(
-        Option(NODE, "KUBELET_PLUGINS_DIR", "DIR", "as for kubelet-plugin; the same path on the host", _absolute),
+        Option(NODE, "KUBELET_PLUGINS_DIR", "DIR", "as for kubelet-plugin; the same path on the host", absolute),
         "/var/lib/kubelet/plugins",
     )
     driver_root: str | None = setting(
@@ -91,12 +78,12 @@ class MpsHostSettings:
             "DRIVER_ROOT",
             "DIR",
             "root of the NVIDIA driver, as this process sees it; default: search for it below the host root",
-            _absolute,
+            absolute,
         ),
         None,
     )
     host_root: str = setting(
-        Option(NODE, "HOST_ROOT", "DIR", "the host's / as this process sees it, searched for the driver", _absolute),
+        Option(NODE, "HOST_ROOT", "DIR", "the host's / as this process sees it, searched for the driver", absolute),
         "/",
     )
     shm_dir: str = setting(
@@ -106,7 +93,7 @@ class MpsHostSettings:
             "DIR",
             "with --namespaces none, a tmpfs in which the folder NAME-mps for the shared memory of all daemons is"
             " created; otherwise, where an earlier version did so. The same path here and on the host",
-            _absolute,
+            absolute,
         ),
         "/dev/shm",  # noqa: S108 - the host's folder
     )
@@ -117,7 +104,7 @@ class MpsHostSettings:
             "DIR",
             "with --namespaces own, a folder on a shared mount in which the folder NAME-mps for the daemons' pipes and"
             " shared memory is created, with a tmpfs for each daemon. The same path here and on the host",
-            _absolute,
+            absolute,
         ),
         "/run",
     )
@@ -143,7 +130,7 @@ class MpsHostSettings:
             "own|none",
             "own: each daemon gets its own mount namespace and shared memory, which needs privileges; none: all daemons"
             " and their clients share one folder",
-            _one_of("own", "none"),
+            one_of("own", "none"),
         ),
         "own",
     )
@@ -154,15 +141,15 @@ class MpsHostSettings:
             "one|all",
             "one: only processes of one user at a time can use a daemon; all: processes of all users can, and the MPS"
             " server treats them as root's",
-            _one_of("one", "all"),
+            one_of("one", "all"),
         ),
         "one",
     )
     log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
-        Option(TELEMETRY, "LOG_FORMAT", "FORMAT", "text (key=value) or json", _one_of(*get_args(LogFormat))), "text"
+        log_format(TELEMETRY), "text"
     )
     log_level: LogLevel = setting(  # noqa: RUF009 - same
-        Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error", _one_of(*get_args(LogLevel))), "info"
+        log_level(TELEMETRY), "info"
     )
 
 
@@ -179,16 +166,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="run nothing: exit with status 0 if this node's MPS host works, else print why not and exit with status 1",
     )
-    groups: dict[str, Any] = {}
-    for flag in flags_of(MpsHostSettings):
-        group = groups.get(flag.option.group) or parser.add_argument_group(flag.option.group)
-        groups[flag.option.group] = group
-        group.add_argument(flag.flag, dest=flag.field, metavar=flag.option.metavar, help=_help(flag))
-
-
-def _help(flag: Flag) -> str:
-    default = " (required)" if flag.required else f" (default: {flag.default})" if flag.default else ""
-    return f"{flag.option.help}{default} [{flag.option.env}]".replace("%", "%%")
+    add_flags(parser, flags_of(MpsHostSettings))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ Apart from those of the node process, whose memory they would take.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
 
+from dra_driver.config import common_options
 from dra_driver.config.options import Option, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
@@ -42,28 +42,6 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
         if not least <= number <= most:
             raise ValueError(f"expected a whole number from {least} to {most}")
         return number
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text not in {"true", "false"}:
-        raise ValueError("expected true or false")
-    return text == "true"
-
-
-def _http_addr(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if text and not (colon and port.isascii() and port.isdigit() and int(port) < 65536 and "/" not in host):
-        raise ValueError("expected HOST:PORT or :PORT, such as :8080 or 127.0.0.1:8080, or nothing to serve no HTTP")
-    return text
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return text
 
     return parse
 
@@ -104,7 +82,7 @@ class ControllerSettings:
             "EVICT_EXTENDED_RESOURCE_PODS",
             "true|false",
             "evict pods that came by an extended resource when a device of theirs has a NoExecute taint",
-            _switch,
+            common_options.switch,
         ),
         False,
     )
@@ -149,7 +127,7 @@ class ControllerSettings:
             "POLICY_STATUS",
             "true|false",
             "write the status of GpuPolicy objects from what nodes say in their GpuNodes",
-            _switch,
+            common_options.switch,
         ),
         True,
     )
@@ -159,13 +137,13 @@ class ControllerSettings:
             "HTTP_ADDR",
             "HOST:PORT",
             "address that serves /metrics, /healthz and /readyz; none if empty",
-            _http_addr,
+            common_options.http_addr,
         ),
         "",
     )
     log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
-        Option(TELEMETRY, "LOG_FORMAT", "FORMAT", "text (key=value) or json", _one_of(*get_args(LogFormat))), "text"
+        common_options.log_format(TELEMETRY), "text"
     )
     log_level: LogLevel = setting(  # noqa: RUF009 - same
-        Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error", _one_of(*get_args(LogLevel))), "info"
+        common_options.log_level(TELEMETRY), "info"
     )

@@ -10,9 +10,8 @@ subdomain of at most 63 characters, a node name one of at most 253, and a pool n
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import PurePosixPath
-from typing import get_args
 
+from dra_driver.config import common_options
 from dra_driver.config.options import Flag, Option, flags_of, load, setting
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry.logs import LogFormat, LogLevel
@@ -36,27 +35,14 @@ def _subdomain(limit: int) -> Callable[[str], str]:
     return parse
 
 
-def _absolute(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError("expected an absolute path")
-    return str(PurePosixPath(text))
-
-
 def _pod_uid(text: str) -> str:
     if not _POD_UID.fullmatch(text):
         raise ValueError("expected the pod's metadata.uid: letters, digits and dashes, at most 63")
     return text
 
 
-def _http_addr(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if text and not (colon and port.isascii() and port.isdigit() and int(port) < 65536 and "/" not in host):
-        raise ValueError("expected HOST:PORT or :PORT, such as :8080 or 127.0.0.1:8080, or nothing to serve no HTTP")
-    return text
-
-
 def _hook_path(text: str) -> str:
-    return text if text == "none" else _absolute(text)
+    return text if text == "none" else common_options.absolute(text)
 
 
 def _seconds(text: str) -> float:
@@ -73,25 +59,6 @@ def _spec(text: str) -> str:
     if not 0 < len(text) <= _MAX_SPEC:
         raise ValueError(f"expected 1 to {_MAX_SPEC} characters")
     return text
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("expected true or false")
-    return text.lower() == "true"
-
-
-_log_format = _one_of(*get_args(LogFormat))
-_log_level = _one_of(*get_args(LogLevel))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +87,7 @@ class NodeSettings:
             "true|false",
             "keep devices published although a device plugin or another DRA driver offers the same GPUs: for "
             "migrations that divide them by hand",
-            _switch,
+            common_options.switch,
         ),
         False,
     )
@@ -131,7 +98,7 @@ class NodeSettings:
             "true|false",
             "record events also on claims and their pods when their device becomes unhealthy or recovers; needs the "
             "rights that claimEvents.enabled of the chart gives",
-            _switch,
+            common_options.switch,
         ),
         False,
     )
@@ -142,7 +109,7 @@ class NodeSettings:
             "true|false",
             "write status.devices of prepared claims: uuid, placement, share, and whether the device is healthy; "
             "needs Kubernetes 1.36 and the rights that claimStatus.enabled of the chart gives",
-            _switch,
+            common_options.switch,
         ),
         False,
     )
@@ -152,7 +119,7 @@ class NodeSettings:
             "KUBELET_REGISTRAR_DIR",
             "DIR",
             "folder of the kubelet's registration sockets; the same path on the host and in the container",
-            _absolute,
+            common_options.absolute,
         ),
         "/var/lib/kubelet/plugins_registry",
     )
@@ -163,7 +130,7 @@ class NodeSettings:
             "DIR",
             "parent of the directory with this driver's socket and journal; the same path on the host and in the "
             "container",
-            _absolute,
+            common_options.absolute,
         ),
         "/var/lib/kubelet/plugins",
     )
@@ -180,7 +147,11 @@ class NodeSettings:
     )
     cdi_dir: str = setting(
         Option(
-            KUBELET, "CDI_DIR", "DIR", "directory from which the container runtime reads CDI specifications", _absolute
+            KUBELET,
+            "CDI_DIR",
+            "DIR",
+            "directory from which the container runtime reads CDI specifications",
+            common_options.absolute,
         ),
         "/var/run/cdi",
     )
@@ -191,7 +162,7 @@ class NodeSettings:
             "DIR",
             "root of the NVIDIA driver's installation, as this process sees it; default: search for it below the host "
             "root",
-            _absolute,
+            common_options.absolute,
         ),
         None,
     )
@@ -201,7 +172,7 @@ class NodeSettings:
             "HOST_ROOT",
             "DIR",
             "the host's / as this process sees it, searched for the driver and for NVIDIA's CDI hook",
-            _absolute,
+            common_options.absolute,
         ),
         "/",
     )
@@ -211,7 +182,7 @@ class NodeSettings:
             "DRIVER_ROOT_ON_HOST",
             "DIR",
             "the same root as the container runtime sees it, if different",
-            _absolute,
+            common_options.absolute,
         ),
         None,
     )
@@ -222,7 +193,7 @@ class NodeSettings:
             "DIR",
             "parent of the dev directory with the GPUs' device nodes, as this process sees it; default: the driver "
             "root if it has a dev directory, else /",
-            _absolute,
+            common_options.absolute,
         ),
         None,
     )
@@ -232,7 +203,7 @@ class NodeSettings:
             "DEV_ROOT_ON_HOST",
             "DIR",
             "the same parent as the container runtime sees it, if different",
-            _absolute,
+            common_options.absolute,
         ),
         None,
     )
@@ -243,7 +214,7 @@ class NodeSettings:
             "DIR",
             "the host's /dev as this process sees it, in which device nodes and links to them are made; default: /dev, "
             "or dev in the host root if that is another folder; none for simulated GPUs, and with --proc-devices",
-            _absolute,
+            common_options.absolute,
         ),
         None,
     )
@@ -258,11 +229,19 @@ class NodeSettings:
         None,
     )
     proc_devices: str = setting(
-        Option(HARDWARE, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers", _absolute),
+        Option(
+            HARDWARE, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers", common_options.absolute
+        ),
         "/proc/devices",
     )
     boot_id_file: str = setting(
-        Option(HARDWARE, "BOOT_ID_FILE", "FILE", "the kernel's id of this boot; another file is for tests", _absolute),
+        Option(
+            HARDWARE,
+            "BOOT_ID_FILE",
+            "FILE",
+            "the kernel's id of this boot; another file is for tests",
+            common_options.absolute,
+        ),
         "/proc/sys/kernel/random/boot_id",
     )
     poll_interval: float = setting(
@@ -275,7 +254,7 @@ class NodeSettings:
             "HEALTH",
             "true|false",
             "watch the health of the GPUs and taint those that are not healthy, also after they vanished",
-            _switch,
+            common_options.switch,
         ),
         True,
     )
@@ -286,7 +265,7 @@ class NodeSettings:
             "DIR",
             "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; default: claims may "
             "have GPUs whole or as any MIG profile",
-            _absolute,
+            common_options.absolute,
         ),
         None,
     )
@@ -297,7 +276,7 @@ class NodeSettings:
             "true|false",
             "follow the GpuPolicy objects of the API server in addition to the files; needs the right to list and "
             "watch them, and works without their CustomResourceDefinition",
-            _switch,
+            common_options.switch,
         ),
         True,
     )
@@ -308,7 +287,7 @@ class NodeSettings:
             "true|false",
             "keep the GpuNode object of this node, which says what its GPUs are, how they are used and which policies "
             "are in force; works without its CustomResourceDefinition",
-            _switch,
+            common_options.switch,
         ),
         True,
     )
@@ -329,24 +308,12 @@ class NodeSettings:
             "HTTP_ADDR",
             "HOST:PORT",
             "address that serves /metrics, /healthz and /readyz; none if empty",
-            _http_addr,
+            common_options.http_addr,
         ),
         "",
     )
-    log_format: LogFormat = setting(
-        Option(
-            TELEMETRY,
-            "LOG_FORMAT",
-            "FORMAT",
-            "text (key=value) or json",
-            _log_format,
-        ),
-        "text",
-    )
-    log_level: LogLevel = setting(
-        Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error", _log_level),
-        "info",
-    )
+    log_format: LogFormat = setting(common_options.log_format(TELEMETRY), "text")
+    log_level: LogLevel = setting(common_options.log_level(TELEMETRY), "info")
 
     def __post_init__(self) -> None:
         length = len(self.node_name) + 1 + len(self.driver_name)
