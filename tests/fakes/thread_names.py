@@ -1,5 +1,9 @@
 """Runs a node process, an MPS host or a controller and prints its threads' names, a JSON list for each line on stdin.
 
+The list has the threads that run at that moment, and once each name of those that have ended: an answer to HTTP takes
+a millisecond, which a look from outside misses. Python calls the profile function of `threading.setprofile` at the
+start of each thread.
+
 A child process of tests/contract/kubelet/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``. The
 product has no such hook, and ``threading.enumerate`` sees only its own process.
 """
@@ -19,8 +23,12 @@ from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.host import MpsHost
 from dra_driver.sharing.memory import SharedMemory
 
+started: set[str] = set()
+"""Names of all threads that Python started; each thread adds its own."""
+
 
 def main() -> None:
+    threading.setprofile(note_start)
     command, *flags = sys.argv[1:]
     given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
     if command == "kubelet-plugin":
@@ -29,6 +37,12 @@ def main() -> None:
         control(given)
     else:
         host_daemons(given)
+
+
+def note_start(*_: object) -> None:
+    """The first call in a new thread, and the last that is told."""
+    sys.setprofile(None)
+    started.add(threading.current_thread().name)
 
 
 def serve_kubelet(given: dict[str, str]) -> None:
@@ -60,7 +74,8 @@ def print_names() -> bool:
     """Whether there was a line to answer."""
     if not sys.stdin.readline():
         return False
-    sys.stdout.write(json.dumps(sorted(thread.name for thread in threading.enumerate())) + "\n")
+    running = [thread.name for thread in threading.enumerate()]
+    sys.stdout.write(json.dumps(sorted([*running, *started.difference(running)])) + "\n")
     sys.stdout.flush()
     return True
 

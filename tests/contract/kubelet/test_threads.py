@@ -30,7 +30,7 @@ def documented(process: str) -> dict[str, int]:
 
 
 class Child:
-    """A process that answers each line on its stdin with the names of its threads."""
+    """A process that answers each line on its stdin with the names of its threads, those that have ended among them."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
@@ -99,13 +99,11 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
             make_a_gpu_ill(node)
             assert len(next(stream).devices) > 0
             stream.cancel()
-            for _ in range(100):  # an answer is made within milliseconds
-                with ExitStack() as asked:
-                    for _ in range(16):
-                        asked.enter_context(ask_for_metrics(str(node.flags["http_addr"])))
-                    seen.append(child.names())
-                if "http-request" in seen[-1]:
-                    break
+            with ExitStack() as asked:
+                for _ in range(16):
+                    asked.enter_context(ask_for_metrics(str(node.flags["http_addr"])))
+                seen.append(child.names())
+            wait_for_metrics(str(node.flags["http_addr"]))
             for call in calls:
                 call.result(60)
             seen.append(child.names())
@@ -130,12 +128,19 @@ def ask_for_metrics(address: str) -> socket.socket:
     return client
 
 
+def wait_for_metrics(address: str) -> None:
+    """Until an answer has come, and with it the thread that made it."""
+    with ask_for_metrics(address) as client:
+        client.settimeout(30)
+        assert client.recv(64).startswith(b"HTTP/1.1 200")
+
+
 def test_every_thread_of_an_mps_host_is_documented(folder: Path) -> None:
     """It has one: sharing/ has no locks between threads."""
     host = MpsHostProcess(folder, folder / "plugins", DRIVER)
     with started(host.command(), host.environ) as child:
         names = [name for _ in range(3) for name in child.names()]
-    assert set(names) == set(documented("MPS host"))
+    assert set(names) - {"environ"} == set(documented("MPS host"))  # the page has that one below the table
 
 
 def test_an_undocumented_thread_is_noticed() -> None:
