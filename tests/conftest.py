@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.fakes import inotify as inotify_limit
+
 # A time limit for each example fails on a machine that does much else; pytest-timeout ends what hangs.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
@@ -21,3 +23,10 @@ def logging_as_before() -> Iterator[None]:
         if handler not in handlers and not type(handler).__module__.startswith("_pytest."):
             root.removeHandler(handler)
     root.setLevel(level)
+
+
+@pytest.fixture
+def inotify() -> None:
+    """For tests that see changes by inotify; without it the driver compares folders at each look."""
+    if inotify_limit.instances_are_used_up():
+        pytest.skip("this user's inotify instances are used up (fs.inotify.max_user_instances)")

@@ -35,6 +35,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.usefixtures("inotify")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_seen_at_the_next_look(root: Path, change: str) -> None:
     """A claim that is prepared after a driver update must not get the old driver's files."""
@@ -43,6 +44,7 @@ def test_a_change_is_seen_at_the_next_look(root: Path, change: str) -> None:
     assert not watch.is_quiet()
 
 
+@pytest.mark.usefixtures("inotify")
 def test_after_a_look_the_same_change_is_not_reported_again(root: Path) -> None:
     """And what has appeared is watched itself."""
     watch = armed(root)
@@ -55,6 +57,7 @@ def test_after_a_look_the_same_change_is_not_reported_again(root: Path) -> None:
     assert not watch.is_quiet()
 
 
+@pytest.mark.usefixtures("inotify")
 def test_another_folder_in_place_of_an_anchor_is_seen(root: Path) -> None:
     """A mount that covers the root makes no event; a rename of a folder above shows the same."""
     inner = root / "lib" / "inner"
@@ -90,6 +93,7 @@ def test_a_folder_that_cannot_be_watched_makes_every_look_a_thorough_one(root: P
     os.close(writing)
 
 
+@pytest.mark.usefixtures("inotify")
 def test_a_watch_that_is_dropped_gives_its_descriptor_back(root: Path) -> None:
     """A new one is made at each rebuild of the base document."""
     watch = armed(root)

@@ -353,6 +353,7 @@ class Surroundings:
         return remounted
 
 
+@pytest.mark.usefixtures("inotify")
 def test_folders_are_compared_after_a_mount_and_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A mount over one of the driver's folders, and a change on a file server, make no event of inotify: nor does
     another time of a folder. Comparing costs some forty system calls."""

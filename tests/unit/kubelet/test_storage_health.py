@@ -118,6 +118,7 @@ class Files:
         return self.listed
 
 
+@pytest.mark.usefixtures("inotify")
 def test_the_cdi_directory_is_listed_after_a_change_and_once_a_minute(tmp_path: Path) -> None:
     """A node with a hundred claims that prepares nothing should not compare their files every few seconds."""
     files = Files(tmp_path)
@@ -129,6 +130,7 @@ def test_the_cdi_directory_is_listed_after_a_change_and_once_a_minute(tmp_path: 
     assert files.rounds(5) == [145.0]
 
 
+@pytest.mark.usefixtures("inotify")
 @pytest.mark.parametrize("missing", [["a file stays missing"], StorageError("the journal cannot be read")])
 def test_a_file_that_stays_missing_is_tried_in_every_round(
     tmp_path: Path, missing: Sequence[str] | StorageError
@@ -140,6 +142,7 @@ def test_a_file_that_stays_missing_is_tried_in_every_round(
     assert files.rounds(3) == [15.0]
 
 
+@pytest.mark.usefixtures("inotify")
 def test_a_directory_that_is_made_again_is_listed(tmp_path: Path) -> None:
     """A reboot empties /var/run, and a person may have removed it."""
     folder = tmp_path / "cdi"
