@@ -140,9 +140,13 @@ class PolicyStatusWriter:
         tries.last_s = self._clock()
         try:
             self._api.update(f"{paths.gpu_policies(policy.name)}/status", {**policy.written, "status": status})
-        except (ConflictError, NotFoundError):
+        except ConflictError:
             metrics.policy_status_writes_total.labels("outdated").inc()  # the watch brings the newer object
             tries.not_before_s = self._clock() + PERIOD_S
+        except NotFoundError:
+            # The watch tells that the policy was deleted; a definition without the subresource answers so for ever.
+            metrics.policy_status_writes_total.labels("outdated").inc()
+            tries.not_before_s = self._clock() + tries.backoff.next_s()
         except KubernetesApiError as error:
             metrics.policy_status_writes_total.labels("failed").inc()
             tries.not_before_s = self._clock() + tries.backoff.next_s()

@@ -1,17 +1,22 @@
 """Keeps the GpuNode of this node: made once, its status written when it changes, and nothing at rest.
 
 One thread. At the start it reads the object and writes only what differs, so that the restart of a fleet writes
-nothing. Writes come at least `PAUSE_S` apart, and further apart while changes keep coming. An object that was deleted
-comes back with the next change, at the latest after `CHECK_S`. Where the kind is not served, the node works without.
+nothing. Writes come at least `PAUSE_S` apart, and further apart while changes keep coming; sentences that differ in
+numbers alone are no change for `STEADY_S`. An object that was deleted comes back with the next change, at the latest
+after `CHECK_S`. One whose owner is an earlier Node of this name is about to be deleted by Kubernetes' garbage
+collector: it is looked at until it has gone, and made anew. Where the kind is not served, the node works without.
 """
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from dra_driver.backoff import Backoff
 from dra_driver.config.policy import API_VERSION
 from dra_driver.config.status import NODE_KIND, node_status, node_status_of
 from dra_driver.errors import (
@@ -34,8 +39,12 @@ MANAGER: Final = "gpu.dra-driver.io-node"
 PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 RETRY_S: Final = 30.0
-ABSENT_S: Final = 300.0
+ABSENT_S: Final = (10.0, 300.0)
+"""The first and the longest wait after an answer that the kind is not served, or not allowed, and for the end of an
+object whose owner has gone."""
 CHECK_S: Final = 3600.0
+STEADY_S: Final = 600.0
+_NUMBERS: Final = re.compile(r"\d[\d., ]*")
 
 
 class NodeWriter(Protocol):
@@ -69,7 +78,10 @@ class GpuNodeKeeper:
         self._written: GpuNodeStatus | None = None  # None: what is stored has to be read first
         self._written_at = float("-inf")
         self._pause_s = PAUSE_S
+        self._later = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], jitter=0.0)
+        self._is_left_behind = False  # the object that is stored belongs to an earlier Node
         self._problem: str | None = None
+        self._uid = ""  # of the Node, at the last step
         self._woken, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
@@ -99,32 +111,46 @@ class GpuNodeKeeper:
             wanted = self._collect()
             if wanted is None:
                 return RETRY_S
-            if self._written is None:
-                self._written = self._stored()
-            cut = node_status_of({"status": node_status(wanted, "")})  # long texts and lists are stored in part
-            if cut == self._written:
-                return CHECK_S
-            self._write(wanted)
-            self._written = cut
+            wait_s = self._settle(wanted)
         except NotFoundError as error:
             log.info("the API server has no GpuNodes; the node works without", extra={"reason": error})
             self._problem, self._written = None, None
-            return ABSENT_S
+            return self._later.next_s()
         except (ConflictError, AlreadyExistsError) as error:
             log.info("the GpuNode is written again", extra={"reason": error})
             return PAUSE_S
         except (ForbiddenError, InvalidObjectError) as error:
             self._fail(f"the GpuNode is not written: {error}; see docs/operations.md for the rights it takes")
-            return ABSENT_S
+            return self._later.next_s()
         except DraError as error:
             log.info("the GpuNode is written later", extra={"reason": error})
             return RETRY_S
         self._problem = None
-        return CHECK_S
+        if self._is_left_behind:
+            return self._later.next_s()
+        self._later.reset()
+        return wait_s
 
     def check(self) -> None:
-        """What is stored is compared at the next step."""
+        """What is stored is compared at the next step. For the thread that calls ``step``."""
         self._written = None
+
+    def _settle(self, wanted: GpuNodeStatus) -> float:
+        """Write ``wanted`` if it differs from what is stored. Returns seconds until the next look."""
+        former, self._uid = self._uid, self._owner()
+        if former not in ("", self._uid):  # with a Node that is deleted and made anew, its GpuNode goes
+            self.check()
+        if self._written is None:
+            self._written = self._stored()
+        cut = node_status_of({"status": node_status(wanted, "")})  # long texts and lists are stored in part
+        if cut is None or cut == self._written:
+            return CHECK_S
+        steady_s = STEADY_S - (self._clock() - self._written_at)
+        if steady_s > 0 and self._written is not None and _steady(cut) == _steady(self._written):
+            return steady_s
+        self._write(wanted)
+        self._written = cut
+        return CHECK_S
 
     def pause_s(self) -> float:
         """How long to wait before the next write: longer while one change follows another."""
@@ -135,9 +161,13 @@ class GpuNodeKeeper:
 
     def _stored(self) -> GpuNodeStatus | None:
         try:
-            return node_status_of(self._rest.get(paths.gpu_nodes(self._name)))
+            found = self._rest.get(paths.gpu_nodes(self._name))
         except NotFoundError:
+            self._is_left_behind = False
             return None  # the object, or the kind: its creation tells
+        owners, uid = _owners(found), self._owner()
+        self._is_left_behind = bool(uid and owners) and uid not in owners
+        return node_status_of(found)
 
     def _write(self, wanted: GpuNodeStatus) -> None:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
@@ -185,3 +215,18 @@ class GpuNodeKeeper:
                 metrics.internal_error("gpu-node")
                 wait_s = RETRY_S
             wait_s *= random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, keeps no secret
+
+
+def _owners(found: Mapping[str, Any]) -> list[str]:
+    metadata = found.get("metadata")
+    owners = metadata.get("ownerReferences") if isinstance(metadata, dict) else None
+    return [str(each.get("uid")) for each in owners if isinstance(each, dict)] if isinstance(owners, list) else []
+
+
+def _steady(status: GpuNodeStatus) -> GpuNodeStatus:
+    """The status without the numbers in its sentences."""
+    return replace(
+        status,
+        gpus=tuple(replace(each, message=_NUMBERS.sub("#", each.message or "")) for each in status.gpus),
+        problems=tuple(replace(each, message=_NUMBERS.sub("#", each.message)) for each in status.problems),
+    )

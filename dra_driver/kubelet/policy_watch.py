@@ -6,7 +6,8 @@ before the next, so that neither a thousand objects nor large ones grow this pro
 What is no answer changes nothing: while the API server is away, refuses, or does not serve the kind, the last known
 objects stay. Deleting the CustomResourceDefinition deletes all objects first, and nodes hear of each: so objects that
 are gone still count for `HOLD_S`, and that none is left is believed only after a list has said so. A definition that
-is not there is asked for every few minutes.
+is not there is asked for after `ABSENT_S`, then less and less often: where it is installed with the driver it comes
+within seconds of the node's start, and where it never comes, it costs a request every few minutes.
 """
 
 import random
@@ -23,8 +24,9 @@ from dra_driver.policy import MAX_POLICIES, PolicyObject, kept
 
 THREAD_NAME: Final = "policies-watch"
 PAGE: Final = 32
-ABSENT_S: Final = (150.0, 300.0)
-"""The wait after an answer that the kind is not served, or not allowed, is drawn from this range."""
+ABSENT_S: Final = (10.0, 300.0)
+"""The first and the longest wait after an answer that the kind is not served, or not allowed. Each is up to a half
+shorter, at random."""
 FIRST_S, LATER_S = 2.0, 30.0
 """The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
 HOLD_S: Final = 5.0
@@ -65,6 +67,7 @@ class PolicyWatch:
         self._held_until: float | None = None
         self._is_absent = False
         self._refused_since: float | None = None
+        self._absent = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], rand=random.random)
         self._backoff = Backoff(first_s=0.5, longest_s=FIRST_S, rand=random.random)
         self._reflector = Reflector(
             ObjectPages(rest, self._kept),
@@ -75,7 +78,7 @@ class PolicyWatch:
             name=THREAD_NAME,
             place="policies",
             backoff=self._backoff,
-            patience=self._patience,
+            patience=self.patience,
         )
 
     def start(self) -> None:
@@ -114,6 +117,7 @@ class PolicyWatch:
         items = self._reflector.items() if change.kind == "listed" else {}
         with self._lock:
             self._is_absent, self._refused_since = False, None
+            self._absent.reset()
             if change.kind == "deleted":
                 self._held_until = self._clock() + HOLD_S
                 return
@@ -157,7 +161,8 @@ class PolicyWatch:
     def _kept(self, item: Mapping[str, Any], beside: Iterable[PolicyObject]) -> PolicyObject | None:
         return kept(item, self._node_name, beside, MAX_POLICIES)
 
-    def _patience(self, error: KubernetesApiError) -> float:
+    def patience(self, error: KubernetesApiError) -> float:
+        """The least seconds until the next try after this error; runs in the watch's thread, once for each."""
         with self._lock:
             if not isinstance(error, ForbiddenError):
                 self._refused_since = None
@@ -169,9 +174,10 @@ class PolicyWatch:
                 return 0.0
             is_new = not self._is_absent
             self._is_absent = True
+            wait_s = self._absent.next_s()
         if is_new:
             self._changed()
-        return random.uniform(*ABSENT_S)  # noqa: S311 - spreads load, keeps no secret
+        return wait_s
 
 
 class ObjectPages:

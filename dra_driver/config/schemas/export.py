@@ -207,11 +207,14 @@ def _structural(written: Json, definitions: Json) -> Json:
 
 
 def _quantity_bounds(bounds: Mapping[str, int]) -> Json:
-    """A rule for what ``minimum`` and ``maximum`` say of numbers: Kubernetes does not look at them in a quantity."""
+    """A rule for what ``minimum`` and ``maximum`` say of numbers: Kubernetes does not look at them in a quantity.
+
+    Nodes round fractions of a byte away from zero before they compare (``Quantity.Value()``).
+    """
     low, high = (str(Quantity.from_bytes(bounds[name])) for name in ("min", "max"))
+    least = f"isGreaterThan(quantity('{bounds['min'] - 1}'))" if bounds["min"] else "compareTo(quantity('0')) >= 0"
     return {
-        "rule": f"quantity(string(self)).compareTo(quantity('{low}')) >= 0"
-        f" && quantity(string(self)).compareTo(quantity('{high}')) <= 0",
+        "rule": f"quantity(string(self)).{least} && quantity(string(self)).compareTo(quantity('{high}')) <= 0",
         "message": f"expected at least {low}, and at most {high}",
     }
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
-from dra_driver.kube.reflector import Reflector
+from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.types import WatchEvent
 from dra_driver.kubelet.policy_watch import HOLD_S, PAGE, REFUSED_S, PolicyWatch
 from dra_driver.policy import MAX_POLICIES
@@ -249,6 +249,17 @@ def test_a_kind_that_is_not_served_is_told_and_not_asked_for_again_soon() -> Non
         node.until(lambda: node.watch.is_absent)
         assert node.names() is None
         assert len(api.pages) == 0
+
+
+def test_a_definition_that_comes_right_after_the_start_is_found_soon() -> None:
+    """A node that starts with the installation is there before the definitions are; and where they never come, a fleet
+    asks little."""
+    watch = PolicyWatch(Api(), "node-1", lambda: None)
+    waits = [watch.patience(NotFoundError("404 page not found")) for _ in range(8)]
+    assert sum(waits[:2]) <= 30
+    assert all(150 <= wait <= 300 for wait in waits[5:])
+    watch.notice(ReflectorChange("listed"))
+    assert watch.patience(NotFoundError("404 page not found")) <= 10
 
 
 def test_a_refusal_counts_when_it_lasts() -> None:

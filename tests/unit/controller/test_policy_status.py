@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.controller.policy_status import FIRST_RETRY_S, MOST_WRITES, PERIOD_S, PolicyStatusWriter
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
-from dra_driver.errors import ApiUnreachableError, InvalidObjectError
+from dra_driver.errors import ApiUnreachableError, InvalidObjectError, NotFoundError
 from dra_driver.model.gpu_node import PolicyState
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy_object, said
 from tests.unit.controller.objects import at
@@ -183,6 +183,16 @@ def test_a_policy_that_was_deleted_meanwhile_is_no_failure(cluster: Cluster) -> 
     del cluster.objects["pool-000"]
     cluster.run(60)
     assert set(cluster.writes) == {"pool-000"}
+
+
+def test_a_status_that_is_not_served_is_asked_for_less_and_less(cluster: Cluster) -> None:
+    """A definition of another version may lack the subresource; the watch goes on bringing the policy."""
+    cluster.failure = NotFoundError("the server could not find the requested resource")
+    cluster.run(3600)
+    assert 10 <= len(cluster.writes) <= 60
+    cluster.failure = None
+    cluster.run(600)
+    assert cluster.condition() == "NothingSelected"
 
 
 def test_a_hung_thread_is_noticed(cluster: Cluster) -> None:

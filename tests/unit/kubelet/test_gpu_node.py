@@ -15,7 +15,7 @@ from dra_driver.errors import (
     NotFoundError,
     StorageError,
 )
-from dra_driver.kubelet.gpu_node import ABSENT_S, CHECK_S, LONGEST_PAUSE_S, PAUSE_S, RETRY_S, GpuNodeKeeper
+from dra_driver.kubelet.gpu_node import ABSENT_S, CHECK_S, LONGEST_PAUSE_S, PAUSE_S, RETRY_S, STEADY_S, GpuNodeKeeper
 from dra_driver.kubelet.gpu_node_status import NodeFacts, Versions, claims_by_gpu, status_of
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
@@ -155,19 +155,67 @@ def test_an_object_that_was_deleted_comes_back(node_1: Node) -> None:
     assert node_1.api.stored is not None
 
 
+def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(node_1: Node) -> None:
+    """A Node that is deleted and registered again has another UID, and Kubernetes deletes what the former one owned,
+    seconds later."""
+    node_1.keeper.step()
+    node_1.uid = "uid-2"
+    waits = [node_1.keeper.step()]
+    assert node_1.api.stored is not None
+    node_1.keeper.check()
+    waits.append(node_1.keeper.step())
+    assert waits == [ABSENT_S[0], 2 * ABSENT_S[0]]
+    node_1.api.stored = None
+    node_1.keeper.check()
+    assert node_1.keeper.step() == CHECK_S
+    assert owner_of(node_1) == "uid-2"
+    node_1.keeper.check()
+    assert node_1.keeper.step() == CHECK_S
+
+
+def owner_of(node_1: Node) -> object:
+    assert node_1.api.stored is not None
+    return node_1.api.stored["metadata"]["ownerReferences"][0]["uid"]
+
+
+def test_sentences_that_differ_in_numbers_are_written_now_and_then(node_1: Node) -> None:
+    """A count of errors that grows would else be a write per minute and node for as long as the GPU is ill."""
+
+    def say(text: str) -> float:
+        problem = NodeProblem(reason="Degraded", message=text)
+        node_1.status = GpuNodeStatus(driver_name="gpu.nvidia.com", problems=(problem,))
+        return node_1.keeper.step()
+
+    say("gpu-0 has 3 errors in links 1, 2")
+    node_1.api.asked.clear()
+    node_1.now += 100
+    assert say("gpu-0 has 4 errors in links 1, 2, 10") == STEADY_S - 100
+    assert node_1.api.asked == []
+    say("gpu-0 has fallen off the bus")
+    assert node_1.api.asked == ["apply"]
+    say("gpu-0 has 4 errors in links 1, 2")
+    node_1.now += STEADY_S
+    say("gpu-0 has 5 errors in links 1, 2")
+    assert node_1.api.asked == ["apply"] * 3
+
+
 def test_where_the_kind_is_not_served_the_node_works_without(node_1: Node) -> None:
     node_1.api.is_served = False
-    assert node_1.keeper.step() == ABSENT_S
+    waits = [node_1.keeper.step() for _ in range(7)]
+    assert (waits[0], waits[-1]) == ABSENT_S
     assert node_1.keeper.problem is None
     assert node_1.warned == []
     node_1.api.is_served = True
     node_1.keeper.step()
     assert node_1.api.stored is not None
+    node_1.api.error = NotFoundError("deleted again")
+    node_1.keeper.check()
+    assert node_1.keeper.step() == ABSENT_S[0]
 
 
 def test_a_missing_right_is_told_once(node_1: Node) -> None:
     node_1.api.error = ForbiddenError("gpunodes is forbidden")
-    assert node_1.keeper.step() == ABSENT_S
+    assert node_1.keeper.step() == ABSENT_S[0]
     node_1.keeper.step()
     assert len(node_1.warned) == 1
     assert "gpunodes is forbidden" in str(node_1.keeper.problem)
