@@ -18,6 +18,7 @@ SUBCOMMANDS: Final = {
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
     "drain": ("dra_driver.cli.drain", "free a node's GPUs for maintenance"),
     "undrain": ("dra_driver.cli.undrain", "give a node's drained GPUs back"),
+    "smoke": ("dra_driver.cli.smoke", "run a pod for each kind of device and check what it sees"),
     "hardware-check": (
         "dra_driver.cli.node_hardware_check",
         "compare a node's GPUs with what the driver assumes",

@@ -45,9 +45,22 @@ def pod(namespace: str, name: str) -> str:
     return f"{CORE_API}/namespaces/{_segment(namespace)}/pods/{_segment(name)}"
 
 
+def pod_log(namespace: str, name: str) -> str:
+    """The subresource with the log of the pod's only container."""
+    return f"{pod(namespace, name)}/log"
+
+
 def eviction(namespace: str, name: str) -> str:
     """The subresource of a pod to which a policy/v1 Eviction is posted."""
     return f"{pod(namespace, name)}/eviction"
+
+
+def jobs(namespace: str, name: str | None = None) -> str:
+    return _named(f"/apis/batch/v1/namespaces/{_segment(namespace)}/jobs", name)
+
+
+def daemon_set(namespace: str, name: str) -> str:
+    return f"/apis/apps/v1/namespaces/{_segment(namespace)}/daemonsets/{_segment(name)}"
 
 
 def leases(namespace: str, name: str | None = None) -> str:

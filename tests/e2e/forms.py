@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from dra_driver.kube.rest import RestClient
+from dra_driver.published.listing import Devices, difference, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.demo.expectations import why_unscheduled
-from dra_driver.sim.demo.observed import Devices, allocated_devices, difference, observed_devices
+from dra_driver.sim.demo.observed import allocated_devices
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
 

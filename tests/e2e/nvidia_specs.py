@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.published.listing import Devices, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.demo.observed import Devices, observed_devices
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.hardware import Hardware

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.published.listing import observed_devices
 from dra_driver.sim.demo.expectations import read_expectations
-from dra_driver.sim.demo.observed import observed_devices
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from tests.e2e.cluster import ROOT, RealCluster
 from tests.e2e.host import Host

@@ -15,9 +15,10 @@ import pytest
 
 from dra_driver.errors import NotFoundError
 from dra_driver.kube.paths import resource_slices
+from dra_driver.published.listing import observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS
-from dra_driver.sim.demo.observed import allocated_devices, observed_devices
+from dra_driver.sim.demo.observed import allocated_devices
 from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.published.listing import Devices, difference, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS
 from dra_driver.sim.client import Client
-from dra_driver.sim.demo.observed import Devices, allocated_devices, difference, observed_devices
+from dra_driver.sim.demo.observed import allocated_devices
 from dra_driver.sim.objects import condition, is_ready
 
 _LINE: Final = re.compile(r"^#[ \t]*expect:[ \t]*(.*?)[ \t]*$", re.MULTILINE)

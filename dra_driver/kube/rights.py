@@ -1,0 +1,68 @@
+"""Asks the API server which of some rights the user has (SelfSubjectAccessReview), so that all missing ones are named.
+
+Every authenticated user may ask this (the ClusterRole ``system:basic-user``).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from dra_driver.errors import KubernetesApiError
+
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Reviewer(Protocol):
+    """The part of ``rest.RestClient`` that is needed here."""
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededRight:
+    """One right. ``name`` and ``namespace`` are "" for all."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    cluster_wide: bool = False
+
+    def __str__(self) -> str:
+        what = "/".join(part for part in (self.resource, self.subresource) if part)
+        what = f"{what}.{self.group}" if self.group else what
+        if self.name:
+            return f"{self.verb} {what} {self.name}"
+        if self.cluster_wide:
+            return f"{self.verb} {what}"
+        return f"{self.verb} {what} in {'namespace ' + self.namespace if self.namespace else 'all namespaces'}"
+
+
+def missing(api: Reviewer, rights: Sequence[NeededRight]) -> list[NeededRight]:
+    """Those of ``rights`` that the user lacks.
+
+    A server that does not answer such questions is believed to allow everything; it refuses single requests later.
+    """
+    return [right for right in rights if not _allowed(api, right)]
+
+
+def _allowed(api: Reviewer, right: NeededRight) -> bool:
+    attributes = {
+        "verb": right.verb,
+        "group": right.group,
+        "resource": right.resource,
+        "subresource": right.subresource,
+        "namespace": right.namespace,
+        "name": right.name,
+    }
+    spec = {"resourceAttributes": {key: value for key, value in attributes.items() if value}}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
+    try:
+        status = api.create(REVIEWS, body).get("status")
+    except KubernetesApiError as error:
+        if error.status in {403, 404, 405}:
+            return True
+        raise
+    return not isinstance(status, Mapping) or status.get("allowed") is not False

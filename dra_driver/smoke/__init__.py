@@ -1,0 +1,18 @@
+"""Tries on nodes whether a pod gets the device that its claim was allocated: ``SmokeRun`` (``kubectl dra smoke``)."""
+
+from dra_driver.smoke.kinds import FORMS, TryKind
+from dra_driver.smoke.options import SmokeOptions
+from dra_driver.smoke.report import SmokeReport, TryResult, TryStatus, to_wire
+from dra_driver.smoke.run import SmokeRun, clean_up
+
+__all__ = [
+    "FORMS",
+    "SmokeOptions",
+    "SmokeReport",
+    "SmokeRun",
+    "TryKind",
+    "TryResult",
+    "TryStatus",
+    "clean_up",
+    "to_wire",
+]

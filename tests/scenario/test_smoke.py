@@ -1,0 +1,137 @@
+"""`kubectl dra smoke` on the embedded cluster: every form, what is busy, a broken node, and a run that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dra_driver.cli import kubectl
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import JOBS, PODS, RESOURCE_CLAIMS
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.demo import demo
+from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, make_template
+
+NODES = {"gpu-a": "1xa30-24gb+mig,1xl4-24gb", "gpu-b": "2xl4-24gb"}
+POLICY = """\
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: shared}
+spec: {select: {productNames: ["NVIDIA L4*"], minors: [1]}, sharing: {strategy: TimeSlicing}}
+"""
+LABEL = "gpu.dra-driver.io/smoke-run"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    policy = tmp_path_factory.mktemp("policy") / "shared.yaml"
+    policy.write_text(POLICY)
+    with Cluster(NODES, policies=[policy]) as running:
+        running.apply(ROOT / demo.CLASSES)
+        yield running
+
+
+class Smoke:
+    """Runs the command in the test's namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.flags = ["smoke", "--kubeconfig", str(cluster.kubeconfig), "-n", namespace, "--image", "example.com/x:1"]
+        self._capsys = capsys
+
+    def run(self, *flags: str) -> tuple[int, Any]:
+        self._capsys.readouterr()
+        status = kubectl.main([*self.flags, "-o", "json", *flags])
+        return status, json.loads(self._capsys.readouterr().out)
+
+
+@pytest.fixture
+def smoke(cluster: Cluster, namespace: str, capsys: pytest.CaptureFixture[str]) -> Smoke:
+    return Smoke(cluster, namespace, capsys)
+
+
+def of_runs(cluster: Cluster, namespace: str) -> list[str]:
+    """Objects of smoke tests."""
+    found: list[Obj] = [
+        item for kind in (JOBS, PODS, RESOURCE_CLAIMS) for item in cluster.store.list(kind, namespace).items
+    ]
+    return [item["metadata"]["name"] for item in found if LABEL in (item["metadata"].get("labels") or {})]
+
+
+def outcomes(report: Any) -> dict[tuple[str, str, str], str]:
+    return {(item["node"], item["form"], item["name"]): item["status"] for item in report["tries"]}
+
+
+def test_every_form_of_every_node_is_tried(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
+    """Each container sees what its claim was allocated, and nothing is left."""
+    status, report = smoke.run("--all-nodes")
+    assert outcomes(report) == {
+        ("gpu-a", "mig", "1g.6gb"): "ok",
+        ("gpu-a", "mig", "1g.6gb+me"): "ok",
+        ("gpu-a", "mig", "2g.12gb"): "ok",
+        ("gpu-a", "mig", "2g.12gb+me"): "ok",
+        ("gpu-a", "mig", "4g.24gb"): "ok",
+        ("gpu-a", "shared", "TimeSlicing"): "ok",
+        ("gpu-b", "gpu", ""): "ok",
+        ("gpu-b", "shared", "TimeSlicing"): "ok",
+    }
+    assert (status, report["exitStatus"], report["left"]) == (0, 0, [])
+    assert all(item["seen"] for item in report["tries"])
+    assert of_runs(cluster, namespace) == []
+
+
+def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Smoke, pods: Pods) -> None:
+    """That is no failure."""
+    selector = {"cel": {"expression": '!("sharingStrategy" in device.attributes["gpu.nvidia.com"])'}}
+    template = make_template(cluster, namespace, selectors=[selector])
+    pods.create("holder", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
+    pods.wait_ready("holder")
+    status, report = smoke.run("--node", "gpu-b", "--kind", "gpu")
+    assert status == 0
+    assert [(item["status"], item["message"]) for item in report["tries"]] == [
+        ("not tried", "its only GPU is allocated")
+    ]
+    pods.delete("holder")
+    pods.wait_gone("holder")
+
+
+def test_a_run_that_is_interrupted_deletes_its_objects(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
+    """SIGINT while a pod waits for a device: the Job, its pod and its claim go before the command ends."""
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", *smoke.flags, "--node", "gpu-b", "-o", "json"]
+    cluster.nodes["gpu-b"].process.stop()  # so that the pod does not end
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            cluster.wait(lambda: None if of_runs(cluster, namespace) else "no object yet", TIMEOUT_S, "the first try")
+            os.kill(running.pid, signal.SIGINT)
+            out, _ = running.communicate(timeout=60)
+        assert running.returncode == 130
+        assert json.loads(out)["interrupted"] is True
+        cluster.wait(lambda: ", ".join(of_runs(cluster, namespace)) or None, TIMEOUT_S, "its objects to go")
+    finally:
+        cluster.nodes["gpu-b"].process.start()
+        cluster.wait_published()
+
+
+def test_leftovers_are_deleted_on_request(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
+    """A run that was killed leaves a Job, its pod and its claim; its label finds them."""
+    labels = {LABEL: "killed"}
+    container = {"name": "nvidia-smi", "image": "x"}
+    template = {"metadata": {"labels": labels}, "spec": {"restartPolicy": "Never", "containers": [container]}}
+    body = {"metadata": {"name": "dra-smoke-killed-1", "labels": labels}, "spec": {"template": template}}
+    cluster.store.create(JOBS, body, namespace=namespace)
+    status = kubectl.main([*smoke.flags, "--cleanup"])
+    assert status == 0
+    cluster.wait(lambda: ", ".join(of_runs(cluster, namespace)) or None, TIMEOUT_S, "its objects to go")
+
+
+def test_an_unknown_node_is_wrong_usage(smoke: Smoke, capsys: pytest.CaptureFixture[str]) -> None:
+    """And so is a namespace from which no image can be taken."""
+    assert kubectl.main([*smoke.flags, "--node", "gpu-z"]) == 2
+    assert "no node 'gpu-z' in this cluster" in capsys.readouterr().err
+    without_image = [flag for flag in smoke.flags if flag not in ("--image", "example.com/x:1")]
+    assert kubectl.main(without_image) == 2
+    assert "no DaemonSet dra-driver-node in namespace dra-driver" in capsys.readouterr().err
