@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 from dra_driver.backoff import Backoff
 from dra_driver.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
+from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.types import WatchEvent
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.telemetry import metrics
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 # The server ends each watch after a time drawn from this range, so that clients spread again after an API server's
 # restart.
 WATCH_S = (120, 180)
+_BUSY = (429, 503)
 # Silence beyond the server's own limit means that the connection is dead.
 _GRACE_S = 10.0
 # A watch that ends at once without an event is a failure, however politely it ended.
@@ -79,8 +81,11 @@ class Reflector:
         name: str = "reflector",
         place: metrics.Place = "publisher",
         patience: Callable[[KubernetesApiError], float] | None = None,
+        newest: NewestVersion | None = None,
     ) -> None:
         """``name`` is the thread's; errors of ``on_event`` are counted under ``place``.
+
+        ``newest`` is shared with the client that writes objects of this collection, where there is one.
 
         ``patience`` returns the least seconds until the next try after an error that is no failure here, such as a
         collection that the API server does not serve; 0 for any other. Such an error is logged once.
@@ -88,6 +93,7 @@ class Reflector:
         self._rest, self._path, self._selector, self._place = rest, path, field_selector, place
         self._on_event, self._slim = on_event, slim or _slim
         self._patience = patience or (lambda _: 0.0)
+        self._newest = newest or NewestVersion()
         self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
         self._stopping = threading.Event()
@@ -160,19 +166,27 @@ class Reflector:
                 raise  # right after a list, an immediate repeat would be a busy loop
         except ApiUnreachableError:
             raise
-        except KubernetesApiError:
+        except KubernetesApiError as error:
+            if isinstance(error, ServerBusyError) and error.status in _BUSY:
+                raise  # says nothing about the version: after a restart of the API server all clients hear it at once
             self._version = (
                 ""  # the server may not know the version at all, e.g. when its store was restored from a backup
             )
             raise
 
     def _list(self) -> ReflectorChange:
-        """Without a resourceVersion the answer is current; a cache may lag behind this client's own writes."""
+        """The first list is current; a later one is at least as new as all that this client has seen."""
         self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
         self._version = ""  # a list that fails is still due: a watch would not bring what it was wanted for
         with self._lock:
+            if self._list_due:
+                self._newest.forget()  # the copy is doubted, and the server's cache may be what is wrong
             self._list_due = False
-        document = self._rest.list(self._path, {"fieldSelector": self._selector})
+        try:
+            document = self._rest.list(self._path, {"fieldSelector": self._selector, **self._newest.query()})
+        except KubernetesApiError as error:
+            self._newest.failed(error)
+            raise
         named = {name: self._slim(item) for item in document["items"] if (name := key(item))}
         items = {name: item for name, item in named.items() if item is not None}
         with self._lock:
@@ -180,6 +194,7 @@ class Reflector:
         self._version = _version(document)
         if not self._version:
             raise ApiUnreachableError(f"list {self._path}: the answer has no metadata.resourceVersion")
+        self._newest.saw(self._version)
         return ReflectorChange("listed")
 
     def _one_watch(self) -> Iterator[ReflectorChange]:
@@ -229,6 +244,7 @@ class Reflector:
     def _apply(self, event: WatchEvent) -> Iterator[ReflectorChange]:
         item, kind = event["object"], event["type"]
         version = _version(item)
+        self._newest.saw(version)
         if kind == "BOOKMARK":
             self._version = version or self._version
             return

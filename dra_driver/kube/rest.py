@@ -81,6 +81,7 @@ class RestClient:
     def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
+        A resourceVersion in ``query`` is that of the first page; the others belong to it by their token.
         Raises GoneError when the list took so long that its version was compacted: list again.
         """
         asked = {**(query or {}), "limit": str(PAGE_SIZE)}
@@ -91,6 +92,7 @@ class RestClient:
             token = _metadata(page).get("continue")
             if not isinstance(token, str) or not token:
                 return {**page, "items": items}
+            asked = {key: value for key, value in asked.items() if not key.startswith("resourceVersion")}
             asked["continue"] = token
 
     def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:

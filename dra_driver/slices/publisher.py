@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from dra_driver.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
+from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
@@ -84,11 +85,17 @@ class Publisher:
         cls, rest: RestClient, driver: str, node: str, recorder: NodeEventRecorder | None = None
     ) -> "Publisher":
         """A publisher for the API server, with a reflector that wakes it."""
-        api = RestSlicesApi(rest, driver, node)
+        newest = NewestVersion()
+        api = RestSlicesApi(rest, driver, node, newest)
         features = FeatureWatch(api, lambda: server_version(rest), driver, node)
         publisher = cls(api, driver, node, features=features, recorder=recorder)
         publisher._watcher = Reflector(
-            rest, paths.resource_slices(), f"spec.nodeName={node}", publisher.notice, slim=neighbours.slimmed
+            rest,
+            paths.resource_slices(),
+            f"spec.nodeName={node}",
+            publisher.notice,
+            slim=neighbours.slimmed,
+            newest=newest,
         )
         return publisher
 

@@ -16,6 +16,7 @@ from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.slices import Publisher
 from dra_driver.slices.api import RestSlicesApi
 from dra_driver.slices.diff import Delete
+from tests.fakes.scripted_http import Exchange, ScriptedServer
 from tests.unit.slices.gpus import node_of
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
@@ -107,3 +108,35 @@ def test_only_the_slice_that_was_read_is_deleted_or_overwritten(rest: RestClient
             api.delete(Delete(name="s", **stale))
     api.delete(Delete(name="s", uid=uid, resource_version=newest))
     assert api.list() == []
+
+
+def test_a_list_is_as_new_as_what_was_written_and_current_after_a_conflict(tmp_path: Path) -> None:
+    """Otherwise a pass would repair what it has just written, or meet the same conflict again."""
+    answers: Iterator[dict[str, Any]] = iter(
+        [
+            {"metadata": {"resourceVersion": "5"}, "items": []},
+            {"metadata": {"name": "s", "resourceVersion": "90"}},  # a dry run: nothing was written
+            {"metadata": {"name": "s", "resourceVersion": "9"}},
+            {"metadata": {"resourceVersion": "9"}, "items": []},
+            {"kind": "Status", "code": 409, "reason": "Conflict", "message": "changed"},
+            {"metadata": {"resourceVersion": "12"}, "items": []},
+        ]
+    )
+
+    def script(x: Exchange) -> None:
+        answer = next(answers)
+        x.json(answer, int(str(answer.get("code", 200))))
+
+    body = cast(Any, {"metadata": {"name": "s", "resourceVersion": "8"}, "spec": {}})
+    with ScriptedServer(script) as server:
+        (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+        api = RestSlicesApi(RestClient(Connection.load(str(tmp_path / "kubeconfig"))), DRIVER, NODE)
+        api.list()
+        api.create(body, dry_run=True)
+        api.create(body)
+        api.list()
+        with pytest.raises(ConflictError):
+            api.update(body)
+        api.list()
+        asked = [seen.query.get("resourceVersion") for seen in server.requests if seen.method == "GET"]
+    assert asked == [None, "9", None]

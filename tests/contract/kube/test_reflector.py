@@ -153,6 +153,40 @@ def test_an_expired_version_means_list_again(tmp_path: Path) -> None:
         assert watches(server)[:2] == ["7", "90"]
 
 
+def test_a_list_after_the_first_may_come_from_the_servers_cache(tmp_path: Path) -> None:
+    """It is at least as new as the last event; a list that was asked for is current, as the first one."""
+    script = scripted(
+        LIST_7,
+        lambda x: x.stream([event("ADDED", "b", "41"), EXPIRED]),
+        lambda x: x.stream([event("ADDED", "c", "42")], end="hang"),
+    )
+    with reflecting(script, tmp_path) as (server, reflector, heard):
+        heard.wait_for(("added", "c"))
+        reflector.list_again()
+        deadline = time.monotonic() + 5
+        while lists(server) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        found = [seen.query for seen in server.requests if "watch" not in seen.query]
+        assert [query.get("resourceVersion") for query in found] == [None, "41", None]
+        assert [query.get("resourceVersionMatch") for query in found] == [None, "NotOlderThan", None]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(429, 1), (503, 1), (500, 2)])
+def test_a_busy_server_is_not_asked_for_the_list_again(tmp_path: Path, status: int, expected: int) -> None:
+    """After a restart it answers all clients so: the watch goes on where it stopped."""
+    refusal = {"kind": "Status", "code": status, "message": "storage is (re)initializing"}
+    script = scripted(
+        LIST_7,
+        lambda x: x.stream([event("ADDED", "b", "8")]),
+        *[lambda x: x.json(refusal, status)] * 6,
+        lambda x: x.stream([event("ADDED", "c", "9")], end="hang"),
+    )
+    with reflecting(script, tmp_path) as (server, _, heard):
+        heard.wait_for(("added", "c"))
+        assert min(lists(server), 2) == expected
+
+
 def test_a_failing_server_gets_fewer_and_fewer_requests(tmp_path: Path) -> None:
     """A broken API server must not get thousands of requests: the pauses are 0.02, 0.04, 0.08 s and so on."""
     with reflecting(lambda x: x.json({}, status=500), tmp_path, longest_s=10) as (server, reflector, _):
