@@ -26,6 +26,7 @@ SUBCOMMANDS: Final = {
         "compare this machine's GPUs with what the driver assumes",
     ),
     "conformance": ("dra_driver.cli.conformance", "test a DRA driver as a kubelet uses it"),
+    "doctor": ("dra_driver.cli.node_doctor", "say which layer is broken on this node"),
     "state": ("dra_driver.cli.state", "show and check what the driver has on this node"),
     "cleanup": ("dra_driver.cli.cleanup", "remove every trace of the driver from this node"),
     "policy": ("dra_driver.cli.policy", "check GpuPolicy files"),
