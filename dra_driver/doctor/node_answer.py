@@ -22,9 +22,9 @@ class NodeAnswer:
 Judge = Callable[[NodeFacts], Iterable[NodeAnswer]]
 
 
-def well(seen: str) -> NodeAnswer:
+def well(seen: str, subject: str = "") -> NodeAnswer:
     """All is as expected."""
-    return NodeAnswer(status=FindingStatus.OK, seen=seen)
+    return NodeAnswer(status=FindingStatus.OK, seen=seen, subject=subject)
 
 
 def broken(seen: str, expected: str, do: str, subject: str = "") -> NodeAnswer:

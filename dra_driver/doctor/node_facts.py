@@ -11,7 +11,7 @@ from dra_driver.doctor.node_cri import CriClient
 from dra_driver.doctor.node_device_facts import DeviceFacts, read_devices
 from dra_driver.doctor.node_driver_facts import AskNvml, DriverFacts, ask_nvml, read_driver
 from dra_driver.doctor.node_files_facts import FileFacts, read_files
-from dra_driver.doctor.node_kubelet_facts import KubeletFacts, read_kubelet
+from dra_driver.doctor.node_kubelet_facts import AskVersion, KubeletFacts, kubelet_version, read_kubelet
 from dra_driver.doctor.node_runtime_facts import Runtime, RuntimeFacts, read_runtime
 from dra_driver.doctor.node_sockets import GetInfo, SocketFacts, get_info, read_sockets
 from dra_driver.doctor.node_view import NodeView
@@ -45,6 +45,7 @@ class NodeReaders:
     dial: Callable[[str], NodeRuntime] = CriClient
     dev: Callable[[str], DevFolder] = RealDev
     get_info: GetInfo = get_info
+    kubelet_version: AskVersion = kubelet_version
 
 
 def read_node(
@@ -57,7 +58,7 @@ def read_node(
 ) -> NodeFacts:
     """Read everything; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end."""
     use = readers or NodeReaders()
-    kubelet = read_kubelet(view)
+    kubelet = read_kubelet(view, use.kubelet_version)
     runtime = read_runtime(view, kubelet.runtime_socket, use.dial)
     driver = read_driver(view, use.ask_nvml)
     reachable = view.here(runtime.socket) if runtime.socket and not runtime.problem else None

@@ -18,7 +18,11 @@ _NVIDIA_BOUND: Final = "GPUs bound to the kernel driver nvidia"
 def _machine(facts: NodeFacts) -> Iterator[NodeAnswer]:
     if facts.driver.unsupported and not facts.view.simulated:
         what, _, instead = facts.driver.unsupported.partition(";")
-        yield broken(what, "Linux on a machine with a discrete NVIDIA GPU", f"{instead.strip().capitalize()}.")
+        yield broken(
+            what,
+            "Linux on a machine with a discrete NVIDIA GPU",
+            f"{instead.strip()[:1].upper()}{instead.strip()[1:]}.",
+        )
 
 
 def _bus(facts: NodeFacts) -> Iterator[NodeAnswer]:

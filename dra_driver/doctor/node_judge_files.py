@@ -51,7 +51,8 @@ def _cdi(facts: NodeFacts) -> Iterator[NodeAnswer]:
             "files since.",
         )
     if not cdi.problems and not cdi.gone and (cdi.base or not cdi.documents):
-        yield well(f"{len(cdi.documents)} CDI files of the driver in {cdi.folder}")
+        count = len(cdi.documents)
+        yield well(f"{count} CDI file{'' if count == 1 else 's'} of the driver in {cdi.folder}")
 
 
 def _containers(facts: NodeFacts) -> Iterator[NodeAnswer]:
@@ -96,7 +97,7 @@ def _container(facts: NodeFacts, subject: str, container: ContainerFacts) -> Ite
         do = "Look at what changes the container's specification (NRI plugins, runtime wrappers)."
         yield broken(f"{about}: its device cgroup does not allow {some(refused)}", expected, do, subject)
     if not lost and not missing and not refused:
-        yield well(f"{about} has {some(sorted(wanted)) or 'no device nodes, and needs none'}")
+        yield well(f"{about} has {some(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
 
 
 def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str], list[str]]:

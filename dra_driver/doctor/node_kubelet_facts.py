@@ -5,7 +5,7 @@ cmd/kubelet/app/options/options.go and staging/src/k8s.io/kubelet/config/v1beta1
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,11 @@ class KubeletFacts:
     runtime_socket: str | None = None
 
 
-def read_kubelet(view: NodeView) -> KubeletFacts:
+AskVersion = Callable[[NodeView, str], str | None]
+"""What the program of the process with this id says of its version; None where it cannot be asked."""
+
+
+def read_kubelet(view: NodeView, ask: "AskVersion | None" = None) -> KubeletFacts:
     """The first process that is called ``kubelet``. Distributions that have it inside another process show none."""
     pid = next(_kubelets(view.proc), None)
     if pid is None:
@@ -49,7 +53,7 @@ def read_kubelet(view: NodeView) -> KubeletFacts:
     endpoint = flags.get("container-runtime-endpoint") or wire.get("containerRuntimeEndpoint")
     return KubeletFacts(
         found=True,
-        version=_version(view, pid),
+        version=(ask or kubelet_version)(view, pid),
         root=flags.get("root-dir", DEFAULT_ROOT),
         config=config,
         config_problem=problem,
@@ -62,7 +66,7 @@ def flags_of(cmdline: str) -> dict[str, str]:
     """Flags by name, of a command line as ``/proc`` has it; the last of several counts."""
     words = cmdline.split("\0")[1:]
     found: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")
             found[name] = value if equals else "" if following.startswith("-") else following
@@ -104,7 +108,7 @@ def _pairs(value: str) -> dict[str, bool]:
     return {name.strip(): on.strip().lower() == "true" for name, _, on in pairs}
 
 
-def _version(view: NodeView, pid: str) -> str | None:
+def kubelet_version(view: NodeView, pid: str) -> str | None:
     """What the kubelet's own program prints; None without the right to see which program it is."""
     try:
         program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115
