@@ -13,7 +13,7 @@ from dra_driver.errors import ConfigurationError
 if TYPE_CHECKING:
     from dra_driver.config.settings import NodeSettings
     from dra_driver.doctor.finding import LayerFinding
-    from dra_driver.doctor.node_view import NodeView
+    from dra_driver.doctor.node_view import HostView
     from dra_driver.node_state import Places
 
 DESCRIPTION: Final = """\
@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
     return report.exit_status
 
 
-def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") -> "NodeView":
-    from dra_driver.doctor.node_view import NodeView
+def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") -> "HostView":
+    from dra_driver.doctor.node_view import HostView
 
-    return NodeView(
+    return HostView(
         driver=settings.driver_name,
         host=args.host,
         driver_root=settings.driver_root,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.doctor.node_facts import NodeFacts
+from dra_driver.doctor.node_facts import LocalFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class NodeAnswer:
     subject: str = ""
 
 
-Judge = Callable[[NodeFacts], Iterable[NodeAnswer]]
+Judge = Callable[[LocalFacts], Iterable[NodeAnswer]]
 
 
 def well(seen: str, subject: str = "") -> NodeAnswer:
@@ -42,10 +42,10 @@ def unknown(seen: str, expected: str, do: str, subject: str = "") -> NodeAnswer:
     return NodeAnswer(status=FindingStatus.UNKNOWN, seen=seen, expected=expected, do=do, subject=subject)
 
 
-def node_check(name: str, layer: Layer, about: str, judge: Judge) -> LayerCheck[NodeFacts]:
+def node_check(name: str, layer: Layer, about: str, judge: Judge) -> LayerCheck[LocalFacts]:
     """The check that asks ``judge``; see `LayerCheck` for the texts."""
 
-    def look(facts: NodeFacts) -> Iterator[LayerFinding]:
+    def look(facts: LocalFacts) -> Iterator[LayerFinding]:
         for answer in judge(facts):
             yield LayerFinding(
                 check=name,

@@ -12,7 +12,7 @@ from dra_driver.device_nodes.names import CAPABILITIES, expected_numbers
 from dra_driver.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.device_nodes.params import NodeParams, params_path, read_params
 from dra_driver.doctor.node_text import names, text
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 
 _MOST_CAPABILITIES: Final = 4096
 
@@ -31,7 +31,7 @@ class SeenNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceNodeFacts:
     """The nodes of GPUs, of control, and of capabilities. ``mig_minors``: the kernel module lists capabilities."""
 
     folder: str = "/dev"
@@ -45,7 +45,7 @@ class DeviceFacts:
     cgroup_version: int | None = None
 
 
-def read_devices(view: NodeView, dev: DevFolder, majors: Majors | None, minors: Iterable[int]) -> DeviceFacts:
+def read_devices(view: HostView, dev: DevFolder, majors: Majors | None, minors: Iterable[int]) -> DeviceNodeFacts:
     """What is in the ``/dev`` that ``dev`` shows, for the GPUs with these minors."""
     known = majors or Majors()
     paths = [
@@ -61,7 +61,7 @@ def read_devices(view: NodeView, dev: DevFolder, majors: Majors | None, minors: 
         problem = None
     except OSError as error:
         nodes, capabilities, present, problem = (), (), False, f"{view.dev} cannot be read: {error.strerror}"
-    return DeviceFacts(
+    return DeviceNodeFacts(
         folder=view.dev,
         problem=problem,
         nodes=nodes,
@@ -80,13 +80,13 @@ def _node(dev: DevFolder, path: str, majors: Majors) -> SeenNode:
     return SeenNode(path=path, seen=seen, expected=expected_numbers(path, majors), behind=behind)
 
 
-def _capability_paths(view: NodeView) -> list[str]:
+def _capability_paths(view: HostView) -> list[str]:
     found = names(view.dev.rstrip("/") + CAPABILITIES.removeprefix("/dev")) or []
     paths = (f"{CAPABILITIES}/{name}" for name in found[:_MOST_CAPABILITIES])
     return [path for path in paths if device_names.kind_of(path) is device_names.NodeKind.CAPABILITY]
 
 
-def _cgroup_version(view: NodeView) -> int | None:
+def _cgroup_version(view: HostView) -> int | None:
     folder = f"{view.sys}/fs/cgroup"
     if os.path.exists(f"{folder}/cgroup.controllers"):  # noqa: PTH110
         return 2

@@ -12,11 +12,11 @@ from dra_driver.doctor import (
 )
 from dra_driver.doctor.check import LayerCheck, run_all
 from dra_driver.doctor.finding import LayerFinding
-from dra_driver.doctor.node_facts import NodeFacts, NodeReaders, read_node
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_facts import LocalFacts, NodeReaders, read_node
+from dra_driver.doctor.node_view import HostView
 from dra_driver.doctor.report import DoctorReport
 
-NODE_CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
+NODE_CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
     *node_judge_kubelet.CHECKS,
     *node_judge_driver.CHECKS,
     *node_judge_devices.CHECKS,
@@ -27,7 +27,7 @@ NODE_CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
 
 def examine(
     node: str,
-    view: NodeView,
+    view: HostView,
     *,
     pods: tuple[str, ...] = (),
     state: tuple[LayerFinding, ...] = (),

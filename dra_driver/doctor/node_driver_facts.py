@@ -10,7 +10,7 @@ from typing import Final
 
 from dra_driver.device_nodes.numbers import Majors
 from dra_driver.doctor.node_text import names, text
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 from dra_driver.driver_root import process
 from dra_driver.driver_root.detect import CANDIDATES, unsupported
 from dra_driver.driver_root.search import find_library
@@ -74,7 +74,7 @@ AskNvml = Callable[[str], NvmlAnswer]
 """Opens NVML from the library at a path, in another process."""
 
 
-def read_driver(view: NodeView, ask: AskNvml) -> DriverFacts:
+def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
     """Everything of the driver; NVML is asked only where its library and the kernel module are there."""
     candidates = tuple(dict.fromkeys(CANDIDATES))
     searched = (
@@ -129,14 +129,14 @@ def parsed(output: str, status: int) -> NvmlAnswer:
     return NvmlAnswer(problem=f"the process that asks NVML ended with status {status}: {process.shown(output)}")
 
 
-def _majors(view: NodeView) -> tuple[Majors | None, str | None]:
+def _majors(view: HostView) -> tuple[Majors | None, str | None]:
     try:
         return Majors.read(view.proc_devices), None
     except DriverUnavailableError as error:
         return None, str(error)
 
 
-def _module(view: NodeView) -> str | None:
+def _module(view: HostView) -> str | None:
     """The version of the loaded kernel module: sysfs has it for proprietary and open modules alike."""
     found = text(f"{view.sys}/module/nvidia/version")
     if found:
@@ -145,7 +145,7 @@ def _module(view: NodeView) -> str | None:
     return match[1] if match else None
 
 
-def _modules(view: NodeView) -> frozenset[str]:
+def _modules(view: HostView) -> frozenset[str]:
     """Loaded modules that have to do with GPUs."""
     lines = (text(f"{view.proc}/modules") or "").splitlines()
     loaded = {line.split()[0] for line in lines if line.strip()}
@@ -154,14 +154,14 @@ def _modules(view: NodeView) -> frozenset[str]:
     )
 
 
-def _minors(view: NodeView) -> tuple[int, ...]:
+def _minors(view: HostView) -> tuple[int, ...]:
     """Minors of the GPUs that the kernel module has."""
     folder = f"{view.proc}/driver/nvidia/gpus"
     found = (_MINOR.search(text(f"{folder}/{name}/information") or "") for name in names(folder) or ())
     return tuple(sorted(int(match[1]) for match in found if match))
 
 
-def _pci(view: NodeView) -> tuple[PciGpu, ...] | None:
+def _pci(view: HostView) -> tuple[PciGpu, ...] | None:
     folder = f"{view.sys}/bus/pci/devices"
     addresses = names(folder)
     if addresses is None:

@@ -8,13 +8,13 @@ from dra_driver.device_nodes.folder import DevFolder, RealDev
 from dra_driver.doctor.finding import LayerFinding
 from dra_driver.doctor.node_container_facts import Containers, PodFacts, read_pod
 from dra_driver.doctor.node_cri import CriClient
-from dra_driver.doctor.node_device_facts import DeviceFacts, read_devices
+from dra_driver.doctor.node_device_facts import DeviceNodeFacts, read_devices
 from dra_driver.doctor.node_driver_facts import AskNvml, DriverFacts, ask_nvml, read_driver
 from dra_driver.doctor.node_files_facts import FileFacts, read_files
 from dra_driver.doctor.node_kubelet_facts import AskVersion, KubeletFacts, kubelet_version, read_kubelet
 from dra_driver.doctor.node_runtime_facts import Runtime, RuntimeFacts, read_runtime
 from dra_driver.doctor.node_sockets import GetInfo, SocketFacts, get_info, read_sockets
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 
 
 class NodeRuntime(Runtime, Containers, Protocol):
@@ -22,13 +22,13 @@ class NodeRuntime(Runtime, Containers, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class LocalFacts:
     """``node`` is the node's name. ``state`` are findings about the driver's own records, which another reader made."""
 
     node: str
-    view: NodeView
+    view: HostView
     driver: DriverFacts = field(default_factory=DriverFacts)
-    devices: DeviceFacts = field(default_factory=DeviceFacts)
+    devices: DeviceNodeFacts = field(default_factory=DeviceNodeFacts)
     files: FileFacts = field(default_factory=FileFacts)
     runtime: RuntimeFacts = field(default_factory=RuntimeFacts)
     kubelet: KubeletFacts = field(default_factory=KubeletFacts)
@@ -50,19 +50,19 @@ class NodeReaders:
 
 def read_node(
     node: str,
-    view: NodeView,
+    view: HostView,
     *,
     pods: tuple[str, ...] = (),
     state: tuple[LayerFinding, ...] = (),
     readers: NodeReaders | None = None,
-) -> NodeFacts:
+) -> LocalFacts:
     """Read everything; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end."""
     use = readers or NodeReaders()
     kubelet = read_kubelet(view, use.kubelet_version)
     runtime = read_runtime(view, kubelet.runtime_socket, use.dial)
     driver = read_driver(view, use.ask_nvml)
     reachable = view.here(runtime.socket) if runtime.socket and not runtime.problem else None
-    return NodeFacts(
+    return LocalFacts(
         node=node,
         view=view,
         driver=driver,

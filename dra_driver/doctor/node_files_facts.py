@@ -11,7 +11,7 @@ from dra_driver.cdi.decode import decode
 from dra_driver.cdi.hook import choose_hook
 from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.doctor.node_text import names
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 from dra_driver.errors import ConfigurationError, InvalidSpecError
 
 MAX_BYTES: Final = 4 << 20
@@ -60,12 +60,12 @@ class FileFacts:
     hook: HookFacts = field(default_factory=HookFacts)
 
 
-def read_files(view: NodeView) -> FileFacts:
+def read_files(view: HostView) -> FileFacts:
     """Everything that is in files."""
     return FileFacts(cdi=_cdi(view), disks=tuple(_disks(view)), hook=_hook(view))
 
 
-def _cdi(view: NodeView) -> CdiFacts:
+def _cdi(view: HostView) -> CdiFacts:
     known = CdiNames(view.driver)
     found = names(str(view.cdi))
     own = [
@@ -102,12 +102,12 @@ def _mounted(document: CdiSpec) -> Iterator[str]:
             yield mount.host_path
 
 
-def _is_gone(view: NodeView, path: str) -> bool:
+def _is_gone(view: HostView, path: str) -> bool:
     """Whether the file is missing on the host; a link at its place counts as the file."""
     return path.startswith("/") and not os.path.lexists(view.here(path)) and os.path.isdir(view.here("/"))  # noqa: PTH112
 
 
-def _disks(view: NodeView) -> Iterator[DiskFacts]:
+def _disks(view: HostView) -> Iterator[DiskFacts]:
     for folder, what in ((view.own_folder, "the journal"), (view.cdi, "CDI files")):
         try:
             space = os.statvfs(folder)
@@ -117,7 +117,7 @@ def _disks(view: NodeView) -> Iterator[DiskFacts]:
         yield DiskFacts(folder=str(folder), what=what, free_bytes=space.f_bavail * space.f_frsize, free_files=files)
 
 
-def _hook(view: NodeView) -> HookFacts:
+def _hook(view: HostView) -> HookFacts:
     try:
         choice = choose_hook(DriverRoot(root=view.host, host_root="/"), view.hook, HookVersions())
     except ConfigurationError as error:

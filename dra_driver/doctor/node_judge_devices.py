@@ -10,13 +10,13 @@ from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import Layer
 from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
 from dra_driver.doctor.node_device_facts import SeenNode
-from dra_driver.doctor.node_facts import NodeFacts
+from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_text import some
 
 _OTHERS: Final = 0o006
 
 
-def _nodes(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _nodes(facts: LocalFacts) -> Iterator[NodeAnswer]:
     devices = facts.devices
     if facts.view.simulated:
         return
@@ -74,7 +74,7 @@ def _how_to_make(params: NodeParams) -> str:
     )
 
 
-def _capabilities(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _capabilities(facts: LocalFacts) -> Iterator[NodeAnswer]:
     devices, majors = facts.devices, facts.driver.majors
     if facts.view.simulated or majors is None or majors.nvidia is None:
         return
@@ -94,14 +94,14 @@ def _capabilities(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield well(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")
 
 
-def _access(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _access(facts: LocalFacts) -> Iterator[NodeAnswer]:
     selinux = {"1": "SELinux is enforcing", "0": "SELinux is permissive"}.get(facts.devices.selinux or "", "no SELinux")
     version = facts.devices.cgroup_version
     cgroup = f"cgroup version {version}" if version else "the cgroup version cannot be seen"
     yield well(f"{selinux}; {cgroup}")
 
 
-CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
+CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
     node_check("device-nodes", Layer.DEVICE_NODES, "device nodes with the kernel's numbers", _nodes),
     node_check("capability-nodes", Layer.DEVICE_NODES, "capability nodes with the kernel's numbers", _capabilities),
     node_check("device-access", Layer.DEVICE_NODES, "what decides who may open device nodes", _access),

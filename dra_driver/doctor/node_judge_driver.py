@@ -7,7 +7,7 @@ from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import Layer
 from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
 from dra_driver.doctor.node_driver_facts import DriverFacts, PciGpu
-from dra_driver.doctor.node_facts import NodeFacts
+from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_text import some
 from dra_driver.driver_root.search import NVML
 
@@ -15,7 +15,7 @@ _OPEN: Final = frozenset({"nouveau", "nova_core", "nova-core"})
 _NVIDIA_BOUND: Final = "GPUs bound to the kernel driver nvidia"
 
 
-def _machine(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _machine(facts: LocalFacts) -> Iterator[NodeAnswer]:
     if facts.driver.unsupported and not facts.view.simulated:
         what, _, instead = facts.driver.unsupported.partition(";")
         yield broken(
@@ -25,7 +25,7 @@ def _machine(facts: NodeFacts) -> Iterator[NodeAnswer]:
         )
 
 
-def _bus(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _bus(facts: LocalFacts) -> Iterator[NodeAnswer]:
     driver = facts.driver
     if facts.view.simulated:
         yield well("the node process simulates its GPUs (SIMULATE): no driver is needed")
@@ -72,7 +72,7 @@ def _bindings(driver: DriverFacts, gpus: tuple[PciGpu, ...]) -> Iterator[NodeAns
         yield well(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} of NVIDIA on the PCI bus")
 
 
-def _root(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _root(facts: LocalFacts) -> Iterator[NodeAnswer]:
     driver, view = facts.driver, facts.view
     if view.simulated or driver.unsupported:
         return
@@ -103,7 +103,7 @@ def _root(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield broken(f"no NVIDIA driver below {searched}", expected, do)
 
 
-def _module(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _module(facts: LocalFacts) -> Iterator[NodeAnswer]:
     driver = facts.driver
     if facts.view.simulated or driver.unsupported:
         return
@@ -122,7 +122,7 @@ def _module(facts: NodeFacts) -> Iterator[NodeAnswer]:
         )
 
 
-def _versions(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _versions(facts: LocalFacts) -> Iterator[NodeAnswer]:
     module, release = facts.driver.module, facts.driver.release
     if facts.view.simulated or module is None or release is None:
         return
@@ -137,7 +137,7 @@ def _versions(facts: NodeFacts) -> Iterator[NodeAnswer]:
         )
 
 
-def _nvml(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _nvml(facts: LocalFacts) -> Iterator[NodeAnswer]:
     answer, driver = facts.driver.nvml, facts.driver
     if facts.view.simulated or answer is None:
         return
@@ -159,7 +159,7 @@ def _nvml(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield doubtful(f"{bound} GPUs are bound to nvidia, NVML counts {answer.gpus}", "as many in NVML", do)
 
 
-def _uvm(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _uvm(facts: LocalFacts) -> Iterator[NodeAnswer]:
     majors = facts.driver.majors
     if facts.view.simulated or majors is None or majors.nvidia is None:
         return
@@ -174,7 +174,7 @@ def _uvm(facts: NodeFacts) -> Iterator[NodeAnswer]:
         )
 
 
-def _toolkit(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _toolkit(facts: LocalFacts) -> Iterator[NodeAnswer]:
     found = facts.files.hook
     expected = "NVIDIA's CDI hook 1.17.8 or newer, or none"
     if found.problem:
@@ -193,7 +193,7 @@ def _named(gpus: list[PciGpu]) -> str:
     )
 
 
-CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
+CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
     node_check("machine", Layer.DRIVER, "a kind of machine that NVIDIA's driver serves", _machine),
     node_check("gpus-on-bus", Layer.DRIVER, "NVIDIA GPUs bound to NVIDIA's driver", _bus),
     node_check("driver-root", Layer.DRIVER, "NVIDIA's libraries below the driver root", _root),

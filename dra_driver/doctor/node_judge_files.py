@@ -8,7 +8,7 @@ from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import Layer, LayerFinding
 from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
 from dra_driver.doctor.node_container_facts import ContainerFacts
-from dra_driver.doctor.node_facts import NodeFacts
+from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_text import some
 
 ENOUGH_BYTES: Final = 256 * 1024
@@ -17,7 +17,7 @@ ENOUGH_FILES: Final = 4
 """As of the node process, which is not ready below these (kubelet/storage_health.py)."""
 
 
-def _disks(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _disks(facts: LocalFacts) -> Iterator[NodeAnswer]:
     for disk in facts.files.disks:
         expected = f"space for {disk.what}"
         do = f"Free space on the file system of {disk.folder}: without it, no pod with a GPU starts or ends."
@@ -31,7 +31,7 @@ def _disks(facts: NodeFacts) -> Iterator[NodeAnswer]:
             yield well(f"{disk.folder} has {disk.free_bytes >> 20} MiB free for {disk.what}")
 
 
-def _cdi(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _cdi(facts: LocalFacts) -> Iterator[NodeAnswer]:
     cdi = facts.files.cdi
     if not cdi.exists:
         do = "The node process makes it at its start; look at the driver's pod on this node."
@@ -55,7 +55,7 @@ def _cdi(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield well(f"{count} CDI file{'' if count == 1 else 's'} of the driver in {cdi.folder}")
 
 
-def _containers(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _containers(facts: LocalFacts) -> Iterator[NodeAnswer]:
     for pod in facts.pods:
         subject = f"pod/{pod.pod}"
         if pod.problem:
@@ -68,7 +68,7 @@ def _containers(facts: NodeFacts) -> Iterator[NodeAnswer]:
             yield from _container(facts, subject, container)
 
 
-def _container(facts: NodeFacts, subject: str, container: ContainerFacts) -> Iterator[NodeAnswer]:
+def _container(facts: LocalFacts, subject: str, container: ContainerFacts) -> Iterator[NodeAnswer]:
     about = f"container {container.name}"
     expected = "the device nodes of its claims"
     if container.problem:
@@ -112,11 +112,11 @@ def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str],
     return nodes, lost
 
 
-def _state(facts: NodeFacts) -> Iterator[LayerFinding]:
+def _state(facts: LocalFacts) -> Iterator[LayerFinding]:
     return iter(facts.state)
 
 
-CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
+CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
     node_check("disk", Layer.NODE, "space for what the driver writes", _disks),
     LayerCheck(name="records", layer=Layer.PREPARE, about="the driver's own records agree", look=_state),
     node_check("cdi-files", Layer.CDI, "CDI files that a runtime loads", _cdi),

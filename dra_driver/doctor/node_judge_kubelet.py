@@ -7,7 +7,7 @@ from typing import Final
 from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import Layer
 from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, well
-from dra_driver.doctor.node_facts import NodeFacts
+from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_judge_runtime import parse_version
 from dra_driver.doctor.node_sockets import PluginSocket, PluginWords
 from dra_driver.doctor.node_text import some
@@ -23,7 +23,7 @@ _START: Final = (
 )
 
 
-def _kubelet(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _kubelet(facts: LocalFacts) -> Iterator[NodeAnswer]:
     kubelet = facts.kubelet
     if not kubelet.found:
         do = (
@@ -43,7 +43,7 @@ def _kubelet(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield doubtful(f"the kubelet's configuration: {kubelet.config_problem}", "a file that can be read", do)
 
 
-def _gate(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _gate(facts: LocalFacts) -> Iterator[NodeAnswer]:
     gates = facts.kubelet.gates
     if gates.get(GATE) is False:
         yield broken(
@@ -58,7 +58,7 @@ def _gate(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield well(f"the gate {GATE} is not switched off{f'; {named}' if named else ''}")
 
 
-def _folders(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _folders(facts: LocalFacts) -> Iterator[NodeAnswer]:
     view, sockets = facts.view, facts.sockets
     wanted = f"{facts.kubelet.root.rstrip('/')}/plugins_registry"
     do = f"Set kubelet.rootDir of the chart to {facts.kubelet.root} (KUBELET_REGISTRAR_DIR, KUBELET_PLUGINS_DIR)."
@@ -72,7 +72,7 @@ def _folders(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield well(f"the kubelet's plugins_registry is {sockets.registry_folder}")
 
 
-def _dead(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _dead(facts: LocalFacts) -> Iterator[NodeAnswer]:
     """Sockets of this driver that a killed process left; those of other drivers slow the kubelet down alone."""
     dead = [each.path for each in facts.sockets.registry or () if not each.served]
     own_dead = [path for path in dead if _is_own_name(facts, path)]
@@ -89,7 +89,7 @@ def _dead(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield doubtful(f"no process listens on {some(others)}, of another driver", "served sockets", do)
 
 
-def _registration(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _registration(facts: LocalFacts) -> Iterator[NodeAnswer]:
     registry, driver = facts.sockets.registry, facts.view.driver
     if registry is None:
         return
@@ -118,7 +118,7 @@ def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[NodeAnswer
         yield well(f"{words.driver} answers at {socket.path} with {', '.join(known)}")
 
 
-def _second_publisher(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _second_publisher(facts: LocalFacts) -> Iterator[NodeAnswer]:
     served = [path for path, is_served in facts.sockets.device_plugins if is_served]
     dead = [path for path, is_served in facts.sockets.device_plugins if not is_served]
     expected = "no device plugin for NVIDIA GPUs on this node"
@@ -139,17 +139,17 @@ def _second_publisher(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield well("no device plugin of NVIDIA has a socket here")
 
 
-def _own(facts: NodeFacts) -> list[tuple[PluginSocket, PluginWords]]:
+def _own(facts: LocalFacts) -> list[tuple[PluginSocket, PluginWords]]:
     sockets = facts.sockets.registry or ()
     return [(each, each.words) for each in sockets if each.words and each.words.driver == facts.view.driver]
 
 
-def _is_own_name(facts: NodeFacts, path: str) -> bool:
+def _is_own_name(facts: LocalFacts, path: str) -> bool:
     """By the name of the file, as no process says whose a dead socket is."""
     return path.rpartition("/")[2].startswith(f"{facts.view.driver}-")
 
 
-CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
+CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
     node_check("kubelet", Layer.KUBERNETES, "a kubelet of a known version", _kubelet),
     node_check("kubelet-gate", Layer.KUBERNETES, "the kubelet's feature gate for DRA", _gate),
     node_check("plugin-folders", Layer.SOCKETS, "the kubelet's plugin folders", _folders),

@@ -11,7 +11,7 @@ from typing import Final
 from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import Layer
 from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
-from dra_driver.doctor.node_facts import NodeFacts
+from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_runtime_facts import RuntimeFacts
 from dra_driver.doctor.node_text import some
 
@@ -32,7 +32,7 @@ _ON_2: Final = (
 )
 
 
-def _answers(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _answers(facts: LocalFacts) -> Iterator[NodeAnswer]:
     runtime = facts.runtime
     expected = "a container runtime that answers by CRI"
     if runtime.socket is None:
@@ -48,7 +48,7 @@ def _answers(facts: NodeFacts) -> Iterator[NodeAnswer]:
         yield doubtful(f"{runtime.name} is not ready: {condition}", "every condition of the runtime holds", do)
 
 
-def _switch(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _switch(facts: LocalFacts) -> Iterator[NodeAnswer]:
     runtime = facts.runtime
     if not runtime.name:
         return
@@ -92,7 +92,7 @@ def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Itera
         yield unknown(seen, "enable_cdi = true", "Look for enableCDI in what `crictl info` prints.")
 
 
-def _folders(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _folders(facts: LocalFacts) -> Iterator[NodeAnswer]:
     runtime, own = facts.runtime, str(facts.view.cdi)
     has_cdi = runtime.cdi is True or runtime.name == CRIO
     if not has_cdi or not runtime.tells_config:
@@ -109,7 +109,7 @@ def _folders(facts: NodeFacts) -> Iterator[NodeAnswer]:
     )
 
 
-def _default_runtime(facts: NodeFacts) -> Iterator[NodeAnswer]:
+def _default_runtime(facts: LocalFacts) -> Iterator[NodeAnswer]:
     default = facts.runtime.default_handler
     if default and default.startswith("nvidia"):
         yield doubtful(
@@ -132,7 +132,7 @@ def _same(folder: str) -> str:
     return "/run" + path.removeprefix("/var/run") if path.startswith("/var/run/") else path
 
 
-CHECKS: Final[tuple[LayerCheck[NodeFacts], ...]] = (
+CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
     node_check("runtime-answers", Layer.RUNTIME, "the container runtime answers by CRI", _answers),
     node_check("cdi-switch", Layer.RUNTIME, "the container runtime injects CDI devices", _switch),
     node_check("cdi-folders", Layer.RUNTIME, "the container runtime reads the driver's CDI folder", _folders),

@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 
 from dra_driver.doctor.node_text import names, text
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 from dra_driver.driver_root import process
 from dra_driver.driver_root.enter import enter
 
@@ -37,11 +37,11 @@ class KubeletFacts:
     runtime_socket: str | None = None
 
 
-AskVersion = Callable[[NodeView, str], str | None]
+AskVersion = Callable[[HostView, str], str | None]
 """What the program of the process with this id says of its version; None where it cannot be asked."""
 
 
-def read_kubelet(view: NodeView, ask: "AskVersion | None" = None) -> KubeletFacts:
+def read_kubelet(view: HostView, ask: "AskVersion | None" = None) -> KubeletFacts:
     """The first process that is called ``kubelet``. Distributions that have it inside another process show none."""
     pid = next(_kubelets(view.proc), None)
     if pid is None:
@@ -78,7 +78,7 @@ def _kubelets(proc: str) -> Iterator[str]:
     return (number for number in numbers if text(f"{proc}/{number}/comm") == "kubelet")
 
 
-def _config(view: NodeView, path: str, folder: str | None) -> tuple[dict[str, Any], str | None]:
+def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, Any], str | None]:
     """The configuration, with the files of ``--config-dir`` over it, and why it could not be read."""
     merged: dict[str, Any] = {}
     parts = [f"{folder}/{name}" for name in names(view.here(folder)) or () if name.endswith(".conf")] if folder else []
@@ -108,7 +108,7 @@ def _pairs(value: str) -> dict[str, bool]:
     return {name.strip(): on.strip().lower() == "true" for name, _, on in pairs}
 
 
-def kubelet_version(view: NodeView, pid: str) -> str | None:
+def kubelet_version(view: HostView, pid: str) -> str | None:
     """What the kubelet's own program prints; None without the right to see which program it is."""
     try:
         program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from dra_driver.doctor.node_cri import CriClient, CriError
 from dra_driver.doctor.node_sockets import is_served, is_socket
-from dra_driver.doctor.node_view import CRI_SOCKETS, NodeView
+from dra_driver.doctor.node_view import CRI_SOCKETS, HostView
 
 _MOST: Final = 16
 
@@ -50,7 +50,7 @@ class Runtime(Protocol):
 Dial = Callable[[str], Runtime]
 
 
-def read_runtime(view: NodeView, named: str | None, dial: Dial = CriClient) -> RuntimeFacts:
+def read_runtime(view: HostView, named: str | None, dial: Dial = CriClient) -> RuntimeFacts:
     """Ask the runtime on the socket that the view or the kubelet (``named``) names, else on the first usual one."""
     given = view.cri_socket or named
     tried = (given,) if given else CRI_SOCKETS

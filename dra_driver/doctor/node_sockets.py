@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver._pb.pluginregistration import api_pb2 as pb
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 from dra_driver.unix_grpc import CallError, Peer, Service, shown
 
 REGISTRATION: Final = Service(pb, "Registration")
@@ -66,7 +66,7 @@ def get_info(path: str) -> PluginWords:
     return PluginWords(driver=shown(answer.name), endpoint=str(answer.endpoint) or path, versions=versions)
 
 
-def read_sockets(view: NodeView, ask: GetInfo = get_info) -> SocketFacts:
+def read_sockets(view: HostView, ask: GetInfo = get_info) -> SocketFacts:
     """Look at all sockets. Takes at most some seconds for each process that hangs."""
     registry = None
     if view.registry.is_dir():
@@ -116,7 +116,7 @@ def _looked(paths: list[str]) -> tuple[tuple[str, bool], ...]:
     return tuple((path, is_served(path)) for path in paths[:_MOST])
 
 
-def _asked(view: NodeView, path: str, ask: GetInfo) -> PluginSocket:
+def _asked(view: HostView, path: str, ask: GetInfo) -> PluginSocket:
     if not is_served(path):
         return PluginSocket(path=path, served=False)
     try:

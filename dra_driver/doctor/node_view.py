@@ -16,7 +16,7 @@ CRI_SOCKETS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class HostView:
     """Paths of settings are as this process sees them. ``host`` is the host's ``/`` as this process sees it.
 
     ``driver_root`` is None where it is searched below ``host_root``, as the node process does. ``cri_socket`` is a path

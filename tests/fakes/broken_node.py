@@ -16,7 +16,7 @@ from dra_driver.doctor.node_doctor import examine
 from dra_driver.doctor.node_driver_facts import NvmlAnswer
 from dra_driver.doctor.node_facts import NodeReaders
 from dra_driver.doctor.node_sockets import PluginWords
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 from dra_driver.doctor.report import DoctorReport
 from dra_driver.unix_grpc import CallError
 from tests.fakes.dev_folder import MemoryDev
@@ -78,7 +78,7 @@ class BrokenNode:
         self.state: tuple[LayerFinding, ...] = ()
         self.pods: tuple[str, ...] = ()
         self._open: list[socket.socket] = []
-        self.view = NodeView(
+        self.view = HostView(
             driver=DRIVER,
             host=str(folder),
             host_root=str(folder),

@@ -10,7 +10,7 @@ from dra_driver.doctor.node_driver_facts import ANSWER, NvmlAnswer, parsed
 from dra_driver.doctor.node_judge_runtime import parse_version
 from dra_driver.doctor.node_kubelet_facts import flags_of, read_kubelet
 from dra_driver.doctor.node_runtime_facts import RuntimeFacts, with_config, with_crio_config
-from dra_driver.doctor.node_view import NodeView
+from dra_driver.doctor.node_view import HostView
 
 
 def test_flags_in_both_spellings() -> None:
@@ -25,12 +25,12 @@ def test_flags_of_odd_command_lines(text: str) -> None:
     assert all(value == "" for value in flags_of(text).values())
 
 
-def write(folder: Path, files: dict[str, str]) -> NodeView:
+def write(folder: Path, files: dict[str, str]) -> HostView:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return NodeView(driver="gpu.nvidia.com", host=str(folder))
+    return HostView(driver="gpu.nvidia.com", host=str(folder))
 
 
 def test_a_kubelets_gates_come_from_files_and_flags(tmp_path: Path) -> None:
