@@ -59,6 +59,13 @@ def test_base_document_with_hooks(files: DriverFiles) -> None:
     assert spec.to_wire() == golden("base-hooks.yaml")
 
 
+@pytest.mark.parametrize("hook", [None, HOOK], ids=["soname", "hook"])
+def test_an_image_that_asks_for_all_gpus_gets_none_by_it(files: DriverFiles, hook: CdiHook | None) -> None:
+    """Every image of CUDA has NVIDIA_VISIBLE_DEVICES=all, which NVIDIA's runtime as the default one would follow."""
+    environment = edits.base_spec(NAMES, files, MAJORS, hook).to_wire()["containerEdits"]["env"]
+    assert [each for each in environment if "VISIBLE" in each] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
 def test_claim_document() -> None:
     """The granted devices alone; the version is the lowest that allows a name starting with a digit."""
     devices = [

@@ -20,10 +20,11 @@ from dra_driver.errors import (
     StorageError,
     UnknownDeviceError,
 )
+from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import changed, claim, gpu, machine, ref, result, uid
-from tests.unit.claims.conftest import ClaimsNode, Run
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 
 FULL = StorageError("the disk is full")
 
@@ -320,8 +321,11 @@ def test_prepare_waits_for_another_run_that_prepares_the_claim(node: ClaimsNode)
     assert 2.0 <= sum(node.clock.waits) < 4.0
 
 
-def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: ClaimsNode) -> None:
+@pytest.mark.parametrize("noted", [False, True], ids=["recorded at once", "a GPU with a note"])
+def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: ClaimsNode, *, noted: bool) -> None:
     """Answering after another run tore the claim down would start a container without its file."""
+    if noted:
+        node.backend = simulated()
     run, other = node.run("run-1", alive=("run-2",)), node.run("run-2", alive=("run-1",))
     write = node.writer.write_claim
 
@@ -334,7 +338,10 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: 
             return getattr(node.writer, name)
 
     slow = replace(run.deps, writer=Slow())  # type: ignore[arg-type]
-    error = Run(node=node, journal=run.journal, deps=slow, owners=run.owners).refusal(claim(1))
+    late = Run(node=node, journal=run.journal, deps=slow, owners=run.owners)
+    if noted:
+        run.journal.set_gpu_note(node.gpus[0].uuid, TIME_SLICE, "Long")
+    error = late.refusal(claim(1))
     assert isinstance(error, RetryableError)
     assert "was unprepared by another run" in str(error)
     assert nothing_left(run, 1)
