@@ -16,6 +16,7 @@ from dra_driver.model.gpu_node import PolicyCount, PolicyStatus
 CONDITION: Final = "InForce"
 _LONGEST: Final = 1024
 _SHOWN: Final = 3
+_KEPT: Final = "so what applied before stays"
 
 
 def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
@@ -46,11 +47,13 @@ def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
     done = f"in force on {_of(totals.in_force, totals.selected)}"
     first = _first_message(totals)
     if totals.refused.nodes:
-        return "False", "Refused", f"refused by {_many(totals.refused.nodes, 'node')}{first}; {done}"
+        # An object that a node cannot read selects nothing there.
+        done = f"; {done}" if totals.selected.gpus else ""
+        return "False", "Refused", f"refused by {_many(totals.refused.nodes, 'node')}{first}, {_KEPT}{done}"
     if totals.conflicting.gpus:
         others = sorted({name for place in totals.conflicting.places for name in place.policies})
         with_ = f" with {', '.join(others)}" if others else ""
-        return "False", "Conflicting", f"conflicts on {_gpus(totals.conflicting)}{with_}; {done}"
+        return "False", "Conflicting", f"conflicts on {_gpus(totals.conflicting)}{with_}, {_KEPT}; {done}"
     if (totals.observed_generation or 0) < policy.generation:
         return "Unknown", "RollingOut", f"some nodes have not applied the newest spec yet; {done}"
     if totals.waiting.gpus:

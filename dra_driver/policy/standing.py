@@ -1,4 +1,8 @@
-"""What became of each policy on the GPUs of a node: in force, waiting, refused, conflicting or outranked. Pure."""
+"""What became of each policy on the GPUs of a node: in force, waiting, refused, conflicting or outranked. Pure.
+
+While the newest set cannot be applied, the last good one decides which policy is in force where: a policy that is in
+both as it was stays in force, although it may conflict with a newer one there, and so does one that was deleted.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,12 +34,23 @@ def standing_of(
 ) -> tuple[NodePolicy, ...]:
     """One entry for each policy that selects a GPU of the node or is refused by name, in order of names.
 
-    ``terms`` are those in force; ``claims`` are names of the claims that have each GPU.
+    ``terms`` are those in force; ``claims`` are names of the claims that have each GPU. On a GPU for which the newest
+    policies conflict, one that is in force from before is in both lists.
     """
-    considered = found.newest or found.in_force or PolicySet()
-    policies = {policy.name: policy for policy in considered.policies}
-    ranks = {gpu.uuid: _rank(policies.values(), gpu, node_name) for gpu in snapshot.gpus}
-    view = _View(found, considered.generations or {}, ranks, snapshot, terms, claims)
+    good = found.in_force or PolicySet()
+    newest = found.newest if found.newest is not None else good
+    ranks = _ranks(newest, snapshot, node_name)
+    view = _View(
+        found=found,
+        generations=_generations(newest, good),
+        ranks=ranks,
+        good=ranks if newest == good else _ranks(good, snapshot, node_name),
+        snapshot=snapshot,
+        node_name=node_name,
+        terms=terms,
+        claims=claims,
+    )
+    policies = {policy.name: policy for policy in (*good.policies, *newest.policies)}
     kept = [entry for policy in policies.values() if (entry := view.entry(policy)).gpus]
     refused = [
         NodePolicy(name=name, origin=PolicyOrigin.OBJECT, state=PolicyState.REFUSED, message=reason)
@@ -45,13 +60,23 @@ def standing_of(
     return tuple(sorted([*shown, *refused], key=lambda entry: entry.name))
 
 
+def _generations(newest: PolicySet, good: PolicySet) -> Mapping[str, int | None]:
+    """Of the objects among the newest policies, and among those that only the good set has."""
+    names = {policy.name for policy in newest.policies}
+    only_good = {name: value for name, value in (good.generations or {}).items() if name not in names}
+    return {**only_good, **(newest.generations or {})}
+
+
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """The policies that select one GPU: those of the highest priority, and whether they agree."""
+    """Of the policies that select one GPU those of the highest priority, and whether they agree."""
 
-    all: frozenset[str]
     first: tuple[str, ...]
     agree: bool
+
+
+def _ranks(policies: PolicySet, snapshot: Snapshot, node_name: str) -> Mapping[GpuUuid, _Rank]:
+    return {gpu.uuid: _rank(policies.policies, gpu, node_name) for gpu in snapshot.gpus}
 
 
 def _rank(policies: Iterable[GpuPolicy], gpu: Gpu, node_name: str) -> _Rank:
@@ -59,24 +84,27 @@ def _rank(policies: Iterable[GpuPolicy], gpu: Gpu, node_name: str) -> _Rank:
     highest = max((policy.priority for policy in matching), default=0)
     first = [policy for policy in matching if policy.priority == highest]
     names = tuple(sorted(policy.name for policy in first))
-    return _Rank(frozenset(policy.name for policy in matching), names, agree(first, gpu))
+    return _Rank(names, agree(first, gpu))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
+    """``ranks`` are those of the newest policies, ``good`` of those in force."""
+
     found: PolicySets
     generations: Mapping[str, int | None]
     ranks: Mapping[GpuUuid, _Rank]
+    good: Mapping[GpuUuid, _Rank]
     snapshot: Snapshot
+    node_name: str
     terms: Terms
     claims: Mapping[GpuUuid, Sequence[str]]
 
     def entry(self, policy: GpuPolicy) -> NodePolicy:
-        selected = [gpu for gpu in self.snapshot.gpus if policy.name in self.ranks[gpu.uuid].all]
-        first = [gpu for gpu in selected if policy.name in self.ranks[gpu.uuid].first]
-        conflicting = [gpu for gpu in first if not self.ranks[gpu.uuid].agree]
+        selected = [gpu for gpu in self.snapshot.gpus if matches(policy.select, gpu, self.node_name)]
+        conflicting = [gpu for gpu in selected if _is_first(policy, self.ranks[gpu.uuid], agreed=False)]
         is_applied = self.found.in_force is not None and policy in self.found.in_force.policies
-        applied = [gpu for gpu in first if gpu not in conflicting and is_applied]
+        applied = [gpu for gpu in selected if is_applied and _is_first(policy, self.good[gpu.uuid], agreed=True)]
         waiting = [gpu for gpu in applied if terms_of(self.terms, gpu.uuid).waiting is not None]
         state = PolicyState.OUTRANKED
         message = None
@@ -102,6 +130,10 @@ class _View:
             waiting_for=tuple(dict.fromkeys(claim for gpu in waiting for claim in self.claims.get(gpu.uuid, ()))),
             message=message,
         )
+
+
+def _is_first(policy: GpuPolicy, rank: _Rank, *, agreed: bool) -> bool:
+    return policy.name in rank.first and rank.agree is agreed
 
 
 def _names(gpus: Iterable[Gpu]) -> tuple[str, ...]:

@@ -250,7 +250,8 @@ def test_a_contradiction_keeps_the_last_good_set_and_says_why(
         assert "the previous ones stay in force" in entry["message"]
         assert world.strategies() == ["MPS", "MPS"]
         assert "policies cannot be used" in _problems(world)
-        wait(world.total(RIVAL, conflicting=2), WITHIN_S)
+        wait(world.total(RIVAL, conflicting=2, inForce=0), WITHIN_S)
+        wait(world.total(POOL, conflicting=2, inForce=2), WITHIN_S)
         print(f"{table(world)}\n{json.dumps(world.status()['problems'], indent=1)}")  # noqa: T201 - for `pytest -s`
         driver.end()
         driver.start()  # the last good set is on disk

@@ -1,5 +1,6 @@
 """The condition of a policy: one word and one sentence."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,13 +44,25 @@ def condition(*fleet: NodePolicy, **more: Any) -> dict[str, Any]:
             [WAITING, CONFLICTING],
             "False",
             "Conflicting",
-            "conflicts on 2 GPUs with night; in force on 1 of 4 GPUs of 2 nodes",
+            "conflicts on 2 GPUs with night, so what applied before stays; in force on 1 of 4 GPUs of 2 nodes",
         ),
         (
             [CONFLICTING, REFUSED],
             "False",
             "Refused",
-            "refused by 1 node (two entries have key a); in force on 0 of 4 GPUs of 2 nodes",
+            "refused by 1 node (two entries have key a), so what applied before stays; in force on 0 of 4 GPUs of 2 nodes",
+        ),
+        (
+            [replace(CONFLICTING, in_force=("gpu-0", "gpu-1"))],
+            "False",
+            "Conflicting",
+            "conflicts on 2 GPUs with night, so what applied before stays; in force on 2 of 2 GPUs of 1 node",
+        ),
+        (
+            [replace(REFUSED, gpus=())],
+            "False",
+            "Refused",
+            "refused by 1 node (two entries have key a), so what applied before stays",
         ),
         ([], "False", "NothingSelected", "selects no GPU of a node that tells its GPUs"),
         (

@@ -70,9 +70,32 @@ def test_policies_that_contradict_each_other_name_each_other() -> None:
     assert found["b"].state is PolicyState.CONFLICTING
     assert found["b"].conflicts_with == ("a",)
     assert found["a"].state is PolicyState.CONFLICTING
-    assert (found["a"].in_force, found["a"].conflicting) == (("gpu-0",), ("gpu-1",))
+    assert (found["a"].in_force, found["a"].conflicting) == (("gpu-0", "gpu-1"), ("gpu-1",))
+    assert found["b"].in_force == ()
     assert found["c"].state is PolicyState.REFUSED
     assert found["c"].message == "policies a and b both match gpu-1"
+
+
+def test_where_the_newest_policies_conflict_those_from_before_say_what_is_in_force() -> None:
+    """A newer policy of higher priority does not outrank yet, and a deleted one is still there."""
+    good = set_of(written("a"), written("gone", priority=1, select={"minors": [0]}), a=1, gone=4)
+    newest = set_of(
+        written("a"),
+        written("b", availability="Hidden", select={"minors": [0]}),
+        written("top", priority=2, select={"minors": [1]}),
+        a=1, b=1, top=1,
+    )  # fmt: skip
+    found = standing(newest, good, problem="policies a and b both match gpu-0")
+    assert (found["a"].in_force, found["a"].conflicting) == (("gpu-1",), ("gpu-0",))
+    assert (found["gone"].state, found["gone"].in_force) == (PolicyState.IN_FORCE, ("gpu-0",))
+    assert (found["gone"].origin, found["gone"].generation) == (PolicyOrigin.OBJECT, 4)
+    assert (found["top"].state, found["top"].in_force) == (PolicyState.REFUSED, ())
+
+
+def test_a_gpu_on_which_even_the_policies_from_before_conflict_has_none_in_force() -> None:
+    both = set_of(written("a"), written("b", availability="Hidden", select={"minors": [1]}))
+    found = standing(both, both, problem="policies a and b both match gpu-1")
+    assert (found["a"].in_force, found["b"].in_force) == (("gpu-0",), ())
 
 
 def test_a_wrong_object_is_refused_and_the_last_good_ones_are_in_force() -> None:
