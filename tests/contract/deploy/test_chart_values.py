@@ -96,3 +96,13 @@ def test_eviction_without_the_controller_is_refused() -> None:
     assert "eviction.enabled: pods are evicted by the controller" in chart.refusal(
         {"eviction": {"enabled": True}, "controller": {"enabled": False}}
     )
+
+
+def test_status_of_policies_without_gpu_nodes_is_refused() -> None:
+    """The controller would count GpuNodes that no node writes any more."""
+    off = {"enabled": False}
+    said = chart.refusal({"gpuNodes": off})
+    assert "gpuNodes.enabled: without GpuNodes the status of policies" in said
+    assert "policyStatus.enabled has to be false" in said
+    assert chart.refusal({"gpuNodes": off, "policyStatus": off}) == ""
+    assert chart.refusal({"gpuNodes": off, "controller": off}) == ""
