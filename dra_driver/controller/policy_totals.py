@@ -1,8 +1,8 @@
 """Add up what all nodes say of a policy. Pure.
 
-Each GPU that a policy selects counts once: as in force, waiting, conflicting, refused or outranked. One exception: where
-a policy conflicts with a newer one and stays in force until that is mended, the GPU counts as both. A node that has not
-read the newest spec of a policy yet counts with what it made of the one before; ``observedGeneration`` tells it.
+Each GPU that a policy selects counts once: as in force, waiting, conflicting, refused or outranked. One exception:
+where a policy conflicts with a newer one and stays in force until that is mended, the GPU counts as both. A node that
+has not read the newest spec of a policy yet counts with what it made of the one before; ``observedGeneration`` says so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

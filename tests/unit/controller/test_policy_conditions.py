@@ -50,7 +50,8 @@ def condition(*fleet: NodePolicy, **more: Any) -> dict[str, Any]:
             [CONFLICTING, REFUSED],
             "False",
             "Refused",
-            "refused by 1 node (two entries have key a), so what applied before stays; in force on 0 of 4 GPUs of 2 nodes",
+            "refused by 1 node (two entries have key a), so what applied before stays;"
+            " in force on 0 of 4 GPUs of 2 nodes",
         ),
         (
             [replace(CONFLICTING, in_force=("gpu-0", "gpu-1"))],
