@@ -6,8 +6,9 @@ Everything goes through the API server's REST interface, logs included, so no ku
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from dra_driver.errors import DraError
@@ -25,6 +26,7 @@ from dra_driver.sim.apiserver.kinds import (
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.manifests import deletion_order, kind_of, load
 from dra_driver.sim.objects import claim_names, extended_claim_name
+from tests.e2e.gates import gates_of, missing, read_gates
 
 DRIVER = "gpu.nvidia.com"
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +68,11 @@ class RealCluster:
 
     def version(self) -> str:
         return str(self.rest.get("/version")["gitVersion"])
+
+    @cached_property
+    def gates(self) -> dict[str, bool]:
+        """The API server's feature gates."""
+        return read_gates(self.rest.get_text("/metrics"))
 
     def slices(self) -> list[Obj]:
         """This driver's slices, of all nodes."""
@@ -109,8 +116,11 @@ class RealCluster:
         assert len(brought) <= 1, f"objects in several namespaces: {brought}"
         return brought[0] if brought else namespace
 
-    def apply(self, objects: Sequence[Obj], namespace: str) -> None:
+    def apply(self, objects: Sequence[Obj], namespace: str, *, needs: Iterable[str] | None = None) -> None:
+        """``needs`` are the feature gates of the objects, where they are not those of `gates_of`."""
         home = self.home(objects, namespace)
+        gates_off = missing(gates_of(objects) if needs is None else needs, self.gates)
+        assert not gates_off, f"these pods would wait for ever: {gates_off} is off, and the test has no marker for it"
         for obj in sorted(objects, key=lambda obj: bool(obj["kind"] != NAMESPACES.kind)):
             if obj["kind"] == NAMESPACES.kind:
                 self._create_namespace(obj)

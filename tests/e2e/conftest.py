@@ -6,6 +6,9 @@ Without KUBECONFIG every test is skipped with that reason. If no node publishes 
 cluster, a node process with simulated GPUs and an MPS host are started on it (as root: MPS daemons get their own mount
 namespaces). Tests that kill them, or require other GPUs or policies than are published, need these processes.
 
+A test that needs a feature gate of Kubernetes names it with the marker ``needs``, and is skipped where the API server
+has it off (`gates`). Everything else has to pass on every version from 1.34 on.
+
 Environment: E2E_NODE_NAME (this host's node, if it cannot be detected), E2E_KUBELET_ROOT, E2E_CDI_DIR and E2E_STATE_DIR
 (folders of the node process, searched for leftovers), E2E_KUBELET_RESTART (a command that restarts this host's
 kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs), E2E_OLD_PYTHON (see ``test_upgrade.py``),
@@ -22,6 +25,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, wait
+from tests.e2e.gates import read_gates, why_skipped
 from tests.e2e.host import Host
 from tests.e2e.node import Folders, driver_runs_here, folders, local_node
 from tests.fakes.node_process import NodeProcess
@@ -51,6 +55,20 @@ def kubeconfig() -> str:
     if not path:
         pytest.skip("no cluster: KUBECONFIG is not set")
     return path
+
+
+@pytest.fixture(scope="session")
+def gates(kubeconfig: str) -> dict[str, bool]:
+    """The API server's feature gates."""
+    return read_gates(RestClient(Connection.load(kubeconfig)).get_text("/metrics"))
+
+
+@pytest.fixture(autouse=True)
+def _its_gates_are_on(request: pytest.FixtureRequest) -> None:
+    """Skips a test with the marker ``needs`` where one of the feature gates that it names is off."""
+    needed = [name for marker in request.node.iter_markers("needs") for name in marker.args]
+    if needed and (reason := why_skipped(needed, request.getfixturevalue("gates"))):
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

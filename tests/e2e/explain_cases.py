@@ -4,9 +4,11 @@ The scheduler only reads ResourceSlices, so published slices suffice to test it.
 label, because the kubelet deletes slices with its node name when it starts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS, missing
 
 Obj = dict[str, Any]
 
@@ -15,7 +17,8 @@ Obj = dict[str, Any]
 class Case:
     """A pod and its objects. ``code`` is the cause that explain has to name, "" when the pod fits.
 
-    ``scheduler`` is a part of the scheduler's message, "" when the scheduler never considers the pod.
+    ``scheduler`` is a part of the scheduler's message, "" when the scheduler never considers the pod. ``needs`` are
+    feature gates.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Case:
     resources: Obj = field(default_factory=dict)
     claim: Obj = field(default_factory=dict)
     others: Sequence[Obj] = ()
+    needs: frozenset[str] = frozenset()
 
     def objects(self) -> list[Obj]:
         """Returns template and pod."""
@@ -50,9 +54,13 @@ class Case:
 
 
 class Cluster:
-    """Names and objects of one driver: its classes and slices."""
+    """Names and objects of one driver: its classes and slices, as far as the cluster's gates keep them.
 
-    def __init__(self, mark: str, node: str) -> None:
+    ``counters_beside``: counter sets are in the slice of the devices that consume them, as 1.34 wants it.
+    """
+
+    def __init__(self, mark: str, node: str, gates: Mapping[str, bool], *, counters_beside: bool) -> None:
+        self._gates, self._counters_beside = gates, counters_beside
         self.driver = f"explain-{mark}.example.com"
         self.whole, self.part, self.shared = f"whole-{mark}", f"part-{mark}", f"shared-{mark}"
         self.resource = f"{self.driver}/gpu"
@@ -98,11 +106,13 @@ class Cluster:
             for name, size in sizes.items()
         ]
         counters = [{"name": "gpu-0", "counters": {"memory": {"value": "40Gi"}}}]
-        return [
-            self._slice("whole", devices=[*whole, shared]),
-            self._slice("counters", pool="parts", count=2, sharedCounters=counters),
-            self._slice("parts", count=2, devices=parts),
-        ]
+        found = [self._slice("whole", devices=[*whole, *([shared] if self._gates.get(SHARES) else [])])]
+        if not self._gates.get(PARTITIONS):
+            return found
+        if self._counters_beside:
+            return [*found, self._slice("parts", sharedCounters=counters, devices=parts)]
+        counted = self._slice("counters", pool="parts", count=2, sharedCounters=counters)
+        return [*found, counted, self._slice("parts", count=2, devices=parts)]
 
     def incomplete(self) -> Obj:
         """Returns one slice of a pool of two."""
@@ -115,6 +125,9 @@ class Cluster:
 
     def fitting(self) -> list[Case]:
         """Returns pods that all fit when created in this order."""
+        return self._possible(self._fitting())
+
+    def _fitting(self) -> list[Case]:
         model = self.attribute("model")
         no_b200 = {
             "name": "best",
@@ -132,19 +145,28 @@ class Cluster:
         return [
             Case(name="one-gpu", requests=[self.request(self.whole, f'{model} == "A100"')]),
             Case(name="second-best", requests=[{"name": "gpu", "firstAvailable": [no_b200, a100]}]),
-            Case(name="share", requests=[self.request(self.shared, capacity=share)]),
-            Case(name="another-share", requests=[self.request(self.shared, capacity=share)]),
+            Case(name="share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
+            Case(name="another-share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
             Case(
                 name="tolerates",
                 requests=[self.request(self.whole, f'{named} == "h100-1"', tolerations=[tolerated])],
+                needs=frozenset({TAINTS}),
             ),
-            Case(name="extended", resources={"limits": {self.resource: "1"}}),
-            Case(name="part", requests=[self.request(self.part, f'{named} == "part-a"')]),
+            Case(name="extended", resources={"limits": {self.resource: "1"}}, needs=frozenset({EXTENDED})),
+            Case(
+                name="part",
+                requests=[self.request(self.part, f'{named} == "part-a"')],
+                needs=frozenset({PARTITIONS}),
+            ),
         ]
 
     def pending(self) -> list[Case]:
         """Returns pods that do not fit after the fitting ones are placed."""
-        return [*self._devices_short(), *self._combinations(), *self._never_evaluated(), *self._not_caused_by_devices()]
+        found = [*self._devices_short(), *self._combinations(), *self._never_evaluated()]
+        return self._possible([*found, *self._not_caused_by_devices()])
+
+    def _possible(self, cases: Iterable[Case]) -> list[Case]:
+        return [case for case in cases if not missing(case.needs, self._gates)]
 
     def _devices_short(self) -> list[Case]:
         model, named = self.attribute("model"), self.attribute("name")
@@ -159,6 +181,7 @@ class Cluster:
                 code="tainted",
                 scheduler=cannot,
                 requests=[self.request(self.whole, f'{named} == "h100-2"')],
+                needs=frozenset({TAINTS}),
             ),
             Case(
                 name="too-small",
@@ -177,12 +200,14 @@ class Cluster:
                 code="counterShort",
                 scheduler=cannot,
                 requests=[self.request(self.part, f'{named} == "part-b"')],
+                needs=frozenset({PARTITIONS}),
             ),
             Case(
                 name="capacity",
                 code="capacityShort",
                 scheduler=cannot,
                 requests=[self.request(self.shared, capacity={"requests": {"memory": "16Gi"}})],
+                needs=frozenset({SHARES}),
             ),
         ]
 

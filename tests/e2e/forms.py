@@ -19,8 +19,8 @@ SHAREABLE = "device.allowMultipleAllocations"
 
 
 def whole() -> Obj:
-    """A request for one GPU that is not shared."""
-    return _request("gpu.nvidia.com", f"!{SHAREABLE}")
+    """A request for one GPU that is not shared. It names no field that needs a feature gate."""
+    return _request("gpu.nvidia.com", '!("sharingStrategy" in device.attributes["gpu.nvidia.com"])')
 
 
 def slice_of(profile: str) -> Obj:
@@ -48,8 +48,13 @@ class Forms:
     def rest(self) -> RestClient:
         return self.cluster.rest
 
-    def create(self, name: str, request: Obj, command: str = LIST, *, host_users: bool = True) -> None:
-        """One pod with one device; without ``host_users`` in a user namespace of its own."""
+    def create(
+        self, name: str, request: Obj, command: str = LIST, *, host_users: bool = True, exists: bool = False
+    ) -> None:
+        """One pod with one device; without ``host_users`` in a user namespace of its own.
+
+        ``exists``: the device is there already, and so published whatever the feature gates.
+        """
         devices = {"devices": {"requests": [{"name": "device", "exactly": request}]}}
         template: dict[str, Any] = {
             "apiVersion": "resource.k8s.io/v1",
@@ -70,7 +75,7 @@ class Forms:
             "metadata": {"name": name},
             "spec": {"containers": [container], "resourceClaims": claims, "hostUsers": host_users},
         }
-        self.cluster.apply([template, pod], self.namespace)
+        self.cluster.apply([template, pod], self.namespace, needs=() if exists else None)
 
     def get(self, name: str) -> Obj:
         return self.cluster.pod(name, self.namespace)

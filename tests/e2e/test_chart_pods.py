@@ -17,6 +17,7 @@ import yaml
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from tests.e2e.cluster import DRIVER, RealCluster, containers, wait
+from tests.e2e.gates import PARTITIONS
 from tests.e2e.helm_release import NAMESPACE, Release, release
 from tests.e2e.node import CDI_DIR, STATE_DIR
 from tests.e2e.test_chart import next_chart
@@ -119,6 +120,7 @@ def table(*arguments: str) -> str:
     return f"$ kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_pods_run_through_upgrade_rollback_and_a_policy_and_nothing_stays(
     *,
     values: dict[str, Any],

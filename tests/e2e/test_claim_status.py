@@ -10,7 +10,8 @@ from dra_driver.kubelet.claim_status import MANAGER
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from tests.e2e.cluster import DRIVER, RealCluster, wait
-from tests.e2e.forms import Forms, slice_of
+from tests.e2e.forms import Forms, slice_of, whole
+from tests.e2e.gates import DRIVER_STATUS, PARTITIONS
 from tests.e2e.host import Host
 from tests.e2e.test_access import acting_as
 from tests.e2e.test_health import BACK_S, SHOWN_S, requirements
@@ -19,6 +20,8 @@ from tests.fakes import chart
 
 __all__ = ["requirements"]  # a fixture
 USER = "e2e-claim-status"
+# The node process writes no claim's status where no right for it can be given.
+pytestmark = pytest.mark.needs(DRIVER_STATUS)
 
 
 @pytest.fixture
@@ -66,6 +69,7 @@ def ready(forms: Forms) -> str:
     return found[0] if len(found) == 1 else f"{len(found)} devices"
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_a_claims_status_has_uuid_placement_and_health(forms: Forms, own_host: Host) -> None:
     """And follows the health of the GPU."""
     forms.create("pod", slice_of("1g.10gb"), "true")
@@ -87,7 +91,7 @@ def test_the_components_rights_are_for_claims_of_the_own_node(
     forms: Forms, rights: None, kubeconfig: str, node: str
 ) -> None:
     """Neither another node's token nor another field is accepted."""
-    forms.create("pod", slice_of("1g.10gb"), "true")
+    forms.create("pod", whole(), "true")
     forms.wait_ready("pod")
     wait(lambda: "" if ready(forms) == "True" else ready(forms), SHOWN_S)
     claim = claim_of(forms)

@@ -10,6 +10,7 @@ from dra_driver.gpu.simulated.caps import instance_minor
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.forms import LIST, Forms, share, slice_of
+from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 
 ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
@@ -58,6 +59,7 @@ def capabilities(own_host: Host, uuid: str) -> list[int]:
     return [instance_minor(gpu.minor, instance.gi_id), instance_minor(gpu.minor, instance.gi_id, 0)]
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_a_slices_container_has_its_two_capability_nodes_and_can_open_no_other(own_host: Host, forms: Forms) -> None:
     """The runtime creates the nodes although the host has none; another MIG device's node, created by hand, does not
     open."""
@@ -77,6 +79,7 @@ def test_a_slices_container_has_its_two_capability_nodes_and_can_open_no_other(o
     assert not Path("/dev/nvidia-caps").exists()
 
 
+@pytest.mark.needs(SHARES)
 @shared_gpu
 def test_shares_containers_have_one_daemons_pipes_and_shared_memory(own_host: Host, forms: Forms) -> None:
     """All shares of a GPU have the same two folders, writable, with the daemon's files in them."""

@@ -27,6 +27,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import DRIVER, GONE_S, ROOT, RealCluster, containers, wait
 from tests.e2e.forms import STAY, Forms, share, slice_of, whole
+from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.node import CDI_DIR, STATE_DIR
 from tests.e2e.test_access import RBAC, acting_as
@@ -140,6 +141,7 @@ def drained(cluster: RealCluster) -> set[str]:
     return {gpu for gpu, answers in found.items() if True in answers}
 
 
+@pytest.mark.needs(PARTITIONS, SHARES, EXTENDED, TAINTS)
 def test_a_node_is_drained_of_every_form_as_budgets_allow(
     forms: Forms, drains: Drains, namespace: str, driver_file: Path
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_node_is_drained_of_every_form_as_budgets_allow(
     wait(lambda: "it has pods" if cluster.pods(namespace) else None, GONE_S)
 
 
+@pytest.mark.needs(TAINTS)
 def test_one_gpu_is_reset_while_others_compute(forms: Forms, drains: Drains, node_name: str) -> None:
     """The pods of the other GPUs go on with the same containers; new ones wait while the driver is given up."""
     cluster = forms.cluster
@@ -226,6 +229,7 @@ def test_a_drained_node_stays_drained_over_a_reboot(
     forms.sees("after")
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Forms, drains: Drains) -> None:
     """No pod hangs in Terminating; the kubelet deletes the slices. Installed again, it serves as ever."""
     cluster = forms.cluster
@@ -292,6 +296,7 @@ def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missi
                 cluster.rest.delete(f"{path}/{name}")
 
 
+@pytest.mark.needs(TAINTS)
 def test_a_device_plugin_on_the_node_withdraws_the_devices(own_host: Host, forms: Forms, node_name: str) -> None:
     """After ten seconds, except for the GPU of a running pod, and they are offered again a minute after it has gone."""
     cluster = forms.cluster

@@ -12,6 +12,7 @@ import pytest
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, slice_of, whole
+from tests.e2e.gates import PARTITIONS, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.node import Folders
 from tests.e2e.upgrade import (
@@ -65,6 +66,7 @@ def replace_driver(path: Path, text: str) -> None:
     new.replace(path)
 
 
+@pytest.mark.needs(PARTITIONS, TAINTS)
 def test_ten_pods_run_on_while_the_driver_is_replaced(
     own_host: Host, forms: Forms, node_name: str, driver_file: Path, node_folders: Folders
 ) -> None:

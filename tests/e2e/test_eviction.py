@@ -21,6 +21,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
+from tests.e2e.gates import EXTENDED, TAINTS
 from tests.e2e.host import Host
 from tests.fakes import chart
 from tests.fakes.node_process import DriverProcess
@@ -174,6 +175,7 @@ def world(cluster: RealCluster, namespace: str, own_host: Host, node: str) -> It
         cluster.client.delete(PODS, pod["metadata"]["name"], namespace)
 
 
+@pytest.mark.needs(EXTENDED, TAINTS)
 def test_pods_of_both_kinds_leave_budgets_are_honoured_and_a_second_replica_takes_over(
     world: World, replica: Callable[[str], DriverProcess]
 ) -> None:

@@ -7,7 +7,9 @@ import pytest
 from dra_driver.published.listing import observed_devices
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
+from dra_driver.sim.manifests import load
 from tests.e2e.cluster import ROOT, RealCluster
+from tests.e2e.gates import gates_of
 from tests.e2e.host import Host
 from tests.e2e.scenario import check_partitions, reached
 
@@ -26,7 +28,9 @@ def requirements(path: Path) -> Requirements:
     return read_requirements(path)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=pytest.mark.needs(*gates_of(load(path)))) for path in EXAMPLES]
+)
 def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: Path) -> None:
     """State, number of GPUs and MIG devices, and in each log exactly the allocated ones."""
     with reached(cluster, path, namespace, read_expectations(path)) as home:

@@ -32,7 +32,8 @@ def real(kubeconfig: str) -> RealCluster:
 @pytest.fixture(scope="module")
 def made(real: RealCluster) -> Iterator[Cluster]:
     """Devices and classes that only these tests use."""
-    found = Cluster(os.urandom(3).hex(), _open_node(real))
+    beside = real.version().startswith("v1.34.")
+    found = Cluster(os.urandom(3).hex(), _open_node(real), real.gates, counters_beside=beside)
     objects = [*found.classes(), *found.slices()]
     try:
         for obj in objects:
@@ -129,14 +130,18 @@ def _what_if(real: RealCluster, case: Case, namespace: str) -> Explanation:
     objects = case.objects()
     with_them = with_objects(state, objects_of([obj for obj in objects if obj["kind"] != "Pod"], case.name, namespace))
     (report,) = explain_pods(
-        with_them, pods_in(objects, namespace, case.name), scheduler=scheduler_of(state.server_version, {})
+        with_them,
+        pods_in(objects, namespace, case.name),
+        scheduler=scheduler_of(state.server_version, {}, state.slices),
     )
     return report
 
 
 def _pending(real: RealCluster, name: str, namespace: str) -> Explanation:
     state = read_cluster(real.rest, namespace)
-    return explain(state, pod_subject(state, namespace, name), scheduler=scheduler_of(state.server_version, {}))
+    return explain(
+        state, pod_subject(state, namespace, name), scheduler=scheduler_of(state.server_version, {}, state.slices)
+    )
 
 
 def _create(real: RealCluster, case: Case, namespace: str) -> None:

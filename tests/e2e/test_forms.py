@@ -16,6 +16,7 @@ from dra_driver.sim.apiserver.jsonvalue import entries
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.e2e.scenario import PENDING_S, check_partitions
 
@@ -57,6 +58,7 @@ def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_seven_mig_devices_no_eighth_then_the_whole_gpu(
     own_host: Host, cluster: RealCluster, forms: Forms, kubeconfig: str
 ) -> None:
@@ -92,6 +94,7 @@ def test_seven_mig_devices_no_eighth_then_the_whole_gpu(
     assert (gpu.mig_enabled, gpu.mig_instances) == (False, ())
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_a_mig_device_waits_while_the_whole_gpu_is_in_use(own_host: Host, forms: Forms, kubeconfig: str) -> None:
     """The driver creates no partition on a GPU that a pod uses as a whole."""
     forms.create("whole", whole())
@@ -105,6 +108,7 @@ def test_a_mig_device_waits_while_the_whole_gpu_is_in_use(own_host: Host, forms:
     assert set(own_host.hardware.made().values()) == {forms.partition("slice")}
 
 
+@pytest.mark.needs(SHARES, PARTITIONS)
 @shared_gpu
 def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconfig: str) -> None:
     """Each share's limits are those it requested, under one daemon; a share that does not fit waits."""
@@ -136,6 +140,7 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
     assert set(own_host.hardware.made().values()) == {forms.partition("slice")}
 
 
+@pytest.mark.needs(SHARES)
 @shared_gpu
 def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: RealCluster, forms: Forms) -> None:
     """The policy is deleted while two pods share the GPU: same containers, same daemon. Afterwards it is not shared."""
@@ -173,6 +178,7 @@ def kill_in_long_call(own_host: Host) -> None:
     own_host.restart()
 
 
+@pytest.mark.needs(PARTITIONS)
 @pytest.mark.parametrize("method", ["set_mig_mode", "create_gpu_instance", "create_compute_instance"])
 def test_killed_while_it_creates_a_mig_device(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
     """Both pods run in the end, each with its own MIG device, and the GPU has no third."""
@@ -185,6 +191,7 @@ def test_killed_while_it_creates_a_mig_device(method: str, own_host: Host, clust
     check_partitions(cluster, own_host.hardware, forms.namespace)
 
 
+@pytest.mark.needs(PARTITIONS)
 @pytest.mark.parametrize("method", ["destroy_compute_instance", "destroy_gpu_instance"])
 def test_killed_while_it_destroys_a_mig_device(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
     """The pod and its MIG device are removed in the end; the pod beside it is not disturbed."""

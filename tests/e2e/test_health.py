@@ -18,6 +18,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, whole
+from tests.e2e.gates import POD_HEALTH, SHARES, TAINTS
 from tests.e2e.host import REGISTERED, START_S, Host
 from tests.e2e.test_drain import POLICY, deployment
 from tests.e2e.upgrade import devices, events
@@ -25,12 +26,14 @@ from tests.fakes.node_process import NodeProcess
 
 log = logging.getLogger(__name__)
 SPEC = "2xh100-sxm5-80gb,2xl4-24gb"
-SHARES = 20
+SHARERS = 20
 TAINTED_S = 2.0
 SHOWN_S = 30.0
 EVICTED_S = 60.0
 BACK_S = 60.0
 XID, LOST = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost"
+
+pytestmark = pytest.mark.needs(SHARES, TAINTS, POD_HEALTH)
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def sickness(cluster: RealCluster, own_host: Host, namespace: str, node: str | N
     """With pods on shares of two GPUs, which must not notice anything."""
     assert node is not None
     forms = Forms(cluster, namespace)
-    names = [f"share-{number}" for number in range(SHARES)]
+    names = [f"share-{number}" for number in range(SHARERS)]
     with forms.cleared():
         for name in names:
             forms.create(name, share("1Gi", 0), "true")

@@ -14,6 +14,7 @@ import pytest
 from dra_driver.gpu.simulated.root import PROC_DEVICES
 from tests.e2e.cluster import RealCluster, containers, wait
 from tests.e2e.forms import Forms, whole
+from tests.e2e.gates import TAINTS
 from tests.e2e.host import REGISTERED, START_S, Host
 from tests.e2e.node import Folders
 from tests.e2e.upgrade import ASKED, NOTICED_S, events, holds, marked, tainted, versions, wait_given_up, wait_taken
@@ -97,6 +98,7 @@ def install(root: Path, version: str) -> None:
     config.write_text(config.read_text().replace(OLD, version))
 
 
+@pytest.mark.needs(TAINTS)
 def test_pods_run_on_while_another_driver_is_installed(
     mock: NodeProcess, forms: Forms, node: str, root: Path, node_folders: Folders
 ) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from dra_driver.sim.demo.expectations import parse_expectation
 from dra_driver.sim.demo.requirements import Requirements
+from dra_driver.sim.manifests import load
 from tests.e2e.cluster import RealCluster
+from tests.e2e.gates import gates_of
 from tests.e2e.host import Host
 from tests.e2e.nvidia_specs import SPECS, View
 from tests.e2e.scenario import check_partitions, reached
@@ -29,7 +31,12 @@ def requirements(name: str) -> Requirements:
     return SPECS[name].requirements
 
 
-@pytest.mark.parametrize("name", ORDER)
+def marked(name: str) -> pytest.MarkDecorator:
+    """With the feature gates that the spec's objects need."""
+    return pytest.mark.needs(*(gates_of(load(Path(FOLDER) / f"{name}.yaml")) if FOLDER else ()))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marked(name)) for name in ORDER])
 def test_nvidia_spec(name: str, cluster: RealCluster, host: Host | None, namespace: str) -> None:
     """The expected state, with exactly as many GPUs in the logs as it requests.
 

@@ -25,6 +25,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet.policy_watch import HOLD_S
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.e2e.cluster import wait
+from tests.e2e.gates import SHARES
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
@@ -187,6 +188,7 @@ def table(world: World) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.needs(SHARES)
 def test_a_node_follows_an_object_from_its_creation_to_its_deletion(world: World, driver: NodeProcess) -> None:
     world.apply(POOL, sharing={"strategy": "MPS", "maxShares": 8})
     wait(world.published_as("MPS", "MPS"), WITHIN_S)
@@ -209,6 +211,7 @@ def test_a_policy_for_other_nodes_changes_nothing(world: World, driver: NodeProc
     assert world.policy(RIVAL) == {}
 
 
+@pytest.mark.needs(SHARES)
 def test_a_policy_waits_for_the_claim_that_has_the_gpu_and_is_told(
     world: World, driver: NodeProcess, tmp_path: Path
 ) -> None:
@@ -235,6 +238,7 @@ def test_a_policy_waits_for_the_claim_that_has_the_gpu_and_is_told(
         print(table(world))  # noqa: T201 - for `pytest -s`
 
 
+@pytest.mark.needs(SHARES)
 def test_a_contradiction_keeps_the_last_good_set_and_says_why(
     world: World, driver: NodeProcess, tmp_path: Path
 ) -> None:
@@ -262,6 +266,7 @@ def test_a_contradiction_keeps_the_last_good_set_and_says_why(
         wait(lambda: found if "policies" in (found := _problems(world)) else None, WITHIN_S)
 
 
+@pytest.mark.needs(SHARES)
 def test_the_definition_is_deleted_and_the_policies_stay(world: World, driver: NodeProcess) -> None:
     """Until the API server serves the kind again and a list says that there is none; over restarts, too."""
     if others := [item for item in world.rest.list(paths.gpu_policies())["items"] if item["metadata"]["name"] != POOL]:

@@ -18,6 +18,7 @@ import pytest
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR, Folders
 from tests.fakes.node_process import DriverProcess
@@ -31,6 +32,8 @@ PODS = {
     "ten": share("10Gi", 10),
     "twenty": share("20Gi", 20),
 }
+
+pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import MPS_READY, REGISTERED, START_S, Host
 from tests.e2e.node import Folders
 from tests.fakes.node_process import DriverProcess
@@ -28,6 +29,8 @@ PODS = {
     "ten": share("10Gi", 10),
     "twenty": share("20Gi", 20),
 }
+
+pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
 
 pytestmark = pytest.mark.skipif(not OLD_PYTHON, reason="E2E_OLD_PYTHON names no Python with an older version installed")
 

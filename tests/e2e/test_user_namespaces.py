@@ -17,6 +17,7 @@ from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import LIST, Forms, share, slice_of, whole
+from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.e2e.node import Folders
 
@@ -109,6 +110,7 @@ def cdi_nodes(folders: Folders) -> dict[str, str]:
     return found
 
 
+@pytest.mark.needs(PARTITIONS)
 @pytest.mark.usefixtures("user_namespaces")
 def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node_folders: Folders) -> None:
     """A whole GPU and a partition: the pod's root is another user of the host, sees the host's nodes and may open
@@ -130,6 +132,7 @@ def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node
         assert len(capabilities) == (2 if name == "part" else 0)
 
 
+@pytest.mark.needs(SHARES)
 @shared_gpu
 @pytest.mark.usefixtures("user_namespaces")
 def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_its_files(
@@ -145,6 +148,7 @@ def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_i
     assert len(lines(forms.log("share"), "pid")) == 1
 
 
+@pytest.mark.needs(PARTITIONS)
 def test_the_nodes_of_a_prepared_claim_are_on_the_host_with_links_in_dev_char(
     forms: Forms, host_dev: Path, node_folders: Folders
 ) -> None:
