@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.hardware_check.node_pod import has_started, is_over, pod_for, why_not_running
+from dra_driver.hardware_check.node_pod import NAME, pod_for
+from dra_driver.kube.node_pod import has_started, is_over, why_not_running
 
 DEPLOYED: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[3] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
@@ -100,14 +101,14 @@ def with_state(phase: str, state: dict[str, Any] | None = None, **status: Any) -
 )
 def test_a_pod_that_cannot_give_a_report_says_why(pod: dict[str, Any], text: str) -> None:
     """And one that may still start says nothing."""
-    assert why_not_running(pod) == text
+    assert why_not_running(pod, NAME) == text
 
 
 def test_a_log_is_read_from_the_start_of_the_container_to_the_end_of_the_pod() -> None:
     """Before, the API server refuses it."""
-    assert not has_started(with_state("Pending", {"waiting": {"reason": "ContainerCreating"}}))
-    assert has_started(with_state("Running", {"running": {}}))
-    assert has_started(with_state("Failed"))
+    assert not has_started(with_state("Pending", {"waiting": {"reason": "ContainerCreating"}}), NAME)
+    assert has_started(with_state("Running", {"running": {}}), NAME)
+    assert has_started(with_state("Failed"), NAME)
     assert [is_over(with_state(phase)) for phase in ("Pending", "Running", "Succeeded", "Failed")] == [
         False,
         False,

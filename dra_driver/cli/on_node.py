@@ -1,0 +1,69 @@
+"""``--on-node`` of ``kubectl dra doctor``: looks at the node itself, in a pod."""
+
+import argparse
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dra_driver.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dra_driver.doctor.on_node import PodListApi
+    from dra_driver.doctor.report import DoctorReport
+
+
+def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags. The driver's namespace is a flag of the command itself."""
+    group = parser.add_argument_group(
+        "on the node itself",
+        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, the "
+        "host's folders read-only, and the container runtime's socket. Needs the rights to get daemonsets.apps, and to "
+        "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
+    )
+    group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
+    group.add_argument(
+        "--daemonset",
+        metavar="NAME",
+        default="dra-driver-node",
+        help="of the node process (default: dra-driver-node)",
+    )
+    group.add_argument(
+        "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
+    )
+    group.add_argument("--keep", action="store_true", help="do not delete the pod")
+
+
+def report_of_node(
+    args: argparse.Namespace, api: "PodListApi", node: str | None, pods: tuple[str, ...] = ()
+) -> "DoctorReport":
+    """What the node says of itself; ``pods`` on it as ``namespace/name``.
+
+    Raises ConfigurationError, KubernetesApiError and PodFailedError.
+    """
+    from dra_driver.doctor.on_node import NodeVisit, visit_node
+
+    if node is None:
+        raise ConfigurationError("--on-node needs node/NAME, or pod/NAME of a pod that has a node")
+    visit = NodeVisit(
+        node=node,
+        namespace=args.driver_namespace,
+        daemon_set=args.daemonset,
+        pods=pods,
+        cri_socket=args.cri_socket,
+        keep=args.keep,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
+        signal.signal(number, _interrupt)
+    return visit_node(api, visit, _say)
+
+
+def _say(line: str) -> None:
+    printable = "".join(character if character.isprintable() else "?" for character in line)
+    print(printable, file=sys.stderr, flush=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
