@@ -14,6 +14,7 @@ SUBCOMMANDS: Final = {
     "classes": ("dra_driver.cli.classes", "keep device classes for MIG profiles and shared GPUs"),
     "policy": ("dra_driver.cli.policy_explain", "explain which policy gives which field of a GPU"),
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
+    "migrate": ("dra_driver.cli.migrate", "translate set-ups of the device plugin and the GPU Operator"),
     "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
     "drain": ("dra_driver.cli.drain", "free a node's GPUs for maintenance"),

@@ -2,6 +2,7 @@
 
 from dra_driver.lint.finding import Finding, LintReport
 from dra_driver.lint.known import KnownObjects, known_from_catalog, known_from_cluster
+from dra_driver.lint.plain import PlainDocument, plain_documents
 from dra_driver.lint.run import lint
 from dra_driver.lint.sources import ManifestSource, collect, sources_from_objects
 
@@ -10,9 +11,11 @@ __all__ = [
     "KnownObjects",
     "LintReport",
     "ManifestSource",
+    "PlainDocument",
     "collect",
     "known_from_catalog",
     "known_from_cluster",
     "lint",
+    "plain_documents",
     "sources_from_objects",
 ]
