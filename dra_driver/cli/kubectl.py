@@ -16,6 +16,7 @@ SUBCOMMANDS: Final = {
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
     "migrate": ("dra_driver.cli.migrate", "translate set-ups of the device plugin and the GPU Operator"),
     "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
+    "doctor": ("dra_driver.cli.doctor", "say which layer between GPUs and containers is broken"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
     "drain": ("dra_driver.cli.drain", "free a node's GPUs for maintenance"),
     "undrain": ("dra_driver.cli.undrain", "give a node's drained GPUs back"),

@@ -71,6 +71,6 @@ class LayerCheck(Generic[Facts]):
 
 
 def run_all(checks: Sequence[LayerCheck[Facts]], facts: Facts) -> tuple[LayerFinding, ...]:
-    """The findings of all checks, in the order of layers, then of checks."""
-    found = [finding for check in checks for finding in check.run(facts)]
-    return tuple(sorted(found, key=lambda finding: ORDER[finding.layer]))
+    """The findings of all checks, in the order of layers; within a layer those of the layer's own checks come first."""
+    found = [(finding, finding.layer is not check.layer) for check in checks for finding in check.run(facts)]
+    return tuple(finding for finding, _ in sorted(found, key=lambda item: (ORDER[item[0].layer], item[1])))

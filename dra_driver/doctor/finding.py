@@ -4,6 +4,7 @@ A layer works only while those before it do, so the first broken one is the answ
 consequence. The names of layers and checks are part of the JSON report and do not change.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -88,6 +89,11 @@ class LayerFinding:
     seen: str
     expected: str = ""
     do: str = ""
+
+
+def by_layer(findings: Iterable[LayerFinding]) -> tuple[LayerFinding, ...]:
+    """The findings in the order of layers, otherwise as they were."""
+    return tuple(sorted(findings, key=lambda finding: ORDER[finding.layer]))
 
 
 def first_broken(findings: tuple[LayerFinding, ...]) -> LayerFinding | None:

@@ -74,20 +74,23 @@ class RestClient:
             found += [self._outcome(request, receive) for request, receive in zip(requests, sent, strict=True)]
         return found
 
-    def get_text(self, path: str, query: Query | None = None) -> str:
-        """An answer that is text and not an object, such as a container's log. Repeated like `get`."""
-        return self._fetch(_Request("GET", path, query)).decode("utf-8", "replace")
+    def get_text(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> str:
+        """An answer that is text and not an object, such as a container's log. Repeated and limited like `get`."""
+        deadline = None if within_s is None else time.monotonic() + within_s
+        return self._fetch(_Request("GET", path, query, deadline=deadline)).decode("utf-8", "replace")
 
-    def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
+    def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
-        A resourceVersion in ``query`` is that of the first page; the others belong to it by their token.
-        Raises GoneError when the list took so long that its version was compacted: list again.
+        ``within_s`` bounds all pages together. A resourceVersion in ``query`` is that of the first page; the others
+        belong to it by their token. Raises GoneError when the list took so long that its version was compacted: list
+        again.
         """
+        deadline = None if within_s is None else time.monotonic() + within_s
         asked = {**(query or {}), "limit": str(PAGE_SIZE)}
         items: list[Any] = []
         while True:
-            page = self._exchange(_Request("GET", path, asked))
+            page = self._exchange(_Request("GET", path, asked, deadline=deadline))
             items.extend(_items(path, page))
             token = _metadata(page).get("continue")
             if not isinstance(token, str) or not token:

@@ -94,7 +94,7 @@ def read_cluster(rest: StateReader, namespace: str | None = None, *, only: Seque
     gaps: list[str] = []
     version = _version(rest, gaps)
     kinds = [kind for kind in KINDS if not only or kind.field in only]
-    read: dict[str, Any] = {kind.field: _read(rest, kind, namespace, gaps) for kind in kinds}
+    read: dict[str, Any] = {kind.field: read_kind(rest, kind, namespace, gaps) for kind in kinds}
     return ClusterState(server_version=version, gaps=tuple(gaps), **read)
 
 
@@ -129,7 +129,11 @@ def _version(rest: StateReader, gaps: list[str]) -> str:
         return ""
 
 
-def _read(rest: StateReader, kind: StateKind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
+def read_kind(rest: StateReader, kind: StateKind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
+    """The objects of one kind, reduced; what is not served or forbidden is added to ``gaps``.
+
+    Raises KubernetesApiError for other failures.
+    """
     if kind.field == "taint_rules":
         return _taint_rules(rest, kind, gaps)
     api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"

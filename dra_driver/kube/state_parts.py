@@ -146,7 +146,7 @@ def _node(node: Wire) -> dict[str, Any]:
     status = _mapping(node.get("status"))
     kept = _pick(status, ("allocatable", "capacity"))
     kept["conditions"] = [_pick(item, _CONDITION) for item in _dicts(status.get("conditions"))]
-    kept["nodeInfo"] = _pick(status.get("nodeInfo"), ("kubeletVersion",))
+    kept["nodeInfo"] = _pick(status.get("nodeInfo"), ("kubeletVersion", "containerRuntimeVersion"))
     return {"spec": _pick(node.get("spec"), ("unschedulable", "taints")), "status": kept}
 
 

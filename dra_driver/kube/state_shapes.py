@@ -116,7 +116,11 @@ _METADATA: Final = {
 _SHAPES: Final[dict[str, Shape]] = {
     "Node": {
         "spec": {"unschedulable": bool, "taints": [_TAINT]},
-        "status": {"allocatable": _QUANTITIES, "conditions": [_CONDITION], "nodeInfo": {"kubeletVersion": str}},
+        "status": {
+            "allocatable": _QUANTITIES,
+            "conditions": [_CONDITION],
+            "nodeInfo": {"kubeletVersion": str, "containerRuntimeVersion": str},
+        },
     },
     "Pod": {"spec!": _POD_SPEC, "status": _POD_STATUS},
     "Namespace": {},

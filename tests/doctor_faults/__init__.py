@@ -1,0 +1,1 @@
+"""Broken set-ups, and what `kubectl dra doctor` has to say first of each."""

@@ -1,0 +1,44 @@
+"""One row of the table of broken set-ups, and running it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dra_driver.doctor.cluster import diagnose
+from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.doctor.reading import read_facts
+from dra_driver.doctor.report import DoctorReport
+from dra_driver.doctor.scope import DoctorScope
+from tests.doctor_faults.cluster import SERVER, Cluster
+
+CLUSTER = DoctorScope()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenSetup:
+    """``breaks`` breaks a healthy cluster; the first thing that the doctor says has this layer, status and words."""
+
+    name: str
+    breaks: Callable[[Cluster], None]
+    layer: Layer
+    says: tuple[str, ...]
+    status: FindingStatus = FindingStatus.FAIL
+    scope: DoctorScope = CLUSTER
+
+
+def examined(row: BrokenSetup) -> DoctorReport:
+    """What the doctor says of the broken cluster."""
+    cluster = Cluster()
+    row.breaks(cluster)
+    began = time.monotonic()
+    facts = read_facts(cluster, server=SERVER, namespace="team-a")
+    return diagnose(facts, row.scope, clock=time.monotonic, took_s=time.monotonic() - began)
+
+
+def first_of(report: DoctorReport) -> LayerFinding | None:
+    """What is said first: the first broken layer; else the first warning; else the first question without an answer."""
+    for status in (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.UNKNOWN):
+        found = next((finding for finding in report.findings if finding.status is status), None)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,59 @@
+"""Each broken set-up is named by its layer first, with what was seen and what to do; a healthy one by none."""
+
+import time
+from functools import cache
+
+import pytest
+
+from dra_driver.doctor.cluster import CHECKS, diagnose
+from dra_driver.doctor.finding import FindingStatus
+from dra_driver.doctor.reading import read_facts
+from dra_driver.doctor.report import DoctorReport
+from dra_driver.doctor.scope import DoctorScope
+from tests.doctor_faults import rows_cluster, rows_objects, rows_policies, rows_workloads
+from tests.doctor_faults.cluster import SERVER, Cluster
+from tests.doctor_faults.row import BrokenSetup, examined, first_of
+
+ROWS = (*rows_cluster.ROWS, *rows_objects.ROWS, *rows_policies.ROWS, *rows_workloads.ROWS)
+
+
+@cache
+def seen(row: BrokenSetup) -> DoctorReport:
+    """Each set-up is examined once."""
+    return examined(row)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_broken_setup_is_named_first(row: BrokenSetup) -> None:
+    """The first finding has the layer, and says what was seen and what to do."""
+    report = seen(row)
+    first = first_of(report)
+    assert first is not None
+    said = f"{first.subject} {first.seen} {first.expected} {first.do}"
+    assert (first.layer, first.status) == (row.layer, row.status), said
+    missing = [words for words in row.says if words not in said]
+    assert not missing, said
+    assert first.expected or first.status is FindingStatus.UNKNOWN
+    assert first.do
+
+
+def test_a_healthy_cluster_has_no_finding_but_good_ones() -> None:
+    """Otherwise every row of the table could be right by accident."""
+    report = diagnose(read_facts(Cluster(), server=SERVER), DoctorScope(), clock=time.monotonic)
+    assert [finding for finding in report.findings if finding.status is not FindingStatus.OK] == []
+    assert report.exit_status == 0
+
+
+def test_names_of_rows_and_checks_are_unique() -> None:
+    """They are the keys of the page and of the JSON report."""
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    checks = [check.name for check in CHECKS]
+    assert len(set(checks)) == len(checks)
+
+
+def test_every_check_that_can_fail_is_the_first_to_speak_in_some_row() -> None:
+    """A check that no broken set-up needs is not known to work."""
+    spoke = {finding.check for row in ROWS for finding in seen(row).findings if finding.status is not FindingStatus.OK}
+    silent = {check.name for check in CHECKS} - spoke
+    assert silent == set()
