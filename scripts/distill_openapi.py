@@ -2,6 +2,7 @@
 
     kubectl get --raw /openapi/v2 > openapi.json
     python scripts/distill_openapi.py openapi.json > dra_driver/sim/apiserver/schema.json
+    python scripts/distill_openapi.py openapi.json apps/v1/StatefulSet ... > tests/golden/openapi/practice.json
 
 Kept per field: its type, and how lists and maps merge (x-kubernetes-list-type, -list-map-keys, -map-type,
 -patch-strategy, -patch-merge-key). Descriptions are left out. A field reads ``TYPE[ option=value ...]`` where TYPE
@@ -78,8 +79,14 @@ class Distiller:
         return "any" if schema.get("type", "object") == "object" else str(schema["type"])
 
 
+def split(name: str) -> tuple[str, str, str]:
+    """Group, version and kind of ``apps/v1/Deployment`` or ``v1/Pod``."""
+    *group, version, kind = name.split("/")
+    return (group or [""])[0], version, kind
+
+
 def main() -> None:
-    """Read the document named on the command line, print the table."""
+    """Read the document named on the command line, print the table of these kinds, by default of all served ones."""
     definitions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["definitions"]
     by_kind = {
         (each["group"], each["version"], each["kind"]): name
@@ -87,10 +94,9 @@ def main() -> None:
         for each in definition.get("x-kubernetes-group-version-kind", ())
     }
     distiller = Distiller(definitions)
-    kinds = {
-        f"{kind.api_version}/{kind.kind}": distiller.short(by_kind[kind.group, kind.version, kind.kind])
-        for kind in ALL_KINDS
-    }
+    served = (kind for kind in ALL_KINDS if (kind.group, kind.version, kind.kind) in by_kind)  # not this project's own
+    wanted = sys.argv[2:] or [f"{kind.api_version}/{kind.kind}" for kind in served]
+    kinds = {name: distiller.short(by_kind[split(name)]) for name in wanted}
     lines = [f"{json.dumps(name)}: {json.dumps(fields)}" for name, fields in sorted(distiller.types.items())]
     print('{"kinds": ' + json.dumps(kinds, indent=1) + ',\n"types": {\n' + ",\n".join(lines) + "\n}}")
 

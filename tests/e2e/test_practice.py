@@ -1,0 +1,147 @@
+"""The examples from practice on a real cluster: every object is accepted, and the workloads run.
+
+Images that test nodes do not have are replaced by ubuntu:24.04 with a stand-in: a web server that says ready for Triton
+and Jupyter, the list of GPUs for PyTorch. Probes, rollouts and controllers are the cluster's own.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import ForbiddenError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.published.listing import observed_devices
+from dra_driver.sim.demo.expectations import read_expectations, unmet
+from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
+from tests.e2e.cluster import REACH_S, RealCluster, wait
+from tests.fakes.practice import PRACTICE, Wire, job_of, needed_api, objects_of
+
+PATHS = [path for group in group_examples(PRACTICE).values() for path in group]
+RUN = [path for path in PATHS if path.stem != "quota-on-classes"]
+PLURALS = {
+    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "ResourceClaimTemplate": "resourceclaimtemplates",
+}
+SERVER = """
+import http.server
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *arguments):
+        pass
+http.server.HTTPServer(("", {port}), Ready).serve_forever()
+"""
+PORTS = {"tritonserver": 8000, "jupyter": 8888}
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+@pytest.fixture
+def requirements(path: Path) -> Requirements:
+    return read_requirements(path)
+
+
+@pytest.fixture
+def served(cluster: RealCluster, path: Path) -> None:
+    """Skips an example that needs an API which this cluster does not serve."""
+    if api := needed_api(path):
+        try:
+            cluster.rest.get(f"/apis/{api}")
+        except NotFoundError:
+            pytest.skip(f"this cluster does not serve {api}")
+
+
+def collection(item: Wire, namespace: str) -> str:
+    api = f"/apis/{item['apiVersion']}" if "/" in item["apiVersion"] else f"/api/{item['apiVersion']}"
+    return f"{api}/namespaces/{namespace}/{PLURALS.get(item['kind'], item['kind'].lower() + 's')}"
+
+
+def with_stand_ins(item: Wire) -> Wire:
+    """The object with images that the node has, and no more memory than a small node can spare."""
+    found = copy.deepcopy(item)
+    for container in containers_of(found):
+        image = container["image"]
+        if image == "ubuntu:24.04":
+            continue
+        port = next((port for part, port in PORTS.items() if part in image), None)
+        serve = f"; exec python3 -c '{SERVER.format(port=port)}'" if port else ""
+        container.update(image="ubuntu:24.04", command=["bash", "-c", f"nvidia-smi -L{serve}"])
+        container.pop("args", None)
+        container.pop("workingDir", None)
+        container["resources"]["requests"] = {"cpu": "50m", "memory": "64Mi"}
+    return found
+
+
+def containers_of(item: Any) -> list[Wire]:
+    """All containers below an object."""
+    if isinstance(item, list):
+        return [container for part in item for container in containers_of(part)]
+    if not isinstance(item, dict):
+        return []
+    own = [container for container in item.get("containers") or () if isinstance(container, dict)]
+    return own + [found for part in item.values() for found in containers_of(part)]
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("path", PATHS, indirect=True, ids=lambda path: path.stem)
+def test_the_api_server_accepts_every_object(cluster: RealCluster, namespace: str, path: Path) -> None:
+    """As it is, with no unknown field (a dry run with strict validation)."""
+    for item in objects_of(path):
+        made = cluster.rest.create(f"{collection(item, namespace)}?dryRun=All&fieldValidation=Strict", item)
+        assert made["metadata"]["name"] == item["metadata"]["name"]
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("path", RUN, indirect=True, ids=lambda path: path.stem)
+def test_the_workload_runs(cluster: RealCluster, namespace: str, path: Path) -> None:
+    """Created by its own controllers; each container lists what its first lines say."""
+    for item in objects_of(path):
+        cluster.rest.create(collection(item, namespace), with_stand_ins(item))
+        if item["kind"] == "CronJob":
+            cluster.rest.create(collection({**job_of(item)}, namespace), with_stand_ins(job_of(item)))
+    expectations = read_expectations(path)
+    wait(lambda: _unmet(cluster, namespace, expectations), REACH_S)
+    logs = cluster.logs(namespace)
+    assert logs
+    for pod, log in logs.items():
+        seen = observed_devices(log)
+        assert len(seen.partitions or seen.gpus) >= 1, f"{pod} sees nothing: {log}"
+
+
+def _unmet(cluster: RealCluster, namespace: str, expectations: Any) -> str | None:
+    complaint = unmet(expectations, cluster.client, namespace)
+    return None if complaint is None else f"{complaint}; warnings: {cluster.warnings(namespace)}"
+
+
+@pytest.mark.parametrize("path", [PATHS[0].with_name("quota-on-classes.yaml")], indirect=True, ids=["quota"])
+def test_the_quota_counts_devices_of_claims(cluster: RealCluster, namespace: str, path: Path) -> None:
+    """Two devices of the class fit; a third one, and one of a class with a quota of 0, are refused."""
+    for item in objects_of(path):
+        cluster.rest.create(collection(item, namespace), item)
+
+    def claim(name: str, class_name: str, count: int) -> None:
+        exactly = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count}
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
+        cluster.rest.create(paths.resource_claims(namespace), body)
+
+    def first() -> str | None:
+        try:
+            claim("two", "gpu.nvidia.com", 2)
+        except ForbiddenError as error:  # until the controller has written the quota's status
+            return str(error)
+        return None
+
+    wait(first, 60.0)
+    with pytest.raises(ForbiddenError, match="exceeded quota: gpus"):
+        claim("third", "gpu.nvidia.com", 1)
+    with pytest.raises(ForbiddenError, match="exceeded quota: gpus"):
+        claim("reserved", "gpu-reserved", 1)
+    claim("slices", "mig.nvidia.com", 8)

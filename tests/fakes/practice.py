@@ -1,0 +1,62 @@
+"""The examples from practice (``examples/practice``): all of their objects, and what the embedded cluster can run."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from dra_driver.explain import pods_in
+from dra_driver.sim.apiserver.kinds import ALL_KINDS
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRACTICE: Final = sorted((ROOT / "examples" / "practice").glob("*.yaml"))
+NEEDS: Final = "# needs: "
+"""Begins a line that names an API which clusters may not serve."""
+EXPANDED: Final = frozenset({"StatefulSet"})
+"""Run on the embedded cluster as the pods that their controller would make."""
+SKIPPED: Final = frozenset({"HorizontalPodAutoscaler", "ResourceQuota", "LimitRange"})
+"""The embedded cluster has no controller and no admission for them."""
+_SERVED: Final = frozenset((kind.api_version, kind.kind) for kind in ALL_KINDS)
+Wire = dict[str, Any]
+
+
+def objects_of(path: Path) -> list[Wire]:
+    """Every object of an example."""
+    return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
+
+
+def needed_api(path: Path) -> str:
+    """The API that an example needs beyond Kubernetes' defaults, "" if none."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line.removeprefix(NEEDS) for line in lines if line.startswith(NEEDS)), "")
+
+
+def job_of(cron_job: Wire) -> Wire:
+    """As ``kubectl create job NAME --from=cronjob/NAME``."""
+    metadata = {"name": cron_job["metadata"]["name"]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": cron_job["spec"]["jobTemplate"]["spec"],
+    }
+
+
+def for_embedded(path: Path) -> str:
+    """The example's text with the objects that the embedded cluster runs, its first comments included."""
+    kept: list[Wire] = []
+    for item in objects_of(path):
+        if item["kind"] == "CronJob":
+            kept.append(job_of(item))
+        elif item["kind"] in EXPANDED:
+            kept += [_pod(pod) for pod in pods_in([item], "default", str(path))]
+        elif item["kind"] not in SKIPPED:
+            assert (item["apiVersion"], item["kind"]) in _SERVED, f"{path.name}: what runs a {item['kind']}?"
+            kept.append(item)
+    comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    return "\n".join([*comments, yaml.safe_dump_all(kept, sort_keys=False)])
+
+
+def _pod(pod: Wire) -> Wire:
+    metadata = {key: value for key, value in pod["metadata"].items() if key != "namespace"}
+    return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": metadata}
