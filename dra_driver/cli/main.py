@@ -20,6 +20,7 @@ SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
     "mps-host": ("dra_driver.cli.mps_host", "run this node's MPS daemons"),
     "controller": ("dra_driver.cli.controller", "run the cluster-wide controller"),
+    "webhook": ("dra_driver.cli.webhook", "run the admission webhook"),
     "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),
     "hardware-check": (
         "dra_driver.cli.hardware_check",

@@ -12,7 +12,7 @@ from dra_driver.config.options import Option, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 CLUSTER, EVICTION, TELEMETRY = "cluster", "eviction of pods with extended resources", "telemetry"
-POLICIES = "policies"
+POLICIES, WEBHOOK = "policies", "admission webhook"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -36,9 +36,9 @@ def _identity(text: str) -> str:
     return text
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
+def whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else -1
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else -1
         if not least <= number <= most:
             raise ValueError(f"expected a whole number from {least} to {most}")
         return number
@@ -72,7 +72,7 @@ class ControllerSettings:
             "LEASE_DURATION",
             "SECONDS",
             "how long a replica that does not renew the Lease keeps it; 3 to 120. It stops acting after two thirds",
-            _whole(3, 120),
+            whole(3, 120),
         ),
         15,
     )
@@ -92,7 +92,7 @@ class ControllerSettings:
             "EVICTION_GRACE",
             "SECONDS",
             "how long after the taint was added a pod is evicted, 0 to 86400",
-            _whole(0, 86400),
+            whole(0, 86400),
         ),
         60,
     )
@@ -102,7 +102,7 @@ class ControllerSettings:
             "MAX_EVICTIONS_PER_MINUTE",
             "COUNT",
             "the most pods evicted in a minute, 1 to 600; they are spread evenly over it",
-            _whole(1, 600),
+            whole(1, 600),
         ),
         10,
     )
@@ -113,12 +113,12 @@ class ControllerSettings:
             "PERCENT",
             "evict no pod while more than this part of all GPUs, and at least two, became tainted within --brake-window"
             "; 1 to 100, 100 switches the brake off",
-            _whole(1, 100),
+            whole(1, 100),
         ),
         20,
     )
     brake_window: int = setting(
-        Option(EVICTION, "BRAKE_WINDOW", "SECONDS", "the time for --brake-percent, 60 to 86400", _whole(60, 86400)),
+        Option(EVICTION, "BRAKE_WINDOW", "SECONDS", "the time for --brake-percent, 60 to 86400", whole(60, 86400)),
         600,
     )
     policy_status: bool = setting(
@@ -130,6 +130,36 @@ class ControllerSettings:
             common_options.switch,
         ),
         True,
+    )
+    webhook_dir: str | None = setting(
+        Option(
+            WEBHOOK,
+            "WEBHOOK_DIR",
+            "FOLDER",
+            "folder that the webhook process reads; with it, this process keeps the webhook's certificates",
+            common_options.absolute,
+        ),
+        None,
+    )
+    webhook_name: str = setting(
+        Option(
+            WEBHOOK,
+            "WEBHOOK_NAME",
+            "NAME",
+            "name of the webhook's Secret, Service and ValidatingWebhookConfiguration, all made by the chart",
+            _namespace,
+        ),
+        "dra-driver-webhook",
+    )
+    webhook_certificate_lifetime: int = setting(
+        Option(
+            WEBHOOK,
+            "WEBHOOK_CERTIFICATE_LIFETIME",
+            "SECONDS",
+            "how long a certificate is good, 300 to 31536000; it is replaced when a third of that is left",
+            whole(300, 31_536_000),
+        ),
+        7_776_000,
     )
     http_addr: str = setting(
         Option(

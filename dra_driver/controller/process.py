@@ -5,8 +5,8 @@ Start; an error that ends it with exit status 2 comes in steps 1 and 2:
 1. HTTP endpoint: reports "not ready" with reasons from the first moment
 2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
 3. events
-4. parts that are switched on, each with its watches: evictions, the status of policies. They watch in every replica,
-   so that a takeover takes no list
+4. parts that are switched on, each with its watches: evictions, the status of policies, the webhook's certificates.
+   They watch in every replica, so that a takeover takes no list
 5. election: from here on this replica may act
 
 Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
@@ -21,7 +21,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver import __version__
 from dra_driver.config.controller_settings import ControllerSettings
@@ -41,6 +41,9 @@ from dra_driver.kube.types import ObjectReference
 from dra_driver.telemetry import controller_metrics as metrics
 from dra_driver.telemetry.http import ObservabilityServer
 
+if TYPE_CHECKING:
+    from dra_driver.controller.webhook_part import WebhookPart
+
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "dra-driver-controller"
@@ -59,6 +62,7 @@ class ControllerProcess:
         self._evictions: Evictions | None = None
         self._policy_watches: PolicyWatches | None = None
         self._policy_status: PolicyStatusWriter | None = None
+        self._webhook: WebhookPart | None = None
         self._election: Election | None = None
 
     def start(self) -> None:
@@ -93,12 +97,14 @@ class ControllerProcess:
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
         said = [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}; policy status is {writes}"]
-        problem = self._policy_watches.problem if self._policy_watches is not None else None
-        return [*said, *([f"policy status waits: {problem}"] if problem is not None else [])]
+        waits = {"policy status": self._policy_watches, "the webhook's certificate": self._webhook}
+        problems = {what: part.problem for what, part in waits.items() if part is not None}
+        return [*said, *(f"{what} waits: {problem}" for what, problem in problems.items() if problem is not None)]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        found = [part.hung for part in (self._election, self._evictions, self._policy_status) if part is not None]
+        parts = (self._election, self._evictions, self._policy_status, self._webhook)
+        found = [part.hung for part in parts if part is not None]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
     def _serve_http(self) -> None:
@@ -133,16 +139,19 @@ class ControllerProcess:
             name=LEASE,
             identity=identity,
             times=times,
-            on_change=self._wake,
+            on_change=self._leadership_changed,
         )
         if settings.evict_extended_resource_pods:
             self._start_evictions(rest, bounded, election, recorder)
         if settings.policy_status:
             self._start_policy_status(rest, bounded, election)
+        if settings.webhook_dir is not None:
+            self._start_webhook(rest, bounded, election)
         election.start()
         self._running.callback(self._stop_acting(election))
         self._election = election
         switched = {"evictions": settings.evict_extended_resource_pods, "policy_status": settings.policy_status}
+        switched["webhook"] = settings.webhook_dir is not None
         log.info("started", extra={"identity": identity, **switched})
 
     def _start_evictions(
@@ -174,16 +183,27 @@ class ControllerProcess:
         self._running.callback(self._policy_watches.stop)
         self._policy_status.start()
 
+    def _start_webhook(self, rest: RestClient, bounded: RestClient, election: Election) -> None:
+        from dra_driver.controller.webhook_part import WebhookPart  # noqa: PLC0415 - cryptography: 12 MiB
+
+        self._webhook = WebhookPart(rest, bounded, election, self._settings)
+        self._webhook.start()
+
     def _stop_acting(self, election: Election) -> Callable[[], None]:
         """The Lease is released after the last act."""
 
         def stop() -> None:
-            for part in (self._evictions, self._policy_status):
+            for part in (self._evictions, self._policy_status, self._webhook):
                 if part is not None:
                     part.stop()
             election.stop()
 
         return stop
+
+    def _leadership_changed(self) -> None:
+        self._wake()
+        if self._webhook is not None:
+            self._webhook.wake()
 
     def _wake(self) -> None:
         for part in (self._evictions, self._policy_status):

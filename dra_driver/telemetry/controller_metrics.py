@@ -10,12 +10,13 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dra_driver.telemetry import metrics
 
-Place = Literal["evictions", "lease", "policy-status"]
+Place = Literal["evictions", "lease", "policy-status", "webhook-keeper"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 EvictionResult = Literal["evicted", "refused", "opted-out", "gone", "failed"]
 EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = get_args(EvictionResult)
 WriteResult = Literal["written", "outdated", "failed"]
 WRITE_RESULTS: Final[tuple[WriteResult, ...]] = get_args(WriteResult)
+CERTIFICATE_STEPS: Final = ("replace", "prepare", "announced", "serve", "forget")
 
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -45,6 +46,12 @@ policies = Gauge("dra_driver_policies", "GpuPolicy objects whose status this rep
 policy_status_writes_total = Counter(
     "dra_driver_policy_status_writes", "Writes of the status of GpuPolicies, by result", ["result"], registry=REGISTRY
 )
+webhook_certificate_steps_total = Counter(
+    "dra_driver_webhook_certificate_steps",
+    "Steps of the rotation of the webhook's certificates; replace is one without an overlap",
+    ["step"],
+    registry=REGISTRY,
+)
 
 
 def initialise(version: str) -> None:
@@ -54,6 +61,8 @@ def initialise(version: str) -> None:
         evictions_total.labels(result)
     for written in WRITE_RESULTS:
         policy_status_writes_total.labels(written)
+    for step in CERTIFICATE_STEPS:
+        webhook_certificate_steps_total.labels(step)
     for place in (*PLACES, "http"):
         metrics.internal_errors_total.labels(place)
 

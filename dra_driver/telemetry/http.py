@@ -46,7 +46,7 @@ class ObservabilityServer:
         scrape: Scrape = metrics.render,
     ) -> None:
         host, _, port = addr.rpartition(":")
-        listener = _listen(host.strip("[]"), int(port))
+        listener = listen(host.strip("[]"), int(port))
         self.port = int(listener.getsockname()[1])
         self._routes: dict[str, Callable[[], Answer]] = {
             "/metrics": lambda: (HTTPStatus.OK, *scrape()),
@@ -93,8 +93,8 @@ class ObservabilityServer:
             return _verdict(["internal error, see the log"])
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Without a host, all addresses, IPv6 and IPv4. Raises OSError."""
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Without a host, all addresses, IPv6 and IPv4. Raises OSError."""
     dual_stack = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual_stack or ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

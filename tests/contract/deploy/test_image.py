@@ -22,11 +22,12 @@ from tests.fakes.node_image import ROOT, locked, normal, packages_folder, run_wi
 from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-COMMANDS = ("dra_driver.cli.kubelet_plugin", "dra_driver.cli.mps_host", "dra_driver.cli.controller")
+COMMANDS = tuple(f"dra_driver.cli.{name}" for name in ("kubelet_plugin", "mps_host", "controller", "webhook"))
+COMMANDS += ("dra_driver.webhook.worker",)  # which the webhook runs
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
 LIBRARY = {"dra_driver.kube.library", "dra_driver.kube.transport"}
 POLICIES = ROOT / "tests" / "e2e" / "policies"
-NAMES = {"google": "protobuf", "grpc": "grpcio", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+NAMES = {"google": "protobuf", "re2": "google-re2", "grpc": "grpcio", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +50,12 @@ def test_the_project_requires_what_its_processes_import(imported: set[str]) -> N
 
 
 def test_the_image_has_those_packages_and_what_they_require(imported: set[str]) -> None:
-    wanted = set(imported)
-    for package in imported:
-        required = importlib.metadata.requires(package) or []
-        wanted |= {normal(re.split(r"[<>=~!;( ]", item)[0]) for item in required if "extra ==" not in item}
+    wanted, waiting = set(imported), list(imported)
+    while waiting:
+        required = importlib.metadata.requires(waiting.pop()) or []
+        found = {normal(re.split(r"[<>=~!;( ]", item)[0]) for item in required if "extra ==" not in item}
+        waiting += found - wanted
+        wanted |= found
     assert locked("node") == wanted
 
 
@@ -83,14 +86,17 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
     api.store.create(NODES, {"metadata": {"name": "node-a"}})
     kubeconfig = str(api.kubeconfig(short_path / "kubeconfig"))
     rest = RestClient(Connection.load(kubeconfig))
-    folders = {name: short_path / name for name in ("node", "mps", "controller")}
+    folders = {name: short_path / name for name in ("node", "mps", "controller", "webhook")}
     for folder in folders.values():
         folder.mkdir()
     node = NodeProcess(folders["node"], kubeconfig=kubeconfig, simulate="1xl4-24gb", policy_dir=str(POLICIES))
     mps = MpsHostProcess(folders["mps"], folders["node"] / "plugins", "gpu.nvidia.com")
     flags = {"kubeconfig": kubeconfig, "http_addr": "127.0.0.1:0", "evict_extended_resource_pods": "true"}
     controller = DriverProcess("controller", folders["controller"], flags)
-    processes = (node, mps, controller)
+    flags["webhook_dir"] = str(folders["webhook"])
+    controller_of_webhook = {"webhook_dir": flags["webhook_dir"], "webhook_addr": "127.0.0.1:0"}
+    webhook = DriverProcess("webhook", folders["webhook"], controller_of_webhook)
+    processes = (node, mps, controller, webhook)
     try:
         for process in processes:
             run_with(process, packages)
@@ -98,6 +104,7 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
         node.wait_for(lambda: "gpu-0" in str(rest.list(paths.resource_slices())), timeout_s=30)
         mps.wait_for(lambda: "MPS host started" in mps.text, timeout_s=30)
         controller.wait_for(lambda: "leads now" in controller.text, timeout_s=30)
+        webhook.wait_for(lambda: "started" in webhook.text, timeout_s=30)
     finally:
         for process in processes:
             process.kill()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.model.health import HealthCause
-from dra_driver.telemetry import controller_metrics, metrics
+from dra_driver.telemetry import controller_metrics, metrics, webhook_metrics
 
 DRIVER = "metrics-test.example"
 
@@ -75,11 +75,12 @@ def test_labels_come_from_closed_sets() -> None:
 def test_every_metric_and_label_value_is_documented() -> None:
     """Authors of alerts and dashboards read docs/metrics.md."""
     document = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    text = (metrics.render()[1] + controller_metrics.render()[1]).decode()
+    text = (metrics.render()[1] + controller_metrics.render()[1] + webhook_metrics.render()[1]).decode()
     families = {name for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not name.startswith("process_")}
     documented = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
     assert families == documented
-    for own in (*controller_metrics.PLACES, *controller_metrics.EVICTION_RESULTS):
+    own_values = (*controller_metrics.PLACES, *controller_metrics.EVICTION_RESULTS, *webhook_metrics.RESULTS)
+    for own in (*own_values, *controller_metrics.CERTIFICATE_STEPS):
         assert re.search(rf"\b{own}\b", document), f"{own} is not documented"
     for value in (*metrics.RESULTS, *metrics.CLAIM_EVENTS, *metrics.PLACES, *metrics.SOCKETS, *metrics.OPERATIONS):
         assert re.search(rf"\b{value}\b", document), f"{value} is not documented"
