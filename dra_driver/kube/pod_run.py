@@ -132,15 +132,15 @@ class _Follower(Generic[Report]):
         self._deadline_s = body["spec"]["activeDeadlineSeconds"]
         self._sleep, self._clock = sleep, clock
         self._shown = 0
-        self._failed = 0
+        self._failed: dict[str, int] = {}
 
     def report(self) -> Report:
         begin = self._clock()
         while True:
             pod = self._polled(lambda: self._api.get(self._path), "get pods")
             text = self._text() if pod and has_started(pod, self._container) else ""
-            self._show(text)
-            if pod and is_over(pod):
+            self._show(text or "")
+            if pod and is_over(pod) and text is not None:
                 found = self._log.report(text)
                 if found is not None:
                     return found
@@ -151,7 +151,7 @@ class _Follower(Generic[Report]):
 
     def _check_progress(self, pod: Mapping[str, Any] | None, waited_s: float) -> None:
         node, limit_s = self._place.node, START_S + self._deadline_s
-        if pod and (reason := why_not_running(pod, self._container)):
+        if pod and not is_over(pod) and (reason := why_not_running(pod, self._container)):
             raise PodFailedError(f"no report from node {node}: {reason}")
         if pod and not has_started(pod, self._container) and waited_s > START_S:
             raise PodFailedError(
@@ -161,8 +161,10 @@ class _Follower(Generic[Report]):
         if waited_s > limit_s:
             raise PodFailedError(f"no end of the pod on node {node} within {limit_s:.0f} s")
 
-    def _text(self) -> str:
-        return self._polled(lambda: self._api.get_text(f"{self._path}/log"), "get pods/log") or ""
+    def _text(self) -> str | None:
+        """The log so far; None when it could not be read this time, "" before there is one."""
+        text: str | None = self._polled(lambda: self._api.get_text(f"{self._path}/log"), "get pods/log")
+        return text
 
     def _show(self, text: str) -> None:
         """Pass on whole new lines."""
@@ -179,13 +181,13 @@ class _Follower(Generic[Report]):
         except NotFoundError as error:
             raise PodFailedError(f"the pod on node {self._place.node} was deleted by another client") from error
         except (ApiUnreachableError, ServerBusyError):
-            self._failed += 1
-            if self._failed >= _TRIES:
+            self._failed[right] = self._failed.get(right, 0) + 1
+            if self._failed[right] >= _TRIES:
                 raise
             return None
         except InvalidObjectError:  # the container has not started after all
-            return None
-        self._failed = 0
+            return ""
+        self._failed[right] = 0
         return answer
 
 

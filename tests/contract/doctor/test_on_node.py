@@ -14,7 +14,7 @@ import yaml
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.doctor.on_node import NodeVisit, visit_node
 from dra_driver.doctor.report import DoctorReport, to_wire
-from dra_driver.errors import ApiUnreachableError, ConfigurationError, ForbiddenError
+from dra_driver.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.pod_run import PodFailedError
 from dra_driver.kube.rest import RestClient
@@ -123,6 +123,33 @@ class Refuses:
         if self._creates:
             self._client.create(path, body)
         raise self._error
+
+
+class LosesLogs(Refuses):
+    """The API server, which cannot read logs for a while; it gets the last of the pod's when it is over."""
+
+    def __init__(self, client: RestClient, times: int) -> None:
+        super().__init__(client, RuntimeError())
+        self._times = times
+        self.get_text = self._get_text  # type: ignore[assignment]
+        self.create = client.create  # type: ignore[method-assign]
+
+    def _get_text(self, path: str) -> str:
+        self._times -= 1
+        if self._times >= 0:
+            raise ServerBusyError("Internal error: dial tcp: connection refused", status=500)
+        return self._client.get_text(path)
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cluster: RestClient, times: int) -> None:
+    """The API server asks the kubelet for it: it is asked again, and in the end the reason is told."""
+    log = json.dumps(to_wire(REPORT)) + "\n"
+    fails = contextlib.nullcontext() if times < 5 else pytest.raises(ServerBusyError, match="connection refused")
+    with Kubelet(api, cluster, log).running(), fails:
+        report = visit_node(LosesLogs(cluster, times), VISIT, print, sleep=lambda _s: None)
+        assert report.findings == (FINDING,)
+    assert cluster.list(PODS)["items"] == []
 
 
 def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient) -> None:
