@@ -1,5 +1,5 @@
-"""What `settings` of node, mpsHost and controller may name in deploy/chart/values.schema.json: the options of each
-process that the chart does not set by another value."""
+"""What `settings` of node, mpsHost, controller and webhook may name in deploy/chart/values.schema.json: the options of
+each process that the chart does not set by another value."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from dra_driver.cli.mps_host import MpsHostSettings
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of
 from dra_driver.config.settings import NodeSettings
+from dra_driver.config.webhook_settings import WebhookSettings
 
 SCHEMA = render_chart.CHART / "values.schema.json"
 
@@ -28,6 +29,7 @@ DEFINITIONS = {
     "nodeSettings": (NodeSettings, NODE),
     "mpsHostSettings": (MpsHostSettings, PLACES | {"MPS_RUN_DIR", "MPS_SHM_DIR"}),
     "controllerSettings": (ControllerSettings, CONTROLLER),
+    "webhookSettings": (WebhookSettings, PLACES | {"WEBHOOK_DIR", "WEBHOOK_ADDR", "POLICY_FILES"}),
 }
 
 

@@ -19,8 +19,11 @@ KINDS = {
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }
+NAMED = ("ServiceAccount", "CustomResourceDefinition", "Secret", "ValidatingWebhookConfiguration")
 ACTIVE_WITHIN_S = 30.0
 
 
@@ -29,9 +32,9 @@ def collection(obj: Obj) -> str:
 
 
 def renamed(manifest: Obj, suffix: str) -> Obj:
-    """A copy whose name ends with ``suffix``, except for accounts and CRDs, and whose references follow."""
+    """A copy whose name ends with ``suffix``, except for what processes and roles call by name."""
     copy: Obj = yaml.safe_load(yaml.safe_dump(manifest))
-    if copy["kind"] in ("ServiceAccount", "CustomResourceDefinition"):
+    if copy["kind"] in NAMED:
         return copy
     copy["metadata"]["name"] += f"-{suffix}"
     if "roleRef" in copy:

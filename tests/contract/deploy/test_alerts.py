@@ -10,6 +10,7 @@ from tests.fakes import chart
 ALERTS = yaml.safe_load((chart.CHART / "files" / "alerts.yaml").read_text())["groups"][0]["rules"]
 DOCUMENTED = (chart.ROOT / "docs" / "metrics.md").read_text()
 FUNCTIONS = {"sum", "max", "rate", "increase", "by", "on", "unless", "or", "node", "pod", "cause", "state", "result"}
+FUNCTIONS |= {"time"}
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])

@@ -18,12 +18,14 @@ from tests.contract.deploy.test_presets import NAMES, rendered
 from tests.fakes import chart
 from tests.fakes.chart import Obj
 
-MUTATING = frozenset(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"))
+NOT_EMBEDDED = frozenset(
+    ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration")
+)
 """Kinds of the cluster that the embedded API server does not have."""
-CLUSTER_SCOPED = MUTATING | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
+CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
 SWITCHES = ("mpsHost", "controller", "eviction", "claimStatus", "claimEvents", "drainer", "networkPolicy")
 EVERYTHING: Obj = {
-    **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration")},
+    **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration", "webhook")},
     "metrics": {"podMonitor": {"enabled": True, "labels": {"a": "b"}}, "prometheusRule": {"enabled": True}},
     "namespace": {"create": True},
     "cleanup": {"node": "node-a"},
@@ -34,7 +36,7 @@ EVERYTHING: Obj = {
 }
 """All switches at once, so that every template is rendered."""
 
-UNSERVED = MUTATING | {"NetworkPolicy", "ResourceQuota", "PodMonitor", "PrometheusRule"}
+UNSERVED = NOT_EMBEDDED | {"NetworkPolicy", "ResourceQuota", "PodMonitor", "PrometheusRule"}
 
 
 @pytest.fixture(scope="module")
