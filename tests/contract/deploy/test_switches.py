@@ -55,7 +55,7 @@ def test_delivered_are_the_node_process_and_a_controller_that_writes_status_alon
     workloads = {each for each in identities(objects) if each[0] in {"DaemonSet", "Deployment", "Pod", "Job"}}
     assert workloads == {NODE, ("Deployment", "dra-driver-controller")}
     roles = {name for kind, name in identities(objects) if kind == "ClusterRole"}
-    assert roles == {"dra-driver-node", "dra-driver-controller"}
+    assert roles == {"dra-driver-node", "dra-driver-controller", "dra-driver-viewer"}
     rules = chart.found(objects, "ClusterRole", "dra-driver-controller")["rules"]
     assert {resource for rule in rules for resource in rule["resources"]} == {
         *("gpunodes", "gpupolicies", "gpupolicies/status")
