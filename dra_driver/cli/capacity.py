@@ -70,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_wire(report, "CapacityReport"), indent=2))
         return 0
     _print(report, by_node=args.by_node)
-    return 0
+    return 1 if _is_unknown(report) else 0
+
+
+def _is_unknown(report: Any) -> bool:
+    """Whether nothing could be counted, because the published devices could not be read."""
+    return not report.models and any(gap.startswith("resourceslices:") for gap in report.gaps)
 
 
 def _share(text: str) -> str:
@@ -88,7 +93,7 @@ def _print(report: Any, *, by_node: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {_printable(sentence)}", file=sys.stderr)
     if not report.models:
-        print("No devices are published.")
+        print("Which devices are published is not known." if _is_unknown(report) else "No devices are published.")
         return
     colour = wants_colour()
     show(("MODEL", *_GPUS), [(model.model, *_gpus(model)) for model in report.models], colour=colour)

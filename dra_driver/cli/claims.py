@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from dra_driver.cli.devices import consumed_text, listed
-from dra_driver.cli.source import add_source, state_of, wants_colour
+from dra_driver.cli.source import add_source, state_of, tell_gaps, wants_colour
 from dra_driver.cli.table import show
 
 HEADINGS: Final = ("NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE")
@@ -39,11 +39,14 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         document = {"gaps": list(state.gaps), "items": to_wire(found)}
         print(json.dumps({"schemaVersion": 1, "kind": "ClaimList", **document}, indent=2))
-    elif found:
+        return 0
+    tell_gaps(state)
+    if found:
         show(HEADINGS, [row(claim) for claim in found], colour=wants_colour())
-    else:
-        print("No matching claims.")
-    return 0
+        return 0
+    unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
+    print("Which claims there are is not known." if unknown else "No matching claims.")
+    return 1 if unknown else 0
 
 
 def row(claim: Any) -> Sequence[str]:

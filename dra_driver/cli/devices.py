@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.cli.source import add_source, state_of, wants_colour
+from dra_driver.cli.source import add_source, state_of, tell_gaps, wants_colour
 from dra_driver.cli.table import show
 
 UNKNOWN: Final = "?"
@@ -44,11 +44,16 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         document = {"gaps": list(state.gaps), "items": to_wire(found)}
         print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2))
-    elif found:
+        return 0
+    tell_gaps(state)
+    if found:
         show(HEADINGS, rows(found, every=args.all), colour=wants_colour())
-    else:
-        filtered = args.node or args.driver or namespace
-        print("No matching devices are published." if filtered else "No devices are published.")
+        return 0
+    if not state.slices and any(gap.startswith("resourceslices:") for gap in state.gaps):
+        print("Which devices are published is not known.")
+        return 1
+    filtered = args.node or args.driver or namespace
+    print("No matching devices are published." if filtered else "No devices are published.")
     return 0
 
 

@@ -49,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report and returns the exit status."""
+    from dra_driver.cli.source import tell_gaps
     from dra_driver.lint import collect, known_from_catalog, known_from_cluster, lint
 
     state = _state(args)
@@ -56,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
     sources: Iterable[ManifestSource]
     sources = collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
     report = lint(sources, known)
+    if state is not None:
+        tell_gaps(state)
     print(_shown(report.strict() if args.strict else report, args.output))
-    return 1 if (report.strict() if args.strict else report).failed else 0
+    nothing_read = state is not None and not args.paths and bool(state.gaps) and not (state.claims or state.classes)
+    return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0
 
 
 def _state(args: argparse.Namespace) -> "ClusterState | None":

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.errors import ConfigurationError, DraError, ForbiddenError
 
 ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
 # Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its help line.
@@ -66,6 +66,11 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
     except ConfigurationError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
+    except ForbiddenError as error:
+        from dra_driver.kube.request_rights import missing_right
+
+        print(f"{program}: {error}\n{program}: {missing_right(error)}", file=sys.stderr)
+        return 1
     except DraError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1

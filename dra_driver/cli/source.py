@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 
@@ -39,6 +40,12 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
     from dra_driver.kube.state import read_cluster
 
     return read_cluster(client(args.kubeconfig), namespace, only=only)
+
+
+def tell_gaps(state: ClusterState) -> None:
+    """Says on standard error what could not be read: a table that lacks it would look complete."""
+    for gap in state.gaps:
+        print(f"not read: {printable(gap)}", file=sys.stderr)
 
 
 def client(kubeconfig: str | None) -> Any:

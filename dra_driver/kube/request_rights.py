@@ -92,6 +92,14 @@ def right_of(request: str) -> AccessRight | None:
     )
 
 
+def missing_right(error: Exception) -> str:
+    """A refusal (403) as a phrase that names the right; the error's own words where they name no request."""
+    right = right_in(str(error))
+    if right is None:
+        return str(error)
+    return f"this user may not {right} (403); an administrator can grant it, and to check: {right.auth_can_i}"
+
+
 def right_in(message: str) -> AccessRight | None:
     """The right that the request which begins an error's sentence needed: ``GET /api/v1/pods failed: 403 ...``."""
     words = message.split(" ", 2)

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from dra_driver.errors import ForbiddenError, GoneError, KubernetesApiError, NotFoundError
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.paths import CORE_API
+from dra_driver.kube.request_rights import missing_right
 from dra_driver.kube.state_parts import is_relevant_event, reduced
 
 Wire = Mapping[str, Any]
@@ -125,7 +126,7 @@ def _version(rest: StateReader, gaps: list[str]) -> str:
     try:
         return str(server_version(rest))
     except (ForbiddenError, NotFoundError) as error:
-        gaps.append(f"the server's version: {error}")
+        gaps.append(f"the server's version: {missing_right(error)}")
         return ""
 
 
@@ -147,7 +148,7 @@ def read_kind(rest: StateReader, kind: StateKind, namespace: str | None, gaps: l
         gaps.append(f"{kind.resource}: not served by this cluster at {api}")
         return ()
     except ForbiddenError as error:
-        gaps.append(f"{kind.resource}: {error}")
+        gaps.append(f"{kind.resource}: {missing_right(error)}")
         return _local_only(rest, kind, local, first, keep)
     return items[-MAX_EVENTS:] if kind.field == "events" else items
 
@@ -171,7 +172,7 @@ def _taint_rules(rest: StateReader, kind: StateKind, gaps: list[str]) -> tuple[W
         except NotFoundError:
             continue
         except ForbiddenError as error:
-            gaps.append(f"{kind.resource}: {error}")
+            gaps.append(f"{kind.resource}: {missing_right(error)}")
             return ()
     return ()
 
