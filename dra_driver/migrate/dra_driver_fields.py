@@ -57,6 +57,7 @@ VALUES: Final[Rules] = {
     "serviceAccount": (LOST, _TEMPLATE),
     "resources.gpus.enabled": (CHANGED, "set it to false in the other driver's release for the nodes that change over"),
     "resources.computeDomains.enabled": switch((LOST, _DOMAINS)),
+    "resources.computeDomains.*": (LOST, _DOMAINS),
     "featureGates": unless_empty((LOST, "gates of the other driver; partitions, shares and health need none here")),
     "logVerbosity": (CHANGED, "LOG_LEVEL in node.settings of the chart"),
     "consumableShares": unless_empty((CHANGED, "a GpuPolicy with sharing says it for each GPU")),

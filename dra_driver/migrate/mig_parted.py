@@ -107,6 +107,8 @@ def _products(document: InputDocument, path: Path, ledger: Ledger) -> tuple[tupl
             ledger.carried((*path, "device-filter"), "empty: GPUs of any product")
         return (), True
     ids = wanted if isinstance(wanted, list) else [wanted]
+    if not all(isinstance(each, str) for each in ids):
+        raise _error(document, (*path, "device-filter"), f"expected PCI ids as texts, got {str(wanted)[:40]}")
     known = {model.pci_device_id: model.product_name for model in catalog.models().values()}
     found: list[str] = []
     for index, each in enumerate(ids):

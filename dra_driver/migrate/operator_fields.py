@@ -76,6 +76,7 @@ def _default_config(kind: str) -> Act:
 
 
 _NAMED: Final = unless_empty((CARRIED, "read where this ConfigMap is among the inputs (--from-cluster reads it)"))
+_EMPTY: Final[Rule] = (CARRIED, "empty: there is nothing to carry over")
 _INLINE: Final = unless_empty((CARRIED, "read as if it were the ConfigMap"))
 
 SPEC: Final[Rules] = {
@@ -146,6 +147,8 @@ SPEC: Final[Rules] = {
     "kataManager": component("Kata containers are not known to this driver"),
     "ccManager": component(f"{STAYS}: it sets the confidential computing mode"),
     "cdi": (CHANGED, "claims always come by CDI; containerd 1.7 needs enable_cdi, newer ones have it on"),
+    **dict.fromkeys(("daemonsets", "driver", "devicePlugin", "mig", "migManager", "hostPaths"), _EMPTY),
+    **{f"{name}.config": _EMPTY for name in ("devicePlugin", "migManager")},
     "hostPaths.rootFS": (CARRIED, "the chart mounts the host's /"),
     "hostPaths.driverInstallDir": _install_dir,
     "hostPaths.kubeletRootDir": to_value("kubelet", "rootDir"),

@@ -27,6 +27,8 @@ from dra_driver.migrate.pods import PodOptions
 from dra_driver.migrate.policies import PolicyDraft
 from dra_driver.migrate.rules import Rules, apply
 
+_ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
+"""What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
 _NODE: Final = "read: its labels say which configuration it has; it stays as it is"
 _TOLERATIONS: Final = (
     "Kubernetes adds a toleration for the taint nvidia.com/gpu to pods with that extended resource where its admission"
@@ -85,13 +87,18 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
                 _first(each, gathered, found, later, read_text)
         except ConfigurationError as error:
             found.problems.append(str(error))
+        except _ODD as error:
+            found.problems.append(_odd(document, error))
     known = known_resources(gathered, options.driver)
     pod_options = PodOptions(
         driver=options.driver, keep=options.keep, resources=known, memory=memory_of(gathered, options.gpu_memory_mib)
     )
     book = TemplateBook()
     for name, document in later:
-        _second(name, document, pod_options, book, found)
+        try:
+            _second(name, document, pod_options, book, found)
+        except _ODD as error:
+            found.problems.append(_odd(document, error))
     drafts = policies.drafts(gathered)
     found.policies = policies.objects(drafts)
     found.templates = book.templates
@@ -101,6 +108,13 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
     found.values = gathered.values
     found.hints = _hints(gathered, drafts, found, keep=options.keep)
     return found
+
+
+def _odd(document: InputDocument, error: Exception) -> str:
+    return (
+        f"{document.place}: {document.label}: a field has another type than its format says ({type(error).__name__}:"
+        f" {str(error)[:80]}); `kubectl apply --dry-run=server` names it"
+    )
 
 
 def _first(
@@ -178,6 +192,9 @@ def _second(name: str, document: InputDocument, options: PodOptions, book: Templ
 
 def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation, *, keep: bool) -> list[str]:
     hints = [f"chart values: {conflict}" for conflict in gathered.value_conflicts]
+    everywhere = [draft.name for draft in drafts if draft.nodes is None and not draft.priority]
+    if everywhere[1:]:
+        hints.append(f"{' and '.join(everywhere)} are each for every GPU and contradict each other: keep one of them")
     unknown = sum(policies.needs_names(draft) for draft in drafts)
     if unknown:
         hints.append(
