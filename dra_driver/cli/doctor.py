@@ -11,16 +11,18 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
+from dra_driver.cli.on_node import add_on_node_flags, check_on_node, report_of_node
 from dra_driver.cli.source import wants_colour
 from dra_driver.errors import ConfigurationError, DraError
 
 DESCRIPTION: Final = """\
 Say which layer between a GPU and a container is broken first: what was seen, what was expected and what to do. Reads
-API objects only and changes nothing. A question that is refused is named with the right that is missing, and stops no
-other.
+API objects only and changes nothing, unless --on-node runs a pod. A question that is refused is named with the right
+that is missing, and stops no other.
 
   kubectl dra doctor                            the whole cluster
   kubectl dra doctor node/gpu-a                 one node, and what concerns all nodes
+  kubectl dra doctor node/gpu-a --on-node       the same, and what a pod on the node sees of driver and runtime
   kubectl dra doctor pod/train -n team-a        one pod: its claims, its node, and the answer of `explain`
   kubectl dra doctor claim/shared -o json       for programs
   kubectl dra doctor --snapshot bundle.tar.gz   a file of `kubectl dra support-bundle` or `kubectl dra snapshot`
@@ -61,6 +63,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
     )
+    add_on_node_flags(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
     source.add_argument(
@@ -75,13 +78,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from dra_driver.doctor.cluster import diagnose
     from dra_driver.doctor.finding import by_layer
-    from dra_driver.doctor.report import to_wire
+    from dra_driver.doctor.report import merged, to_wire
     from dra_driver.doctor.text import render
 
     scope = scope_of(args.target or "", args.namespace or "default")
+    check_on_node(args, scope)
     facts, took_s = facts_of(args)
     report = diagnose(facts, scope, clock=time.monotonic, took_s=took_s)
     explained = _explained(facts, scope) if scope.kind in ("pod", "claim") else None
+    if args.on_node:
+        report = merged(report.target, [report, report_of_node(args, scope)])
     if explained is not None:
         report = replace(report, findings=by_layer((*report.findings, explained.finding)))
     if args.output == "json":

@@ -6,11 +6,12 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.errors import ConfigurationError, DraError
 
 if TYPE_CHECKING:
     from dra_driver.doctor.on_node import PodListApi
     from dra_driver.doctor.report import DoctorReport
+    from dra_driver.doctor.scope import DoctorScope
 
 
 def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,27 +35,43 @@ def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", action="store_true", help="do not delete the pod")
 
 
-def report_of_node(
-    args: argparse.Namespace, api: "PodListApi", node: str | None, pods: tuple[str, ...] = ()
-) -> "DoctorReport":
-    """What the node says of itself; ``pods`` on it as ``namespace/name``.
+def check_on_node(args: argparse.Namespace, scope: "DoctorScope") -> None:
+    """Raises ConfigurationError where there is no node to look at."""
+    if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
+        raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
 
-    Raises ConfigurationError, KubernetesApiError and PodFailedError.
+
+def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorReport":
+    """What the node of the scope says of itself; with an unknown finding where it cannot be asked.
+
+    Raises ConfigurationError where node, pod or DaemonSet do not exist.
     """
-    from dra_driver.doctor.on_node import NodeVisit, visit_node
+    from dra_driver.cli.source import client
+    from dra_driver.doctor.on_node import unanswered
 
-    if node is None:
-        raise ConfigurationError("--on-node needs node/NAME, or pod/NAME of a pod that has a node")
+    api = client(args.kubeconfig)
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
+        signal.signal(number, _interrupt)
+    try:
+        return _visited(args, scope, api)
+    except ConfigurationError:
+        raise
+    except DraError as error:
+        return unanswered(f"{scope.kind}/{scope.name}", str(error))
+
+
+def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") -> "DoctorReport":
+    from dra_driver.doctor.on_node import NodeVisit, node_of_pod, visit_node
+
+    is_pod = scope.kind == "pod"
     visit = NodeVisit(
-        node=node,
+        node=node_of_pod(api, scope.namespace, scope.name) if is_pod else scope.name,
         namespace=args.driver_namespace,
         daemon_set=args.daemonset,
-        pods=pods,
+        pods=(f"{scope.namespace}/{scope.name}",) if is_pod else (),
         cri_socket=args.cri_socket,
         keep=args.keep,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
-        signal.signal(number, _interrupt)
     return visit_node(api, visit, _say)
 
 

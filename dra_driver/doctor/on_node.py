@@ -8,10 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
+from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.doctor.on_node_pod import DEADLINE_S, NAME, doctor_pod, left_behind
 from dra_driver.doctor.report import KIND, DoctorReport, from_wire
-from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.node_pod import labels_of
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
 
@@ -65,6 +67,32 @@ def visit_node(
     log = PodLog(report=lambda text: _report(text, visit.node), lines=lambda _text: "")
     report = run_pod(api, body, place, log, said, sleep=sleep, clock=clock)
     return replace(report, source=f"a pod on node {visit.node}")
+
+
+def node_of_pod(api: PodListApi, namespace: str, name: str) -> str:
+    """The node on which the pod is. Raises ConfigurationError where it does not exist or has none yet."""
+    try:
+        pod = api.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+    except NotFoundError as error:
+        raise ConfigurationError(f"no pod {name!r} in namespace {namespace!r}") from error
+    node = (pod.get("spec") or {}).get("nodeName")
+    if not isinstance(node, str) or not node:
+        raise ConfigurationError(f"pod {namespace}/{name} is on no node yet: leave --on-node out")
+    return node
+
+
+def unanswered(target: str, why: str) -> DoctorReport:
+    """A report that says only that the node could not be looked at."""
+    finding = LayerFinding(
+        check="on-node",
+        layer=Layer.NODE,
+        status=FindingStatus.UNKNOWN,
+        subject=target,
+        seen=f"the node could not be looked at: {why}",
+        expected="a pod that looks at the node",
+        do="Run `dra-driver doctor` on the node itself, or in the driver's pod (kubectl exec).",
+    )
+    return DoctorReport(target=target, findings=(finding,), source="no pod on the node")
 
 
 def _report(log: str, node: str) -> DoctorReport | None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_driver.cli.kubectl import main
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.doctor.on_node import NodeVisit, visit_node
-from dra_driver.doctor.report import DoctorReport, to_wire
+from dra_driver.doctor.on_node import NodeVisit, node_of_pod, visit_node
+from dra_driver.doctor.report import DoctorReport, finding_to_wire, to_wire
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.pod_run import PodFailedError
@@ -208,3 +211,64 @@ def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
     """The pod would wait for ever."""
     with pytest.raises(ConfigurationError, match="no node 'node-9'"):
         visit_node(cluster, NodeVisit(node="node-9"), print)
+
+
+@pytest.fixture
+def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
+    return str(api.kubeconfig(tmp_path / "command.conf"))
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The command sets handlers of the process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_command_adds_what_the_node_says(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One report: the node's finding stands in the layer where it belongs."""
+    with Kubelet(api, cluster, json.dumps(to_wire(REPORT)) + "\n").running():
+        status = main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
+    wire = json.loads(capsys.readouterr().out)
+    assert status == wire["exitStatus"] != 0
+    assert finding_to_wire(FINDING) in wire["findings"]
+    assert "a pod on node node-7" in wire["source"]
+    assert cluster.list(PODS)["items"] == []
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the API server says is worth reading all the same."""
+    with Kubelet(api, cluster, "no report\n").running():
+        main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
+    wire = json.loads(capsys.readouterr().out)
+    (found,) = [each for each in wire["findings"] if each["check"] == "on-node"]
+    assert (found["status"], found["layer"]) == ("unknown", "node")
+    assert len(wire["findings"]) > 1
+
+
+@pytest.mark.parametrize("target", [[], ["claim/x"]])
+@pytest.mark.usefixtures("signals", "cluster")
+def test_a_look_at_a_node_needs_a_node(kubeconfig: str, capsys: pytest.CaptureFixture[str], target: list[str]) -> None:
+    """There is no node of a cluster."""
+    assert main(["doctor", *target, "--on-node", "--kubeconfig", kubeconfig]) == 2
+    assert "--on-node needs" in capsys.readouterr().err
+
+
+def test_the_node_of_a_pod_is_where_it_runs(cluster: RestClient) -> None:
+    """One that waits has none."""
+    leave(cluster, "dra-doctor-old")
+    assert node_of_pod(cluster, NAMESPACE, "dra-doctor-old") == "node-7"
+    with pytest.raises(ConfigurationError, match="no pod 'other'"):
+        node_of_pod(cluster, NAMESPACE, "other")
