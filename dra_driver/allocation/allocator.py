@@ -159,7 +159,10 @@ class Allocator:
         """The same object for the same selectors, so that claims and nodes share the results of evaluation."""
         key = tuple((selector.where, selector.expression) for selector in selectors)
         if key not in self._selector_sets:
-            self._selector_sets[key] = SelectorSet(selectors, sharing=not self._rules.features.stable)
+            rules = self._rules
+            self._selector_sets[key] = SelectorSet(
+                selectors, sharing=not rules.features.stable, lacks=rules.quirks.functions_lacking
+            )
         return self._selector_sets[key]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
+from dra_driver.cel import LACKS_BEFORE_1_36, LACKS_NONE
 from dra_driver.errors import ConfigurationError
 
 
@@ -73,6 +74,7 @@ class SchedulerQuirks:
     - ``all_continues_as_first``: an alternative with mode All gets its second device, and all further ones, as the
       first alternative of the request.
     - ``shares_hide_counters``: a device of which other claims have shares does not count as a consumer of counters.
+    - ``older_functions``: selectors have no functions that came with 1.36 (`functions_lacking`).
 
     1.34:
 
@@ -99,6 +101,7 @@ class SchedulerQuirks:
     same_device_again: bool = False
     all_continues_as_first: bool = False
     shares_hide_counters: bool = False
+    older_functions: bool = False
     one_allocator: bool = False
     pools_as_seen: bool = False
     shares_charge_each: bool = False
@@ -106,6 +109,11 @@ class SchedulerQuirks:
     distinct_by_identity: bool = False
     tolerations_dropped: bool = False
     capacity_by_position: bool = False
+
+    @property
+    def functions_lacking(self) -> frozenset[str]:
+        """Functions that selectors cannot call."""
+        return LACKS_BEFORE_1_36 if self.older_functions else LACKS_NONE
 
     @classmethod
     def of_version(cls, version: str) -> "SchedulerQuirks":
@@ -128,7 +136,12 @@ class SchedulerRules:
 
 V1_36: Final = SchedulerQuirks()
 V1_35: Final = replace(
-    V1_36, slices_as_listed=True, same_device_again=True, all_continues_as_first=True, shares_hide_counters=True
+    V1_36,
+    slices_as_listed=True,
+    same_device_again=True,
+    all_continues_as_first=True,
+    shares_hide_counters=True,
+    older_functions=True,
 )
 V1_34: Final = replace(
     V1_35,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.allocation.devices import PoolDevice
-from dra_driver.cel import DeviceView, Program, compile_selector, find_attribute_refs
+from dra_driver.cel import LACKS_NONE, DeviceView, Program, compile_selector, find_attribute_refs
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.semver import Semver
 
@@ -34,10 +34,10 @@ class DeviceSelector:
     class_name: str | None
     index: int
 
-    def program(self) -> Program:
-        """The compiled expression. Raises CelSyntaxError."""
+    def program(self, lacks: frozenset[str]) -> Program:
+        """The compiled expression; ``lacks`` are functions that the scheduler does not have. Raises CelSyntaxError."""
         try:
-            return compile_selector(self.expression)
+            return compile_selector(self.expression, lacks)
         except CelSyntaxError as error:
             raise CelSyntaxError(f"{self.where}: CEL compile error: {error}") from error
 
@@ -46,12 +46,14 @@ class SelectorSet:
     """The selectors of one request: those of its class, then its own. Thread-safe; results are cached for its life.
 
     Without ``sharing`` ``device.allowMultipleAllocations`` is always false: the ``stable`` allocator of the scheduler
-    does not pass that field on.
+    does not pass that field on. ``lacks`` are functions that the scheduler does not have.
     """
 
-    def __init__(self, selectors: Sequence[DeviceSelector], *, sharing: bool) -> None:
+    def __init__(
+        self, selectors: Sequence[DeviceSelector], *, sharing: bool, lacks: frozenset[str] = LACKS_NONE
+    ) -> None:
         self.selectors = selectors
-        self._sharing = sharing
+        self._sharing, self._lacks = sharing, lacks
         self._answers: dict[Key, Verdict | Exception] = {}
         self._fields_by_driver: dict[str, _ReadFields] = {}
 
@@ -100,7 +102,7 @@ class SelectorSet:
     def _evaluate(self, device: PoolDevice, wire: Wire) -> Verdict:
         view = None
         for place, selector in enumerate(self.selectors):
-            program = selector.program()
+            program = selector.program(self._lacks)
             try:
                 view = view or DeviceView(device.slice.key[0], wire if self._sharing else _unshared(wire))
                 if not program.evaluate(view):

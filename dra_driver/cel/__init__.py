@@ -12,9 +12,14 @@ from dra_driver.cel.cost import COST_LIMIT
 from dra_driver.cel.device import DeviceView
 from dra_driver.cel.expression import Expression, value_of
 from dra_driver.cel.program import MAX_LENGTH, Program, compile_selector
+from dra_driver.cel.versions import FUNCTION_GATE, FUNCTION_SINCE, LACKS_BEFORE_1_36, LACKS_NONE
 
 __all__ = [
     "COST_LIMIT",
+    "FUNCTION_GATE",
+    "FUNCTION_SINCE",
+    "LACKS_BEFORE_1_36",
+    "LACKS_NONE",
     "MAX_LENGTH",
     "AttributeRefs",
     "DeviceView",

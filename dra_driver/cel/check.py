@@ -4,7 +4,7 @@ Follows cel-go's checker/checker.go with the options of Kubernetes: homogeneous 
 numbers of different types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from dra_driver.cel import types as t
@@ -25,6 +25,7 @@ from dra_driver.cel.syntax import (
 )
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import UInt
+from dra_driver.cel.versions import FUNCTION_SINCE
 from dra_driver.cel.wellknown import MESSAGE_TYPES, MESSAGES, TYPE_NAMES
 
 _LITERAL_TYPES: Final[dict[type, Type]] = {
@@ -59,11 +60,15 @@ SELECTOR_VARIABLES: Final[Mapping[str, Variable]] = {"device": Variable("device"
 class Checker:
     """Checks one tree. Not reused."""
 
-    def __init__(self, source: SourceText, variables: Mapping[str, Variable] = SELECTOR_VARIABLES) -> None:
+    def __init__(
+        self, source: SourceText, variables: Mapping[str, Variable] = SELECTOR_VARIABLES, lacks: Collection[str] = ()
+    ) -> None:
+        """``lacks`` are functions of `versions.FUNCTION_SINCE` that the expression must not call."""
         self._source = source
         self._unifier = t.Unifier()
         self._scopes: list[dict[str, Variable]] = [dict(variables)]
         self._functions = functions()
+        self._lacks = lacks
         self._checked: list[Expr] = []
 
     def run(self, root: Expr) -> None:
@@ -164,6 +169,10 @@ class Checker:
 
     def _resolve(self, node: Call, given: list[Type]) -> Type:
         overloads = self._functions.get(node.function)
+        if node.function in self._lacks:
+            raise self._source.error(
+                node.offset, f"function {node.function!r} needs Kubernetes {FUNCTION_SINCE[node.function]}"
+            )
         if overloads is None:
             known = [name for name in self._functions if name[0].isalpha() and "@" not in name]
             raise self._source.error(node.offset, f"undeclared function {node.function!r}{_near(node.function, known)}")

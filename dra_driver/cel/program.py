@@ -23,6 +23,7 @@ from dra_driver.cel.parser import parse
 from dra_driver.cel.source import SourceText
 from dra_driver.cel.validate import validate
 from dra_driver.cel.values import EvalError, type_name, well_formed
+from dra_driver.cel.versions import LACKS_NONE
 from dra_driver.cel.work_limits import AbortedError, reset_work
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
@@ -118,15 +119,18 @@ class Program:
 
 
 @lru_cache(maxsize=1024)
-def compile_selector(expression: str) -> Program:
-    """The program of an expression, cached by its text. Raises CelSyntaxError."""
+def compile_selector(expression: str, lacks: frozenset[str] = LACKS_NONE) -> Program:
+    """The program of an expression, cached by its text. Raises CelSyntaxError.
+
+    ``lacks`` are the functions that the version of Kubernetes does not have (`versions`).
+    """
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > MAX_LENGTH:
         raise CelSyntaxError(f"CEL expression of {size} bytes is too long: at most {MAX_LENGTH} are allowed")
     source = SourceText(well_formed(expression))
     try:
         tree = parse(source)
-        Checker(source).run(tree)
+        Checker(source, lacks=lacks).run(tree)
         validate(source, tree)
         if tree.type not in (t.BOOL, t.ANY):
             raise source.error(0, f"a selector must be a bool or a bare attribute, this is a value of type {tree.type}")

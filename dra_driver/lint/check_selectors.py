@@ -1,4 +1,4 @@
-"""Rules DRA010, DRA011, DRA016, DRA017, DRA020 and DRA021: syntax, length, types and names in expressions.
+"""Rules DRA010, DRA011, DRA016, DRA017 and DRA020 to DRA022: syntax, length, types and names in expressions.
 
 Expressions are evaluated on devices in ``check_matches.py``.
 """
@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from dra_driver.cel import MAX_LENGTH
+from dra_driver.cel import FUNCTION_GATE, FUNCTION_SINCE, MAX_LENGTH
 from dra_driver.errors import CelSyntaxError
 from dra_driver.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice
 from dra_driver.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
@@ -30,6 +30,7 @@ class SelectorChecker:
         self._reporter = reporter
         self._tables = _tables(scope.devices)
         self._drivers = {device.driver for device in scope.devices}
+        self._version = scope.known.version
 
     def chain(self, manifest: Manifest, entries: Sequence[Spot]) -> tuple[list[ParsedSelector], bool]:
         """Returns the selectors that compile, and whether all of them compile without any error."""
@@ -76,6 +77,8 @@ class SelectorChecker:
             self._comparison(manifest, item, comparison)
         for name, value, offset in item.constructors:
             self._constant(manifest, item, name, value, offset)
+        for name, offset in item.younger:
+            self._younger(manifest, item, name, offset)
         for domain, offset in item.domains:
             known = {*self._drivers, STANDARD_DOMAIN}
             if domain not in known and (close := _did_you_mean(domain, known)):
@@ -124,6 +127,17 @@ class SelectorChecker:
                 hint = "put the value in quotes" if have == "string" else "write the value without quotes"
             self._reporter.add("DRA017", manifest, item.spot, message, hint=hint, offset=comparison.offset)
             return
+
+    def _younger(self, manifest: Manifest, item: ParsedSelector, name: str, offset: int) -> None:
+        since, gate = FUNCTION_SINCE[name], FUNCTION_GATE[name]
+        message = f"{name}() needs Kubernetes {since}, with feature gate {gate} of its API server on"
+        is_old = self._version is not None and self._version < tuple(map(int, since.split(".")))
+        if is_old and self._version is not None:
+            message += f"; this cluster has {self._version[0]}.{self._version[1]} and refuses it"
+        hint = "compare with == or in, which every version has"
+        self._reporter.add(
+            "DRA022", manifest, item.spot, message, hint=hint, offset=offset, severity="error" if is_old else "warning"
+        )
 
     def _constant(self, manifest: Manifest, item: ParsedSelector, name: str, value: str, offset: int) -> None:
         try:

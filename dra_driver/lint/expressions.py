@@ -7,7 +7,7 @@ names bound by ``cel.bind`` are all references.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from dra_driver.cel import Program, compile_selector
+from dra_driver.cel import FUNCTION_SINCE, Program, compile_selector
 from dra_driver.cel.lexer import tokens
 from dra_driver.cel.parser import parse, terminals
 from dra_driver.cel.source import SourceText
@@ -63,7 +63,8 @@ class ParsedSelector:
     """A selector that compiles.
 
     ``domains`` are the domains that it reads and ``drivers`` the names that ``device.driver`` is compared with, each
-    with its offset; ``constructors`` are calls of quantity() and semver() with a constant.
+    with its offset; ``constructors`` are calls of quantity() and semver() with a constant, and ``younger`` those of
+    functions that not every version of Kubernetes has.
     """
 
     spot: Spot
@@ -76,6 +77,7 @@ class ParsedSelector:
     domains: tuple[tuple[str, int], ...]
     drivers: tuple[tuple[str, int], ...]
     constants: frozenset[str]
+    younger: tuple[tuple[str, int], ...]
 
 
 def parse_selector(spot: Spot, text: str) -> ParsedSelector:
@@ -96,6 +98,7 @@ def parse_selector(spot: Spot, text: str) -> ParsedSelector:
         tuple(finder.domains),
         tuple(finder.drivers),
         frozenset(finder.constants),
+        tuple(finder.younger),
     )
 
 
@@ -142,6 +145,7 @@ class _Finder:
         self.domains: list[tuple[str, int]] = []
         self.drivers: list[tuple[str, int]] = []
         self.constants: set[str] = set()
+        self.younger: list[tuple[str, int]] = []
 
     def visit(self, node: Expr, names: dict[str, Expr]) -> None:
         """Visits a node. ``names`` maps names bound by ``cel.bind`` to their expressions."""
@@ -162,6 +166,8 @@ class _Finder:
             self.visit(child, names)
 
     def _call(self, node: Call, names: dict[str, Expr]) -> None:
+        if node.function in FUNCTION_SINCE:
+            self.younger.append((node.function, node.offset))
         argument = node.arguments[0] if node.arguments else None
         if node.function in {"quantity", "semver"} and len(node.arguments) == 1 and isinstance(argument, Constant):
             if isinstance(argument.value, str):

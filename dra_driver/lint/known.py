@@ -4,6 +4,7 @@ Equal devices of a cluster are kept once, so each is evaluated only once.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -20,7 +21,7 @@ _IDENTITY: Final = VARYING - {"driverVersion", "cudaDriverVersion", "addressingM
 class KnownObjects:
     """Known objects. Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster.
 
-    Namespaces map to their labels.
+    Namespaces map to their labels. ``version`` of the API server is (1, 36), None when it is not known.
     """
 
     complete: frozenset[str] = frozenset()
@@ -30,6 +31,7 @@ class KnownObjects:
     claims: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     templates: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    version: tuple[int, int] | None = None
 
 
 def known_from_catalog() -> KnownObjects:
@@ -48,7 +50,14 @@ def known_from_cluster(state: ClusterState) -> KnownObjects:
         claims={_key(item): item for item in state.claims},
         templates={_key(item): item for item in state.templates},
         namespaces={_name(item): dict((item.get("metadata") or {}).get("labels") or {}) for item in state.namespaces},
+        version=_version(state.server_version),
     )
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    """``v1.36.2`` as (1, 36)."""
+    found = re.match(r"v?(\d{1,3})\.(\d{1,3})", text)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def devices_of(slices: Iterable[Mapping[str, Any]]) -> tuple[KnownDevice, ...]:

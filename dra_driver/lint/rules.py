@@ -44,6 +44,7 @@ _ALL: Final = (
     LintRule("DRA019", "label-gigabytes", "warning", "The gigabytes in a product name are not its memory."),
     LintRule("DRA020", "unknown-driver", "warning", "No driver with that name is known."),
     LintRule("DRA021", "invalid-constant", "error", "The constant is not a valid quantity or version."),
+    LintRule("DRA022", "younger-function", "warning", "Not every supported version of Kubernetes has the function."),
     # Classes, claims and templates
     LintRule("DRA030", "unknown-class", "info", "The DeviceClass is not defined in the input."),
     LintRule("DRA031", "all-over-32", "warning", "More devices match allocationMode All than a claim can have."),

@@ -60,6 +60,7 @@ def installed(kubeconfig: str, rest: RestClient) -> Iterator[Release]:
     for obj in rest.list(CRDS)["items"]:
         if obj["metadata"].get("labels", {}).get(LABEL) == NAME:
             rest.delete(f"{CRDS}/{obj['metadata']['name']}")
+    wait(lambda: str(sorted(of_driver(rest))) if of_driver(rest) else None, 60.0)
     try:
         rest.delete(f"/api/v1/namespaces/{NAMESPACE}")
     except NotFoundError:

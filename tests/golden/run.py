@@ -34,10 +34,13 @@ class Engine(NamedTuple):
     difference: Callable[[dict[str, Any], dict[str, Any]], str]
 
 
-def cel_answer(question: dict[str, Any]) -> tuple[str, Any]:
-    """``compile_error``, ``runtime_error`` or ``result``, and the text or the result."""
+def cel_answer(question: dict[str, Any], lacks: frozenset[str] = frozenset()) -> tuple[str, Any]:
+    """``compile_error``, ``runtime_error`` or ``result``, and the text or the result.
+
+    ``lacks`` are functions that the version does not have.
+    """
     try:
-        program = compile_selector(question["expression"])
+        program = compile_selector(question["expression"], lacks)
     except CelSyntaxError as error:
         return "compile_error", str(error)
     try:
@@ -52,10 +55,10 @@ def wire_view(device: dict[str, Any]) -> DeviceView:
     return DeviceView.from_wire({**device, "capacity": capacity}, device.get("driver", ""))
 
 
-def cel_difference(question: dict[str, Any], expected: dict[str, Any]) -> str:
+def cel_difference(question: dict[str, Any], expected: dict[str, Any], lacks: frozenset[str] = frozenset()) -> str:
     """Empty if the kind of answer and the result agree; error texts may differ."""
     wanted = next(kind for kind in ("compile_error", "runtime_error", "result") if expected[kind] is not None)
-    kind, value = cel_answer(question)
+    kind, value = cel_answer(question, lacks)
     if kind == wanted and (kind != "result" or value == expected["result"]):
         return ""
     return f"{question['expression']}\n    expected {wanted}: {expected[wanted]}\n    found    {kind}: {value}"

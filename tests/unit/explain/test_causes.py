@@ -8,6 +8,7 @@ import pytest
 from dra_driver.errors import ConfigurationError
 from dra_driver.explain import claim_subject, explain, pod_subject
 from dra_driver.explain.report import Answer
+from dra_driver.explain.scheduler import scheduler_of
 from dra_driver.kube.state import ClusterState
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, node, resource_slice
 from tests.unit.explain.clusters import A, a100, allocated_claim, cluster, codes, explained, pod, template
@@ -73,6 +74,16 @@ def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: 
     assert codes(report)[0] == code
     cause = next(cause for cause in report.causes if cause.code == code)
     assert cause.message in report.verdict.sentence
+
+
+@pytest.mark.parametrize("version", ["v1.34.9", "v1.35.6"])
+def test_a_function_that_the_version_lacks_is_an_error_there(version: str) -> None:
+    """``includes`` is in the schedulers of 1.36 alone."""
+    state = cluster(templates=[template("t", exactly("gpu", f'{A}.type.includes("gpu")'))])
+    report = explained(state, scheduler=scheduler_of(version, {}))
+    assert codes(report)[0] == "celError"
+    assert "function 'includes' needs Kubernetes 1.36" in report.verdict.sentence
+    assert explained(state, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
 
 
 @pytest.mark.parametrize(("mode", "answer"), [("WaitForFirstConsumer", Answer.FITS), ("Immediate", Answer.CANNOT_FIT)])

@@ -117,6 +117,26 @@ def test_class_of_an_unknown_driver_has_no_findings() -> None:
     assert findings(device_class(text)) == []
 
 
+@pytest.mark.parametrize(
+    ("version", "severity", "said"),
+    [
+        (
+            "",
+            "warning",
+            "includes() needs Kubernetes 1.36, with feature gate DRAListTypeAttributes of its API server on",
+        ),
+        ("v1.36.2", "warning", "needs Kubernetes 1.36"),
+        ("v1.35.6", "error", "this cluster has 1.35 and refuses it"),
+        ("v1.34.9+k3s1", "error", "this cluster has 1.34 and refuses it"),
+    ],
+)
+def test_a_function_that_older_clusters_lack_is_named(version: str, severity: str, said: str) -> None:
+    known = known_from_cluster(ClusterState(server_version=version))
+    (found,) = (f for f in findings(selecting(f"{D}.architecture.includes('Hopper')"), known) if f.rule == "DRA022")
+    assert found.severity == severity
+    assert said in found.message
+
+
 def test_with_a_cluster_its_devices_have_to_match() -> None:
     device = {
         "name": "gpu-0",
