@@ -22,6 +22,7 @@ from dra_driver.cli import kubectl
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
+from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, RealCluster, wait
 from tests.e2e.host import Host
 from tests.fakes.node_process import NodeProcess
@@ -47,6 +48,7 @@ def flags(cluster: RealCluster, own_host: Host, namespace: str, kubeconfig: str,
     """Of a command for this node, in a namespace under the Pod Security Standard "restricted"."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
+    wait(lambda: None if is_ready(cluster.rest.get(paths.node(node))) else "the node is not ready", GONE_S)
     more = ["--image", IMAGE, "--node", node, "--timeout", str(TIMEOUT_S)]
     return ["smoke", "--kubeconfig", kubeconfig, "-n", namespace, *more, "-o", "json"]
 
@@ -77,18 +79,18 @@ def test_every_form_is_what_was_allocated(
 
 
 @pytest.fixture
-def silent_driver(flags: list[str], own_driver: NodeProcess, own_host: Host) -> Iterator[None]:
-    """A node whose driver has stopped, so that no pod gets further than its prepare. ``flags`` would start it."""
-    assert flags
-    own_driver.end()
-    yield
-    own_host.restart()
-
-
-@pytest.fixture
-def running(cluster: RealCluster, namespace: str, flags: list[str], silent_driver: None) -> Iterator[Any]:
-    """A command with a try on its way."""
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", *flags, "--kind", "gpu"]
+def running(cluster: RealCluster, namespace: str, flags: list[str]) -> Iterator[Any]:
+    """A command with a try on its way: the claim is prepared, the image is never there."""
+    command = [
+        sys.executable,
+        "-m",
+        "dra_driver.cli.kubectl",
+        *flags,
+        "--kind",
+        "gpu",
+        "--image",
+        "example.invalid/x:1",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         wait(lambda: None if "pod" in left(cluster, namespace) else "no pod yet", GONE_S)
         yield process
@@ -116,18 +118,27 @@ def test_a_killed_run_leaves_nothing_for_long(
     log.info("nothing is left %.0f s after SIGKILL", time.monotonic() - begin)
 
 
+@pytest.fixture
+def silent_driver(flags: list[str], own_driver: NodeProcess, own_host: Host) -> Iterator[None]:
+    """A node whose driver has stopped, so that no pod gets further than its prepare. ``flags`` would start it."""
+    assert flags
+    own_driver.end()
+    yield
+    own_host.restart()
+
+
 @pytest.mark.usefixtures("silent_driver")
-def test_a_stopped_driver_is_named(
-    cluster: RealCluster, namespace: str, flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While its slices are still there, and after the kubelet has deleted them."""
+def test_a_stopped_driver_is_named(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """While its slices are still there, and after the kubelet has deleted them.
+
+    A kubelet that had begun to prepare the claim keeps pod and claim until the driver is back: the report names them.
+    """
     status, report = printed(capsys, [*flags, "--kind", "gpu"])
     [found] = report["tries"]
     log.info("%s: %s", found["layer"], found["message"])
     assert (status, found["status"]) == (1, "failed")
     assert (found["layer"] == "prepare" and "not registered" in found["message"]) or found["layer"] == "slices"
     assert found["do"].startswith("kubectl dra doctor node/")
-    wait(lambda: left(cluster, namespace), GONE_S)
 
 
 @pytest.fixture
