@@ -141,7 +141,7 @@ def _clean_up(rest: Any, namespace: str) -> int:
 
 
 def _print(report: "SmokeReport", form: str) -> None:
-    from dra_driver.smoke import to_wire
+    from dra_driver.smoke import one_line, to_wire
 
     if form == "json":
         print(json.dumps(to_wire(report), indent=2))
@@ -153,9 +153,9 @@ def _print(report: "SmokeReport", form: str) -> None:
         if item.do:
             print(f"  {item.node} {item.kind or ''}: next: {item.do}".replace(" :", ":"))
     for name in report.left:
-        print(f"left in namespace {report.namespace}: {name}")
+        print(one_line(f"left in namespace {report.namespace}: {name}"))
     for note in report.notes:
-        print(f"note: {note}")
+        print(one_line(f"note: {note}"))
     print(f"\n{report.summary}{'; interrupted' if report.interrupted else ''}")
 
 

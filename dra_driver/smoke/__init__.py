@@ -1,5 +1,6 @@
 """Tries on nodes whether a pod gets the device that its claim was allocated: ``SmokeRun`` (``kubectl dra smoke``)."""
 
+from dra_driver.smoke.judge import one_line
 from dra_driver.smoke.kinds import FORMS, TryKind
 from dra_driver.smoke.options import SmokeOptions
 from dra_driver.smoke.report import SmokeReport, TryResult, TryStatus, to_wire
@@ -14,5 +15,6 @@ __all__ = [
     "TryResult",
     "TryStatus",
     "clean_up",
+    "one_line",
     "to_wire",
 ]

@@ -163,7 +163,11 @@ class Attempt:
         return items[0] if items else None
 
     def _no_pod(self, *, late: bool) -> TryResult | None:
-        owner = self._api.get(self._job)
+        try:
+            owner = self._api.get(self._job)
+        except NotFoundError:
+            message = "the Job was deleted by another client, or lived longer than its deadline"
+            return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=message))
         events = self._events(owner["metadata"]["uid"])
         if not events and not late:
             return None

@@ -12,7 +12,10 @@ from dra_driver.smoke.fit import Fit, fit_of
 from dra_driver.smoke.objects import PodSettings, claim, job, labels_of, pod_of
 from dra_driver.smoke.view import FIELDS, ClusterView
 
-STATE_AGE_S: Final = 60.0
+STATE_AGE_S: Final = 300.0
+"""A state of a thousand nodes has hundreds of megabytes. An older one costs tries that wait for what is busy by now."""
+FRESH_S: Final = 5.0
+"""Of a state that says why a pod is pending; tries that end at the same time share it."""
 
 
 class CurrentView:

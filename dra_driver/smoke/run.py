@@ -18,7 +18,7 @@ from dra_driver.kube.rights import NeededRight, missing
 from dra_driver.smoke import leftovers
 from dra_driver.smoke.allocations import SeenAllocations
 from dra_driver.smoke.attempt import Attempt, Tools, TryTask
-from dra_driver.smoke.current import CurrentView
+from dra_driver.smoke.current import FRESH_S, CurrentView
 from dra_driver.smoke.fit import Fit
 from dra_driver.smoke.kinds import TryKind, claim_spec
 from dra_driver.smoke.objects import PodSettings
@@ -67,7 +67,7 @@ class SmokeRun:
                 run=self._id,
                 settings=settings,
                 allocated=seen.of,
-                fit=lambda task: self._current.fit(task, self._id, settings, 0.0),
+                fit=lambda task: self._current.fit(task, self._id, settings, FRESH_S),
                 stopping=self._stopping,
             )
             self._try_all(plan, tools)

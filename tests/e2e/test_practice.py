@@ -15,7 +15,8 @@ from dra_driver.kube import paths
 from dra_driver.published.listing import observed_devices
 from dra_driver.sim.demo.expectations import read_expectations, unmet
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
-from tests.e2e.cluster import REACH_S, RealCluster, wait
+from dra_driver.sim.objects import is_ready
+from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
 from tests.fakes.practice import PRACTICE, Wire, job_of, needed_api, objects_of
 
 PATHS = [path for group in group_examples(PRACTICE).values() for path in group]
@@ -26,14 +27,13 @@ PLURALS = {
     "ResourceClaimTemplate": "resourceclaimtemplates",
 }
 SERVER = """
-import http.server
-class Ready(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *arguments):
-        pass
-http.server.HTTPServer(("", {port}), Ready).serve_forever()
+import socket
+server = socket.create_server(("", {port}))
+while True:
+    client, _ = server.accept()
+    client.recv(4096)
+    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+    client.close()
 """
 PORTS = {"tritonserver": 8000, "jupyter": 8888}
 
@@ -98,7 +98,14 @@ def test_the_api_server_accepts_every_object(cluster: RealCluster, namespace: st
         assert made["metadata"]["name"] == item["metadata"]["name"]
 
 
-@pytest.mark.usefixtures("served")
+@pytest.fixture
+def ready(cluster: RealCluster, namespace: str) -> None:
+    """The pods of a gang that found no node are looked at again after minutes only (1.36)."""
+    assert namespace
+    wait(lambda: ", ".join(item["metadata"]["name"] for item in cluster.nodes() if not is_ready(item)), GONE_S)
+
+
+@pytest.mark.usefixtures("served", "ready")
 @pytest.mark.parametrize("path", RUN, indirect=True, ids=lambda path: path.stem)
 def test_the_workload_runs(cluster: RealCluster, namespace: str, path: Path) -> None:
     """Created by its own controllers; each container lists what its first lines say."""

@@ -70,10 +70,11 @@ class FakeSmokeApi:
         self.refused: dict[str, KubernetesApiError] = {}  # by verb and last word of the path
         self.made: dict[str, Wire] = {}  # by path
         self.deleted: list[str] = []
+        self.forgets = False  # its Jobs are deleted by another client
         self.keeps_pod = False  # deleting the Job does not end its pod
 
     def get(self, path: str) -> Wire:
-        if path not in self.made:
+        if path not in self.made or self.forgets:
             raise NotFoundError(f"GET {path}", status=404)
         return self.made[path]
 

@@ -88,6 +88,15 @@ def test_a_job_without_a_pod_says_why() -> None:
     assert (found.layer, found.message) == (TryLayer.WORKLOAD, "the Job has no pod: FailedCreate: violates PodSecurity")
 
 
+def test_a_job_that_another_client_deletes_ends_the_try() -> None:
+    """Such as `kubectl dra smoke --cleanup` of another person."""
+    api = FakeSmokeApi()
+    api.forgets = True
+    found, _ = tried(api)
+    assert found.layer is TryLayer.WORKLOAD
+    assert "deleted by another client" in found.message
+
+
 def test_an_interrupted_try_deletes_its_objects() -> None:
     """Within the moment in which the command is told to stop."""
     api = FakeSmokeApi(waiting())
