@@ -58,7 +58,7 @@ gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 
 lock:                         ## Renew requirements/*.txt from pyproject.toml; needs uv on PATH
 	uv pip compile pyproject.toml --all-extras --group dev $(LOCK) -o requirements/dev.txt
-	uv pip compile pyproject.toml -c requirements/dev.txt $(LOCK) -o requirements/node.txt
+	uv pip compile --group node -c requirements/dev.txt $(LOCK) -o requirements/node.txt
 	uv pip compile --group build -c requirements/dev.txt $(LOCK) -o requirements/build.txt
 	uv pip compile --group sbom $(LOCK) -o requirements/sbom.txt
 

@@ -9,7 +9,8 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import ModuleType
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, DraError, ForbiddenError
@@ -34,9 +35,11 @@ SUBCOMMANDS: Final = {
     "version": ("dra_driver.cli.version", "print the version"),
 }
 
-# What an image of nodes leaves out (pyproject.toml): top-level package -> the extra that brings it.
+# Top-level packages that not every installation has (pyproject.toml) -> the extra that brings them. An image for nodes
+# has those of "node" and none that only people's commands need, which belong to no extra.
 EXTRAS: Final = {
-    **dict.fromkeys(("kubernetes", "urllib3", "re2"), "cli"),
+    **dict.fromkeys(("kubernetes", "urllib3", "re2"), ""),
+    **dict.fromkeys(("grpc", "google", "pynvml", "cryptography"), "node"),
     **dict.fromkeys(("starlette", "uvicorn", "trustme"), "sim"),
 }
 
@@ -47,18 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return execute("dra-driver", ABOUT, SUBCOMMANDS, arguments)
 
 
-def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], arguments: list[str]) -> int:
+def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]], arguments: list[str]) -> int:
     """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog=program, description=about, allow_abbrev=False)
-    known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    loaded = {}
-    for name, (path, line) in subcommands.items():
-        if name == wanted:
-            loaded[name] = importlib.import_module(path)
-            loaded[name].add_parser(known)
-        else:
-            known.add_parser(name, help=line)
+    parser, loaded = parser_of(program, about, subcommands, {wanted})
     args = parser.parse_args(arguments)
     try:
         status = int(loaded[args.command].run(args))
@@ -89,11 +84,52 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
     return status
 
 
+class Parser(argparse.ArgumentParser):
+    """Adds the command's examples to its help; below a command, its own parsers are of this class too."""
+
+    def format_help(self) -> str:
+        from dra_driver.cli.examples import with_examples
+
+        epilog, formatter = self.epilog, self.formatter_class
+        self.epilog, self.formatter_class = with_examples(self.prog, epilog), _Formatter
+        try:
+            return super().format_help()
+        finally:
+            self.epilog, self.formatter_class = epilog, formatter
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Fills paragraphs of one line to the width of the terminal, and leaves those with lines of their own."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text.strip():
+            return "".join(f"{indent}{line}" for line in text.splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
+
+
+def parser_of(
+    program: str, about: str, subcommands: Mapping[str, tuple[str, str]], wanted: Container[str | None]
+) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
+    """The program's parser, whole for the subcommands in ``wanted`` and with a line for the others; their modules."""
+    parser = Parser(prog=program, description=about, allow_abbrev=False)
+    known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    loaded = {}
+    for name, (path, line) in subcommands.items():
+        if name in wanted:
+            loaded[name] = importlib.import_module(path)
+            loaded[name].add_parser(known)
+        else:
+            known.add_parser(name, help=line)
+    return parser, loaded
+
+
 def missing(command: str, package: str) -> str:
     """The sentence for a package that this installation lacks."""
+    extra = f"[{EXTRAS[package]}]" if EXTRAS[package] else ""
     return (
         f"{command} needs the package {package}, which is not installed here (the image for nodes has only what node "
-        f"processes and the controller import): in a checkout of this project, run pip install '.[{EXTRAS[package]}]'"
+        "processes and the controller import, and an installation for people only what kubectl dra imports): in a "
+        f"checkout of this project, run pip install " + (f"'.{extra}'" if extra else ".")
     )
 
 

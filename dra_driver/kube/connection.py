@@ -170,8 +170,8 @@ def _client_library(who: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"to reach the API server with {who}, the package {error.name} is needed, which is not installed here (the "
-            "image for nodes has no exec plugins, OIDC, passwords and proxies): install this project with its extra "
-            "[cli], or unset HTTPS_PROXY and HTTP_PROXY if the API server can be reached without them"
+            "image for nodes has no exec plugins, OIDC, passwords and proxies): run this where pip or pipx installed "
+            "this project, or unset HTTPS_PROXY and HTTP_PROXY if the API server can be reached without them"
         ) from error
     return library
 

@@ -24,6 +24,10 @@ def resource_claims(namespace: str | None = None) -> str:
     return f"{RESOURCE_API}{inside}/resourceclaims"
 
 
+def namespaces() -> str:
+    return f"{CORE_API}/namespaces"
+
+
 def nodes() -> str:
     return f"{CORE_API}/nodes"
 
