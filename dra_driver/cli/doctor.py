@@ -140,10 +140,11 @@ def facts_of(args: argparse.Namespace) -> tuple[Any, float]:
 
 
 def _from_file(path: str) -> Any:
+    from dra_driver.doctor import bundle
     from dra_driver.doctor.facts import facts_of_state
     from dra_driver.kube.state_file import load
 
-    return facts_of_state(load(path))
+    return bundle.read(path) if bundle.is_bundle(path) else facts_of_state(load(path))
 
 
 class _Explained:

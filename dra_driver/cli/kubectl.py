@@ -18,6 +18,7 @@ SUBCOMMANDS: Final = {
     "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
     "doctor": ("dra_driver.cli.doctor", "say which layer between GPUs and containers is broken"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
+    "support-bundle": ("dra_driver.cli.support_bundle", "write all that help from others needs to one file"),
     "drain": ("dra_driver.cli.drain", "free a node's GPUs for maintenance"),
     "undrain": ("dra_driver.cli.undrain", "give a node's drained GPUs back"),
     "smoke": ("dra_driver.cli.smoke", "run a pod for each kind of device and check what it sees"),

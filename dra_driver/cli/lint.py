@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dra_driver.errors import ConfigurationError
@@ -68,9 +67,9 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
     if args.cluster and args.cluster_state:
         raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
     if args.cluster_state:
-        from dra_driver.kube import state_file
+        from dra_driver.cli.source import state_in_file
 
-        return state_file.load(Path(args.cluster_state))
+        return state_in_file(args.cluster_state)
     if args.paths and not args.cluster:
         return None
     from dra_driver.kube.connection import Connection

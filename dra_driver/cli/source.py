@@ -22,7 +22,8 @@ def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: 
     source.add_argument(
         "--cluster-state",
         metavar="FILE",
-        help="offline: a file of `kubectl dra snapshot`, or objects as `kubectl get -o yaml` prints them",
+        help="offline: a file of `kubectl dra snapshot` or `kubectl dra support-bundle`, or objects as "
+        "`kubectl get -o yaml` prints them",
     )
 
 
@@ -34,12 +35,18 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
     # The process runs for a few seconds and keeps all objects to its end: garbage collection would take a third of it.
     gc.disable()
     if args.cluster_state:
-        from dra_driver.kube.state_file import load
-
-        return load(args.cluster_state)
+        return state_in_file(args.cluster_state)
     from dra_driver.kube.state import read_cluster
 
     return read_cluster(client(args.kubeconfig), namespace, only=only)
+
+
+def state_in_file(path: str) -> ClusterState:
+    """The state in a file of `kubectl dra snapshot` or `kubectl dra support-bundle`. Raises ConfigurationError."""
+    from dra_driver.doctor import bundle
+    from dra_driver.kube.state_file import load
+
+    return bundle.read(path).state() if bundle.is_bundle(path) else load(path)
 
 
 def tell_gaps(state: ClusterState) -> None:

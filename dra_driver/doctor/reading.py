@@ -13,7 +13,13 @@ from dra_driver.doctor.driver_rights import REVIEWS, DriverRight, review_of, rig
 from dra_driver.doctor.facts import ClusterFacts, Unanswered
 from dra_driver.doctor.feature_gates import gates_in
 from dra_driver.doctor.redaction import redacted
-from dra_driver.doctor.reduce import is_about_devices, reduced_daemonset, reduced_driver_pod, visible_devices
+from dra_driver.doctor.reduce import (
+    is_about_devices,
+    reduced_daemonset,
+    reduced_driver_pod,
+    visible_devices,
+    without_notes,
+)
 from dra_driver.doctor.wire import Wire, is_ready, name_of, namespace_of
 from dra_driver.errors import (
     ApiUnreachableError,
@@ -114,7 +120,7 @@ class _Reader:
         self._read_pods()
         self._read_events()
         for name, path in ((fact.GPU_NODES, paths.gpu_nodes()), (fact.GPU_POLICIES, paths.gpu_policies())):
-            self._answers[name] = self._asked(lambda path=path: self._listed(path, dict))  # type: ignore[misc]
+            self._answers[name] = self._asked(lambda path=path: self._listed(path, without_notes))  # type: ignore[misc]
         self._answers[fact.GATES] = self._asked(lambda: gates_in(self._api.get_text("/metrics")))
         self._answers[fact.DRIVER_RIGHTS] = self._asked(self._driver_rights)
         self._answers[fact.PARTLY_READ] = self._partial

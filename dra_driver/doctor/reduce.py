@@ -59,6 +59,11 @@ def reduced_daemonset(item: Wire) -> dict[str, Any]:
     }
 
 
+def without_notes(item: Wire) -> dict[str, Any]:
+    """An object of the driver's own kinds, whole but for annotations and who wrote which field."""
+    return {**item, "metadata": _picked(mapping(item, "metadata"), (*_METADATA, "resourceVersion"))}
+
+
 def reduced_driver_pod(item: Wire) -> dict[str, Any]:
     """Where the pod is, and what its containers are doing."""
     status = mapping(item, "status")

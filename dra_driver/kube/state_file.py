@@ -49,20 +49,24 @@ _HEADER: Final = "draState"
 def load(path: Path | str) -> ClusterState:
     """The state in a file that `dump` or kubectl wrote. Raises ConfigurationError with a sentence."""
     file = Path(path)
-    documents = list(read_documents(file))
+    return state_in(list(read_documents(file)), str(file))
+
+
+def state_in(documents: Sequence[Wire], where: str) -> ClusterState:
+    """The state in documents that were read from ``where``. Raises ConfigurationError."""
     header = next((found for item in documents if isinstance(found := item.get(_HEADER), dict)), {})
     version = header.get("schemaVersion", SCHEMA_VERSION)
     if version not in (SCHEMA_VERSION, TEMPLATES_VERSION):
         known = f"{SCHEMA_VERSION} and {TEMPLATES_VERSION}"
-        raise ConfigurationError(f"{file}: a state of schemaVersion {version}, this program reads {known}")
+        raise ConfigurationError(f"{where}: a state of schemaVersion {version}, this program reads {known}")
     gaps = header.get("gaps")
-    objects = objects_of(documents, str(file))
+    objects = objects_of(documents, where)
     if version == TEMPLATES_VERSION:
-        objects = _filled(objects, header, str(file))
+        objects = _filled(objects, header, where)
     return ClusterState(
         server_version=str(header.get("serverVersion") or ""),
         gaps=tuple(map(str, gaps)) if isinstance(gaps, list) else (),
-        source=str(file),
+        source=where,
         **_by_kind(objects),
     )
 
