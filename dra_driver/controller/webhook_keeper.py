@@ -152,7 +152,7 @@ class WebhookKeeper:
             step = Step.NOTHING
         if step is Step.NOTHING or not self._leadership.leads():
             return Step.NOTHING, stored
-        if step is Step.REPLACE:
+        if step is Step.REPLACE and stored.current is not None:
             self._replaced_s = self._clock()
         after = done(stored, step, now, lambda: self._certificates.make(now))
         self._api.update(self._secret, secret_with(secret, after))
@@ -163,7 +163,10 @@ class WebhookKeeper:
         return step, after
 
     def _announce(self, configuration: Mapping[str, Any], stored: Stored) -> None:
-        if stored.bundle and not has_bundle(configuration, stored.bundle) and self._leadership.leads():
+        """Not for one that cannot be served: a former one may still be, and its CA would leave the bundle."""
+        if stored.current is None or problem(stored.current, self._certificates.life, self._now()):
+            return
+        if not has_bundle(configuration, stored.bundle) and self._leadership.leads():
             self._api.update(self._configuration, with_bundle(configuration, stored.bundle))
             log.info("webhook configuration names the certificates' CAs")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dra_driver.controller.webhook_keeper import REPLACE_EVERY_S, WebhookKeeper
-from dra_driver.controller.webhook_objects import has_bundle, stored_of
+from dra_driver.controller.webhook_objects import has_bundle, secret_with, stored_of
 from dra_driver.controller.webhook_plan import Life, Pair, Stored, Times
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
 from tests.unit.controller.test_webhook_plan import DAY, NOW
@@ -181,6 +181,28 @@ def test_an_expired_certificate_is_replaced_and_told(
     assert one.serves().startswith("not-after: 2026-10-18")
     assert world.store.announced
     assert "KEY" not in caplog.text
+
+
+def test_a_certificate_that_may_not_be_replaced_yet_is_not_announced(world: World, one: Replica) -> None:
+    """Its CA would take the place of that of the certificate that is still served."""
+    one.keeper.step()
+    for _ in range(2):
+        good = dict(world.store.objects[CONFIGURATION])
+        served = one.serves()
+        expired = Stored(current=world.make(world.now - 200 * DAY))
+        world.store.objects[SECRET] = secret_with(world.store.objects[SECRET], expired)
+        try:
+            one.keeper.step()
+        except KubernetesApiError as error:
+            assert "it expired at" in str(error)  # noqa: PT017 - the second time
+            assert world.store.objects[CONFIGURATION] == good
+            assert one.serves() == served
+            break
+    else:
+        pytest.fail("it was replaced twice at once")
+    world.seconds += REPLACE_EVERY_S
+    one.keeper.step()
+    assert world.store.announced
 
 
 def test_a_follower_does_not_hand_over_an_expired_one(world: World, one: Replica, other: Replica) -> None:
