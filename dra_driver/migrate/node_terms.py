@@ -77,14 +77,14 @@ def _required(
     if not any(is_gfd(_key(each)) for term in terms for each in list_at(term, "matchExpressions")):
         return
     path = (*base, *_REQUIRED)
+    if len(terms) == 1:
+        _one_term(terms[0], translate, found, ledger, (*path, 0))
+        _forget_empty_term(spec)
+        return
     try:
         split = [_split(term, translate) for term in terms]
     except UntranslatableLabelError as error:
-        if len(terms) == 1:
-            _one_term(terms[0], translate, found, ledger, (*path, 0))
-            _forget_empty_term(spec)
-        else:
-            ledger.lost(path, f"{error}; {KEPT}, and so do the other alternatives")
+        ledger.lost(path, f"{error}; {KEPT}, and so do the other alternatives")
         return
     rests = [rest for rest, _ in split]
     if any(rest != rests[0] for rest in rests):
@@ -92,7 +92,7 @@ def _required(
         return
     texts = {form: _alternatives([_all_of(each[form]) for _, each in split]) for form in found}
     _keep(texts, found)
-    ledger.carried(path, _became(texts))
+    ledger.carried(path, f"{_became(texts)}{'; what all alternatives say of nodes stays' if rests[0] else ''}")
     parent = at(spec, *_REQUIRED[:-1])
     parent["nodeSelectorTerms"] = [rests[0]] if rests[0] else []
     _forget_empty_term(spec)

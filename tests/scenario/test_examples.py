@@ -75,6 +75,7 @@ def test_the_demo_succeeds() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     count = len(EXAMPLES) + 1  # the chapter about a policy counts as one
     assert f"{count} of {count} examples met their expectations" in done.stdout
+    assert "pod/notebook Running sees 1 MIG device of profile 1g.10gb\n" in done.stdout
     assert "$ kubectl get gpunodes" in done.stdout
     assert "$ kubectl get gpupolicies" in done.stdout
     assert "again    gpu-7 of gpu-b: whole or as one of 25 MIG devices" in done.stdout

@@ -14,7 +14,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import forms, health, pending
+from dra_driver.sim.demo import forms, health, moving, pending
 from dra_driver.sim.demo.cluster_pool import ClusterPool
 from dra_driver.sim.demo.policies import PolicyChapter
 from dra_driver.sim.demo.render import columns, table
@@ -46,6 +46,7 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         _introduce(cluster, say, time.monotonic() - started)
         told, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
         results += told
+        moved = moving.run(cluster, root, say)
         policy = root / health.POLICY
         cluster.set_policies([policy])  # nodes read it while the next chapter runs
         explained = pending.run(cluster, say)
@@ -62,7 +63,7 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         transformed = forms.run(pool.cluster(one_h100), say)
     good, count = sum(result.problem is None for result in results) + ruled, len(results) + 1  # the policy counts
     say(f"\n{good} of {count} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
-    return good == count and explained and healed and transformed
+    return good == count and moved and explained and healed and transformed
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
