@@ -9,6 +9,7 @@ from dra_driver.doctor.finding import Layer
 from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, well
 from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_judge_runtime import parse_version
+from dra_driver.doctor.node_kubelet_facts import KubeletFacts
 from dra_driver.doctor.node_sockets import PluginSocket, PluginWords
 from dra_driver.doctor.node_text import some
 
@@ -26,11 +27,7 @@ _START: Final = (
 def _kubelet(facts: LocalFacts) -> Iterator[NodeAnswer]:
     kubelet = facts.kubelet
     if not kubelet.found:
-        do = (
-            "Start the kubelet; k3s, RKE2, k0s and MicroK8s run it inside another process, where this check sees "
-            "nothing."
-        )
-        yield doubtful("no process called kubelet was seen", "a running kubelet", do)
+        yield _without_process(kubelet)
         return
     version = parse_version(kubelet.version or "")
     if version and version < OLDEST:
@@ -41,6 +38,16 @@ def _kubelet(facts: LocalFacts) -> Iterator[NodeAnswer]:
     if kubelet.config_problem:
         do = "Run it as root."
         yield doubtful(f"the kubelet's configuration: {kubelet.config_problem}", "a file that can be read", do)
+
+
+def _without_process(kubelet: KubeletFacts) -> NodeAnswer:
+    expected = "a running kubelet"
+    if kubelet.inside:
+        return well(f"the kubelet is inside {kubelet.inside}, so its settings are not seen")
+    if not kubelet.sees_processes:
+        return doubtful("processes of other users cannot be seen", expected, "Run it as root.")
+    do = "Start the kubelet, and look at its log (journalctl -u kubelet)."
+    return broken("no kubelet runs", expected, do)
 
 
 def _gate(facts: LocalFacts) -> Iterator[NodeAnswer]:

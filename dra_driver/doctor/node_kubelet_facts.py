@@ -5,7 +5,7 @@ cmd/kubelet/app/options/options.go and staging/src/k8s.io/kubelet/config/v1beta1
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,16 +19,22 @@ from dra_driver.driver_root.enter import enter
 
 DEFAULT_ROOT: Final = "/var/lib/kubelet"
 VERSION_S: Final = 5.0
+WITH_KUBELET: Final = frozenset({"k3s", "k3s-server", "k3s-agent", "kubelite"})
+"""Processes of k3s and MicroK8s that have the kubelet inside; k0s and RKE2 start one of its own name."""
 _MOST_PROCESSES: Final = 100_000
 _MOST_FILES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletFacts:
-    """``found``: its process was seen. ``gates`` are those that its flags or files name. ``version`` is None where its
-    program cannot be asked. ``runtime_socket`` is the path of the container runtime that it uses."""
+    """``found``: its process was seen. ``inside`` is the process that has it inside, None for none. ``sees_processes``:
+    the processes of others can be seen, so that one that was not seen does not run. ``gates`` are those that its flags
+    or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the path of the
+    container runtime that it uses."""
 
     found: bool = False
+    inside: str | None = None
+    sees_processes: bool = False
     version: str | None = None
     root: str = DEFAULT_ROOT
     config: str | None = None
@@ -42,10 +48,13 @@ AskVersion = Callable[[HostView, str], str | None]
 
 
 def read_kubelet(view: HostView, ask: "AskVersion | None" = None) -> KubeletFacts:
-    """The first process that is called ``kubelet``. Distributions that have it inside another process show none."""
-    pid = next(_kubelets(view.proc), None)
+    """The first process that is called ``kubelet``; else the one that has a kubelet inside, whose settings are its
+    own."""
+    pid = next(_processes(view.proc, {"kubelet"}), None)
     if pid is None:
-        return KubeletFacts()
+        other = next(_processes(view.proc, WITH_KUBELET), None)
+        inside = text(f"{view.proc}/{other}/comm") if other else None
+        return KubeletFacts(inside=inside, sees_processes=text(f"{view.proc}/1/comm") is not None)
     flags = flags_of(text(f"{view.proc}/{pid}/cmdline") or "")
     config = flags.get("config")
     wire, problem = _config(view, config, flags.get("config-dir")) if config else ({}, None)
@@ -73,9 +82,9 @@ def flags_of(cmdline: str) -> dict[str, str]:
     return found
 
 
-def _kubelets(proc: str) -> Iterator[str]:
+def _processes(proc: str, called: Collection[str]) -> Iterator[str]:
     numbers = (name for name in (names(proc) or [])[:_MOST_PROCESSES] if name.isdecimal())
-    return (number for number in numbers if text(f"{proc}/{number}/comm") == "kubelet")
+    return (number for number in numbers if text(f"{proc}/{number}/comm") in called)
 
 
 def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, Any], str | None]:

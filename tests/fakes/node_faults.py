@@ -142,6 +142,10 @@ def crio_folders(node: BrokenNode) -> None:
     node.runtime = FakeRuntime(name="cri-o", release="1.34.1", crio='[crio.runtime]\ncdi_spec_dirs = ["/opt/cdi"]\n')
 
 
+def kubelet_stopped(node: BrokenNode) -> None:
+    node.remove("proc/4711")
+
+
 def old_kubelet(node: BrokenNode) -> None:
     node.kubelet_version = "v1.31.4"
 
@@ -236,7 +240,8 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault(nothing_installed, "gpus-on-bus", Layer.DRIVER, "no NVIDIA GPU among 1 PCI devices", "pass the GPU through"),
+    Fault(nothing_installed, "kubelet", Layer.KUBERNETES, "no kubelet runs", "Start the kubelet"),
+    Fault(kubelet_stopped, "kubelet", Layer.KUBERNETES, "no kubelet runs", "journalctl -u kubelet"),
     Fault(windows, "machine", Layer.DRIVER, "Windows Subsystem for Linux", "CDI mode wsl"),
     Fault(no_gpu, "gpus-on-bus", Layer.DRIVER, "no NVIDIA GPU", "DaemonSet off this node"),
     Fault(nouveau, "gpus-on-bus", Layer.DRIVER, "bound to nouveau", "blacklist"),

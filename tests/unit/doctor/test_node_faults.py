@@ -14,7 +14,7 @@ from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.doctor.node_driver_facts import NvmlAnswer
 from dra_driver.doctor.report import DoctorReport
 from tests.fakes.broken_node import DRIVER, BrokenNode
-from tests.fakes.node_faults import FAULTS, NVIDIA_PLUGIN, Fault, container
+from tests.fakes.node_faults import FAULTS, NVIDIA_PLUGIN, Fault, container, nothing_installed
 
 
 @pytest.fixture
@@ -140,6 +140,33 @@ def test_what_may_work_is_a_warning(
     assert seen in warned[0].seen
     assert warned[0].do
     assert report.exit_status == 0
+
+
+def test_where_nothing_is_installed_every_layer_says_so(node: BrokenNode) -> None:
+    """A laptop: what was seen, what was expected, what to do."""
+    nothing_installed(node)
+    report = node.report()
+    failed = {finding.check for finding in report.findings if finding.status is FindingStatus.FAIL}
+    expected = {"kubelet", "gpus-on-bus", "driver-root", "kernel-module", "runtime-answers", "plugin-folders"}
+    assert failed == expected, shown(report)
+    told = [each for each in report.findings if each.status is not FindingStatus.OK]
+    assert all(each.seen and each.expected and each.do for each in told)
+
+
+def test_k3s_has_the_kubelet_inside(node: BrokenNode) -> None:
+    """No process is called kubelet there."""
+    node.put("proc/4711/comm", "k3s-server\n")
+    report = node.report()
+    assert report.exit_status == 0
+    assert "inside k3s-server" in next(each.seen for each in report.findings if each.check == "kubelet")
+
+
+def test_hidden_processes_are_no_verdict(node: BrokenNode) -> None:
+    """/proc may be mounted with hidepid."""
+    node.remove("proc/4711")
+    node.remove("proc/1")
+    (found,) = [each for each in node.report().findings if each.check == "kubelet"]
+    assert (found.status, found.do) == (FindingStatus.WARN, "Run it as root.")
 
 
 def test_simulated_gpus_need_no_driver(node: BrokenNode) -> None:
