@@ -39,5 +39,5 @@ NODE_WIDE: Final[tuple[ShownField, ...]] = (
     ("Toolkit", "string", ".status.toolkitVersion"),
     ("Runtime", "string", ".status.containerRuntimeVersion"),
     ("Version", "string", ".status.nodeProcessVersion"),
-    ("Problem", "string", ".status.problems[0].message"),
+    ("Problem", "string", ".status.summary.problem"),
 )

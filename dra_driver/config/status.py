@@ -32,6 +32,7 @@ from dra_driver.model.terms import Taint
 
 NODE_KIND: Final = "GpuNode"
 _MAX_LINE: Final = 253
+_MAX_COLUMN: Final = 120
 _MAX_VERSION: Final = 128
 _MAX_CAUSES: Final = 16
 _MAX_TAINTS: Final = 16
@@ -74,6 +75,7 @@ def summary_of(status: GpuNodeStatus) -> Json:
         health=_line(health) if status.gpus else None,
         policies=_line(_policies_in_words(status.policies)),
         problems=min(len(status.problems), 1024),
+        problem=_text(status.problems[0].message, _MAX_COLUMN) if status.problems else None,
     )
 
 

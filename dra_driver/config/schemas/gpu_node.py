@@ -31,6 +31,7 @@ class NodeSummaryModel(Strict):
         None
     )
     problems: Annotated[Count, Field(description="How many problems are listed.")]
+    problem: Annotated[Line | None, Field(description="The first of them, cut to the length of a column.")] = None
 
 
 class NodeTaintModel(Strict):

@@ -72,6 +72,7 @@ def test_the_summary_says_in_words_what_the_lists_say() -> None:
         "health": "1 of 2 unhealthy: gpu-0 xid",
         "policies": "mps-pool (Waiting), open",
         "problems": 1,
+        "problem": "GPU 0000:65:00.0 cannot be used",
     }
 
 
@@ -101,7 +102,8 @@ def test_what_is_too_long_is_cut_to_what_the_api_server_stores() -> None:
         policies=(policy,) * 400,
         problems=(NodeProblem(reason="Reason", message=long),) * 100,
     )
-    valid(node_status(status, AT))
+    written = valid(node_status(status, AT))
+    assert written["summary"]["problem"] == "x" * 119 + "…"  # a column of a table
 
 
 def test_texts_of_others_are_on_one_line_without_terminal_commands() -> None:
