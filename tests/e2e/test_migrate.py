@@ -19,7 +19,7 @@ from dra_driver.sim.demo import moving
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import REACH_S, ROOT, RealCluster, wait
+from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
 from tests.e2e.gates import PARTITIONS, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.scenario import reached
@@ -40,6 +40,17 @@ API: Final = {
     "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
     "LimitRange": "/api/v1/namespaces/{}/limitranges",
 }
+POD: Final = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: moved}
+spec:
+  containers:
+  - name: main
+    image: ubuntu:24.04
+    command: ["bash", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
+    resources: {limits: {nvidia.com/gpu: 1}}
+"""
 NOTICED_S, BACK_S = 60.0, 240.0
 """A device plugin is noticed after 10 s, and believed to be gone after 60."""
 
@@ -76,15 +87,17 @@ def test_a_node_changes_over_from_the_device_plugin(
     """While the plugin offers GPUs this driver offers none, and a translated pod waits; then it runs."""
     assert own_host is not None
     before = {device["name"] for device in devices(cluster)}
-    pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: moved}\nspec:\n  containers:\n  - name: main\n"
-    pod += "    image: ubuntu:24.04\n    command: [sleep, infinity]\n    resources: {limits: {nvidia.com/gpu: 1}}\n"
-    with device_plugin(cluster, node):
-        wait(lambda: f"{len(devices(cluster))} devices are published" if devices(cluster) else None, NOTICED_S)
-        cluster.apply(migrated(pod).objects, namespace)
-        time.sleep(5.0)
-        assert not is_ready(cluster.pod("moved", namespace))
-    wait(lambda: None if {device["name"] for device in devices(cluster)} == before else "not yet offered again", BACK_S)
-    wait(lambda: None if is_ready(cluster.pod("moved", namespace)) else "the pod does not run", REACH_S)
+    objects = migrated(POD).objects
+    try:
+        with device_plugin(cluster, node):
+            wait(lambda: f"{len(devices(cluster))} devices are published" if devices(cluster) else None, NOTICED_S)
+            cluster.apply(objects, namespace)
+            time.sleep(SETTLE_S)
+            assert not is_ready(cluster.pod("moved", namespace))
+        wait(lambda: None if {each["name"] for each in devices(cluster)} == before else "not offered again", BACK_S)
+        wait(lambda: None if is_ready(cluster.pod("moved", namespace)) else "the pod does not run", REACH_S)
+    finally:
+        cluster.remove(objects, namespace)
 
 
 @contextmanager
