@@ -26,6 +26,9 @@ from dra_driver.slices.layout import generate_name
 log = logging.getLogger(__name__)
 
 
+_SHARES_HIDE_COUNTERS = (1, 35)
+"""The version whose scheduler counts whole devices alone (k8s.io/dynamic-resource-allocation, checkAvailableCounters in
+structured/internal/experimental/allocator_experimental.go). Those of 1.34.9 and 1.36.2 charge shares, too."""
 _FIVE_TAINTS = [{"key": f"canary-{number}", "effect": "None"} for number in range(5)]
 _ONE_COUNTER = {"memory": {"value": "1"}}
 _SETS: Mapping[str, Any] = {"sharedCounters": [{"name": "canary", "counters": _ONE_COUNTER}]}
@@ -114,10 +117,12 @@ class FeatureWatch:
         version = self._version()
         if version == self._asked:
             return False
-        before, self._features = self._features, probe(self._api, self._driver, self._node)
+        kept = probe(self._api, self._driver, self._node)
+        hides = (version.major, version.minor) == _SHARES_HIDE_COUNTERS
+        before, self._features = self._features, replace(kept, shares_hide_counters=hides)
         self._asked = version
-        kept = {field.name: getattr(self._features, field.name) for field in fields(ApiServerFeatures)}
-        log.info("API server features found", extra={"version": str(version), **kept})
+        found = {field.name: getattr(self._features, field.name) for field in fields(ApiServerFeatures)}
+        log.info("API server features found", extra={"version": str(version), **found})
         return before != self._features
 
     def lose(self, names: Iterable[str]) -> bool:

@@ -67,7 +67,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     allowed = _allowed(gpu, terms)
     left = counters.available(gpu, foreign) if allowed and features.counters else {}
     placements: Sequence[Placement] = ()
-    if allowed and reasons.allowed_unless(_why_not_cut(gpu, features)):
+    if allowed and reasons.allowed_unless(_why_not_cut(gpu, terms, features)):
         placements = [place for place in allowed if _is_free(place, foreign) and counters.leaves_enough(*place, left)]
     uncut: frozenset[Placement] = frozenset()
     if terms.withheld is not None and (uncut := _uncut(gpu, placements)):
@@ -196,7 +196,7 @@ def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> s
     )
 
 
-def _why_not_cut(gpu: Gpu, features: ApiServerFeatures) -> str | None:
+def _why_not_cut(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
     if features.counters_refused:
         return (
             f"MIG partitions of {gpu.device_name} that do not exist yet are not offered: the API server keeps counters "
@@ -207,6 +207,11 @@ def _why_not_cut(gpu: Gpu, features: ApiServerFeatures) -> str | None:
         return (
             f"MIG partitions of {gpu.device_name} that do not exist yet are not offered: the API server does not "
             "keep counters (feature gate DRAPartitionableDevices), so they would be allocated beside the whole GPU"
+        )
+    if terms.shares_in_use and features.shares_hide_counters:
+        return (
+            f"MIG partitions of {gpu.device_name} are not offered until its last share is released: the scheduler of "
+            "Kubernetes 1.35 does not charge counters for shares, and would allocate partitions beside them"
         )
     if gpu.memory_slices > counters.MAX_MEMORY_SLICES:
         return (

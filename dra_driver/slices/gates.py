@@ -26,12 +26,15 @@ class ApiServerFeatures:
       instead of a resource slice without devices (1.35 and newer).
     - ``counters_refused``: the gate of counters is on, but the API server accepts neither of the two; then ``counters``
       is False.
+    - ``shares_hide_counters``: the scheduler does not charge the counters of devices whose shares are allocated (1.35),
+      so it would allocate partitions of a GPU beside its shares. Known by the API server's version.
     - ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
     """
 
     counters: bool = False
     counters_beside_devices: bool = False
     counters_refused: bool = False
+    shares_hide_counters: bool = False
     taints: bool = False
     taints_1_35: bool = False
     multi_allocation: bool = False

@@ -79,6 +79,9 @@ class Sickness:
         return found
 
     def is_told(self, pod: str, state: str) -> Callable[[], str | None]:
+        """The kubelet of 1.34 tells it only of claims with the name that the pod has for them, so not of these."""
+        if self.cluster.version().startswith("v1.34."):
+            return lambda: None
         return lambda: None if [each.get("health") for each in self.health(pod)] == [state] else str(self.health(pod))
 
     def owner(self, app: str) -> Obj | None:
@@ -129,9 +132,10 @@ def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_
     assert seconds < TAINTED_S
     log.info(f"taint after {seconds:.2f} s: {sickness.taints(device)}")
     wait(sickness.is_told("pod", "Unhealthy"), SHOWN_S)
-    (said,) = sickness.health("pod")
+    said = sickness.health("pod")
     log.info(f"allocatedResourcesStatus: {said}")
-    assert "48" in said["message"]
+    if sickness.cluster.gates.get("ResourceHealthStatusMessage"):  # since 1.36
+        assert "48" in said[0]["message"]
     assert events(sickness.cluster, sickness.node, "GpuUnhealthy") > 0
     sickness.recover(device)
     sickness.clean()

@@ -58,6 +58,15 @@ def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
     assert not watch.current.taints
 
 
+@pytest.mark.parametrize(("minor", "hides"), [(34, False), (35, True), (36, False)])
+def test_the_scheduler_of_1_35_does_not_charge_shares(minor: int, hides: bool) -> None:
+    """It has no gate, and no dry run shows it."""
+    version = ServerVersion(git_version=f"v1.{minor}.1", major=1, minor=minor)
+    watch = FeatureWatch(FakeSlicesApi(), lambda: version, "gpu.nvidia.com", "node-a")
+    watch.refresh()
+    assert watch.current.shares_hide_counters is hides
+
+
 def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> None:
     """The answer to a write counts more than the dry run."""
     api = FakeSlicesApi()

@@ -271,6 +271,16 @@ def test_shares_in_use_change_nothing_while_they_are_kept() -> None:
     assert forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), ALL) == forms_of(mig_gpu(H100), SHARED, ALL)
 
 
+def test_partitions_are_not_offered_beside_shares_that_the_scheduler_does_not_charge() -> None:
+    """Kubernetes 1.35 would allocate both; afterwards, and without shares, the GPU is what it is elsewhere."""
+    features = replace(ALL, shares_hide_counters=True)
+    found = forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), features)
+    assert (found.whole, found.sharing, found.placements, found.left) == (True, SHARED.sharing, (), {})
+    (reason,) = found.reasons
+    assert reason.startswith("MIG partitions of gpu-0 are not offered until its last share is released")
+    assert forms_of(mig_gpu(H100), SHARED, features) == forms_of(mig_gpu(H100), SHARED, ALL)
+
+
 def test_more_than_64_devices_are_left_out_with_a_reason() -> None:
     """A slice has no room for them; the last in the order are the least useful."""
     gpu = mig_gpu(RTX)
