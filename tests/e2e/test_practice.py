@@ -64,9 +64,11 @@ def collection(item: Wire, namespace: str) -> str:
 
 
 def with_stand_ins(item: Wire) -> Wire:
-    """The object with images that the node has, and no more memory than a small node can spare."""
+    """The object with images that the node has, less memory, and pods that end at once, as the next test needs GPUs."""
     found = copy.deepcopy(item)
-    for container in containers_of(found):
+    for spec in pod_specs(found):
+        spec["terminationGracePeriodSeconds"] = 1
+    for container in (container for spec in pod_specs(found) for container in spec["containers"]):
         image = container["image"]
         if image == "ubuntu:24.04":
             continue
@@ -79,14 +81,11 @@ def with_stand_ins(item: Wire) -> Wire:
     return found
 
 
-def containers_of(item: Any) -> list[Wire]:
-    """All containers below an object."""
-    if isinstance(item, list):
-        return [container for part in item for container in containers_of(part)]
-    if not isinstance(item, dict):
-        return []
-    own = [container for container in item.get("containers") or () if isinstance(container, dict)]
-    return own + [found for part in item.values() for found in containers_of(part)]
+def pod_specs(item: Any) -> list[Wire]:
+    """The pods' specs below an object."""
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    own = [item] if isinstance(item, dict) and isinstance(item.get("containers"), list) else []
+    return own + [found for part in parts for found in pod_specs(part)]
 
 
 @pytest.mark.usefixtures("served")
