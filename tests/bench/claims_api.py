@@ -27,7 +27,7 @@ class ClaimMaker:
         return [
             (item["spec"]["pool"]["name"], device["name"])
             for item in listed["items"]
-            for device in item["spec"].get("devices", [])
+            for device in item["spec"].get("devices") or ()
             if device["attributes"]["type"] == {"string": "gpu"}
         ]
 

@@ -18,7 +18,8 @@ from tests.e2e.hardware import Hardware
 ANY = Requirements()
 POLICIES = Path(__file__).parent / "policies"
 H100_IN_TURNS = Requirements(policies=(POLICIES / "time-sliced-h100.yaml",))
-H100_BY_MEMORY = Requirements(policies=(POLICIES / "memory-shares-h100.yaml",))
+# One GPU: the scheduler of 1.34 tries GPUs in random order, and each share would fit on another.
+H100_BY_MEMORY = Requirements(nodes=(("gpu-a", "1xh100-sxm5-80gb"),), policies=(POLICIES / "memory-shares-h100.yaml",))
 FOUR_A100 = Requirements(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
 
 
