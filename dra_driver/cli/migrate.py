@@ -96,8 +96,9 @@ def _documents(args: argparse.Namespace, problems: list[str]) -> "Iterator[Input
         yield from _of_source(source, problems)
     if args.from_cluster:
         from dra_driver.cli.migrate_cluster import cluster_documents
+        from dra_driver.cli.source import client
 
-        yield from cluster_documents(args.kubeconfig, args.namespace, problems)
+        yield from cluster_documents(client(args.kubeconfig), args.namespace, problems)
 
 
 def _of_source(source: "ManifestSource", problems: list[str]) -> "Iterable[InputDocument]":

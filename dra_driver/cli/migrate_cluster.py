@@ -5,9 +5,8 @@ with the right that is missing, and the others are read.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from dra_driver.cli.source import client
 from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.migrate import InputDocument
 
@@ -40,12 +39,17 @@ KINDS: Final[Sequence[_Kind]] = (
 _MARKS: Final = ("mig-configs", "migStrategy", "timeSlicing", "sharing")
 
 
-def cluster_documents(kubeconfig: str | None, namespace: str | None, problems: list[str]) -> Iterator[InputDocument]:
+class Lister(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def list(self, path: str, /) -> Any: ...
+
+
+def cluster_documents(rest: Lister, namespace: str | None, problems: list[str]) -> Iterator[InputDocument]:
     """The objects; rights that are missing are added to ``problems``. Raises KubernetesApiError if nothing answers.
 
     ``namespace`` is for workloads and quotas; ConfigMaps of the device plugin are read in all namespaces.
     """
-    rest = client(kubeconfig)
     for kind in KINDS:
         where = namespace if kind.namespaced and kind.plural != "configmaps" else None
         for item in _list(rest, kind, where, problems):
@@ -54,7 +58,7 @@ def cluster_documents(kubeconfig: str | None, namespace: str | None, problems: l
                 yield InputDocument(source="cluster", number=1, value=value)
 
 
-def _list(rest: Any, kind: _Kind, namespace: str | None, problems: list[str]) -> Sequence[Any]:
+def _list(rest: Lister, kind: _Kind, namespace: str | None, problems: list[str]) -> Sequence[Any]:
     root = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
     inside = f"/namespaces/{namespace}" if namespace else ""
     try:

@@ -42,7 +42,7 @@ def write_folder(folder: Path, found: "Translation") -> None:
         files["values.yaml"] = dump(found.values)
     files["report.txt"] = as_text(found) + "\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # environments of containers may have secrets
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
