@@ -18,7 +18,7 @@ from dra_driver.webhook.frames import ReviewOutcome
 
 log = logging.getLogger(__name__)
 
-WITHIN_S: Final = 2.0
+WITHIN_S: Final = 1.5
 """From a complete request to its answer, waiting included: the rest of 3 s is for the network."""
 START_S: Final = 60.0
 MAX_WAITING: Final = 32
