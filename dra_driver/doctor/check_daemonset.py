@@ -32,6 +32,7 @@ _PULL: Final = frozenset(
         "RegistryUnavailable",
     }
 )
+COMPONENT: Final = "app.kubernetes.io/component"
 _SIDE_EFFECTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -110,7 +111,7 @@ def _judged(pod: Wire, facts: ClusterFacts) -> LayerFinding:
     node = text(pod, "spec", "nodeName")
     subject = subject_of("pod", pod) + (f" on node/{node}" if node else "")
     for status in dicts(pod, "status", "containerStatuses"):
-        found = _of_container(subject, status, pod)
+        found = _of_container(subject, status, pod, facts)
         if found is not None:
             return found
     scheduled = condition_of(pod, "PodScheduled")
@@ -150,6 +151,11 @@ def _own_words(pod: Wire, node: str, facts: ClusterFacts) -> str:
     for problem in told.problems if told is not None else ():
         if problem.reason == "NotReady":
             return problem.message
+    return last_words(pod, facts)
+
+
+def last_words(pod: Wire, facts: ClusterFacts) -> str:
+    """The newest warning in the log of a pod that is not ready, or of its run before; empty where it is not known."""
     for log in facts.items_or_none(fact.DRIVER_LOGS):
         if (namespace_of(log), name_of(log)) == (namespace_of(pod), name_of(pod)):
             lines = log.get("lines")
@@ -157,7 +163,7 @@ def _own_words(pod: Wire, node: str, facts: ClusterFacts) -> str:
     return ""
 
 
-def _of_container(subject: str, status: Wire, pod: Wire) -> LayerFinding | None:
+def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) -> LayerFinding | None:
     waiting = mapping(status, "state", "waiting")
     reason, message = text(waiting, "reason"), text(waiting, "message")
     logs = f"kubectl -n {namespace_of(pod)} logs {name_of(pod)} --previous"
@@ -172,7 +178,7 @@ def _of_container(subject: str, status: Wire, pod: Wire) -> LayerFinding | None:
         )
     last = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
     if reason == "CrashLoopBackOff" or (last and not status.get("ready") and number(status, "restartCount") > 0):
-        why = text(last, "message") or text(last, "reason") or "no message"
+        why = text(last, "message") or last_words(pod, facts) or text(last, "reason") or "no message"
         return PODS.finding(
             FindingStatus.FAIL,
             subject,
@@ -210,6 +216,32 @@ def _rollout(facts: ClusterFacts) -> Iterator[LayerFinding]:
         )
 
 
+def _others(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    """Pods of controller, MPS host and webhook: nodes work without the first."""
+    for pod in facts.items(fact.DRIVER_PODS):
+        component = text(pod, "metadata", "labels", COMPONENT)
+        if component in ("", "node") or is_ready(pod) or text(pod, "status", "phase") == "Succeeded":
+            continue
+        restarts = max((number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")), default=0)
+        waiting = [text(each, "state", "waiting", "reason") for each in dicts(pod, "status", "containerStatuses")]
+        said = last_words(pod, facts) or next(filter(None, waiting), "") or text(condition_of(pod, "Ready"), "message")
+        yield OTHERS.finding(
+            FindingStatus.WARN,
+            subject_of("pod", pod),
+            f"the {component} is not ready{f' after {restarts} restarts' if restarts else ''}: {said or 'no message'}",
+            expected=f"a {component} that runs",
+            do=f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; "
+            f"{_LOST.get(component, 'see the chart')}.",
+        )
+
+
+_LOST: Final = {
+    "controller": "until it runs, GpuPolicies get no status and no pod is evicted from unhealthy GPUs",
+    "mps-host": "until it runs, claims that need MPS are not prepared on its node",
+    "webhook": "until it runs, objects are checked by the nodes alone",
+}
+
+
 def _image(item: Wire) -> str:
     images = item.get("spec", {}).get("images") if isinstance(item.get("spec"), dict) else None
     return str(images[0]) if isinstance(images, list) and images else "unknown"
@@ -227,4 +259,7 @@ PODS: Final = LayerCheck[ClusterFacts](
 ROLLOUT: Final = LayerCheck[ClusterFacts](
     name="daemonset-one-image", layer=Layer.DAEMONSET, about="the images of node processes", look=_rollout
 )
-CHECKS: Final = (PRESENT, MADE, PODS, ROLLOUT)
+OTHERS: Final = LayerCheck[ClusterFacts](
+    name="other-pods-ready", layer=Layer.DAEMONSET, about="controller, MPS host and webhook", look=_others
+)
+CHECKS: Final = (PRESENT, MADE, PODS, ROLLOUT, OTHERS)

@@ -20,7 +20,7 @@ from dra_driver.doctor.reduce import (
     visible_devices,
     without_notes,
 )
-from dra_driver.doctor.wire import Wire, is_ready, name_of, namespace_of
+from dra_driver.doctor.wire import Wire, dicts, is_ready, name_of, namespace_of, number
 from dra_driver.errors import (
     ApiUnreachableError,
     ForbiddenError,
@@ -212,6 +212,8 @@ class _Reader:
 
     def _log(self, pod: Wire) -> dict[str, Any]:
         query = {"tailLines": str(_LOG_LINES), "limitBytes": str(_LOG_BYTES)}
+        if any(number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")):
+            query["previous"] = "true"  # the run that ended says why
         try:
             text = self._api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query)
         except InvalidObjectError:  # no container has begun

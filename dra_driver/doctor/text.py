@@ -43,9 +43,10 @@ def render(report: DoctorReport, style: Style = plain, *, verbose: bool = False)
     for status, title in (
         (FindingStatus.FAIL, "Also broken (may follow from it)"),
         (FindingStatus.WARN, "Warnings"),
-        (FindingStatus.UNKNOWN, "Could not be looked at"),
     ):
         lines += _section([finding for finding in rest if finding.status is status], title, style, verbose=verbose)
+    if first is None or first.layer is not Layer.API_SERVER:  # else all is said
+        lines += _unanswered(report.unknown, style, verbose=verbose)
     if verbose:
         lines += _section([item for item in rest if item.status is FindingStatus.OK], "Well", style, verbose=True)
     lines += ["", style("Layers", "head"), *_layers(report.findings, style)]
@@ -62,7 +63,7 @@ def verdict(report: DoctorReport) -> str:
     counts = {status: sum(item.status is status for item in report.findings) for status in FindingStatus}
     warned = f", {_many(counts[FindingStatus.WARN], 'warning')}" if counts[FindingStatus.WARN] else ""
     if counts[FindingStatus.UNKNOWN]:
-        unanswered = f"{_many(counts[FindingStatus.UNKNOWN], 'question')} without an answer"
+        unanswered = f"{_many(len({item.seen for item in report.unknown}), 'question')} without an answer"
         return f"{report.target}: nothing broken was seen{warned}, but {unanswered}"
     return f"{report.target}: every layer works as far as can be seen from here{warned}"
 
@@ -86,6 +87,22 @@ def _section(findings: Sequence[LayerFinding], title: str, style: Style, *, verb
             yield f"  {line}"
     if len(findings) > most:
         yield f"  and {len(findings) - most} more (--verbose or -o json shows all)"
+
+
+def _unanswered(findings: Sequence[LayerFinding], style: Style, *, verbose: bool) -> Iterator[str]:
+    """Each question once, with the layers that need it."""
+    layers: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        layers.setdefault((finding.seen, finding.do), []).append(finding.layer)
+    if layers:
+        yield ""
+        yield style("Could not be looked at", "head")
+    most = len(layers) if verbose else _MOST_SHOWN
+    for (seen, do), needing in list(layers.items())[:most]:
+        yield from _wrapped(f"  {', '.join(dict.fromkeys(needing))}: {seen}", "    ")
+        yield from _wrapped(f"    {style('do:', 'dim')} {do}", "      ")
+    if len(layers) > most:
+        yield f"  and {len(layers) - most} more (--verbose or -o json shows all)"
 
 
 def _layers(findings: Sequence[LayerFinding], style: Style) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dra_driver.config.status import node_status
-from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.errors import ForbiddenError, InvalidObjectError, KubernetesApiError, NotFoundError
 from dra_driver.kube.request_rights import right_of
 from dra_driver.model.gpu_node import (
     GpuNodeStatus,
@@ -93,6 +93,14 @@ class Cluster:
             ]
             return "# HELP x\n" + "\n".join(lines) + "\n"
         name = path.removesuffix("/log").rpartition("/")[2]
+        has_ended = any(
+            status.get("restartCount")
+            for pod in self.pods
+            if pod["metadata"]["name"] == name
+            for status in pod["status"].get("containerStatuses", ())
+        )
+        if (query or {}).get("previous") and not has_ended:
+            raise InvalidObjectError(f"GET {path} failed: 400: previous terminated container not found", status=400)
         return self.logs.get(name, "")
 
     def create(self, path: str, body: Mapping[str, Any]) -> Obj:

@@ -4,7 +4,7 @@ from dra_driver.doctor.finding import FindingStatus, Layer
 from dra_driver.doctor.scope import DoctorScope
 from dra_driver.errors import ApiUnreachableError, ServerBusyError, UnauthorizedError
 from dra_driver.kube.status import error_from_response
-from tests.doctor_faults.cluster import Cluster, daemonset, event, told, unready
+from tests.doctor_faults.cluster import Cluster, daemonset, driver_pod, event, told, unready
 from tests.doctor_faults.row import BrokenSetup
 
 
@@ -79,6 +79,21 @@ def crash_loop(cluster: Cluster) -> None:
     last = {"exitCode": 2, "reason": "Error", "message": "dra-driver: CDI_DIR: /nowhere is not a directory"}
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
     unready(cluster.pods[0], restartCount=7, state={"waiting": waiting}, lastState={"terminated": last})
+
+
+def crash_loop_without_message(cluster: Cluster) -> None:
+    """The kubelet has no message of the container; the log of the run before has."""
+    crash_loop(cluster)
+    cluster.pods[0]["status"]["containerStatuses"][0]["lastState"]["terminated"].pop("message")
+    cluster.logs[cluster.pods[0]["metadata"]["name"]] = "dra-driver: HTTP_ADDR: expected HOST:PORT, got 'nonsense'\n"
+
+
+def controller_crashes(cluster: Cluster) -> None:
+    pod = unready(driver_pod("cpu-a"), restartCount=4, state={"waiting": {"reason": "CrashLoopBackOff"}})
+    pod["metadata"]["name"] = "dra-driver-controller-7d4f"
+    pod["metadata"]["labels"]["app.kubernetes.io/component"] = "controller"
+    cluster.pods.append(pod)
+    cluster.logs["dra-driver-controller-7d4f"] = "dra-driver: the Lease cannot be read\n"
 
 
 def out_of_memory(cluster: Cluster) -> None:
@@ -254,6 +269,19 @@ ROWS = (
         breaks=crash_loop,
         layer=Layer.DAEMONSET,
         says=("7 times", "exit status 2", "CDI_DIR"),
+    ),
+    BrokenSetup(
+        name="wrong setting, told by the log alone",
+        breaks=crash_loop_without_message,
+        layer=Layer.DAEMONSET,
+        says=("7 times", "HTTP_ADDR", "--previous"),
+    ),
+    BrokenSetup(
+        name="controller crashes",
+        breaks=controller_crashes,
+        layer=Layer.DAEMONSET,
+        status=FindingStatus.WARN,
+        says=("dra-driver-controller-7d4f", "4 restarts", "the Lease cannot be read", "no status"),
     ),
     BrokenSetup(
         name="node process out of memory", breaks=out_of_memory, layer=Layer.DAEMONSET, says=("OOMKilled", "137")

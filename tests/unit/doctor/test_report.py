@@ -125,3 +125,24 @@ def test_terminal_commands_of_objects_do_not_reach_the_terminal() -> None:
     text = render(report(finding(Layer.API, FindingStatus.FAIL, seen="a\x1b[2Jb\nc", subject="node/\x07")))
     assert "\x1b" not in text
     assert "\x07" not in text
+
+
+def test_a_question_without_an_answer_is_shown_once_with_the_layers_that_need_it() -> None:
+    """A user without rights would read the same sentence forty times otherwise."""
+    same = {"seen": "may not list nodes (403)", "do": "Ask for it."}
+    found = (
+        finding(Layer.NODE, FindingStatus.UNKNOWN, **same),
+        finding(Layer.RUNTIME, FindingStatus.UNKNOWN, **same),
+        finding(Layer.SLICES, FindingStatus.UNKNOWN, seen="may not list slices (403)", do="Ask for it."),
+    )
+    text = render(report(*found))
+    assert "2 questions without an answer" in text.splitlines()[0]
+    assert "  node, runtime: may not list nodes (403)" in text.splitlines()
+    assert text.partition("Layers")[0].count("may not list nodes") == 1
+
+
+def test_a_silent_api_server_is_not_repeated_for_every_question() -> None:
+    """The first line says all."""
+    down = finding(Layer.API_SERVER, FindingStatus.FAIL, seen="no answer")
+    text = render(report(down, finding(Layer.NODE, FindingStatus.UNKNOWN, seen="not asked")))
+    assert "Could not be looked at" not in text
