@@ -49,7 +49,9 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         help="look at its containers, too; may be repeated",
     )
-    parser.add_argument("--host", metavar="DIR", default="/", help="the host's / as this process sees it (default: /)")
+    parser.add_argument(
+        "--host", metavar="DIR", help="the host's / as this process sees it (default: that of --host-root)"
+    )
     parser.add_argument(
         "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
     )
@@ -81,7 +83,7 @@ def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") 
 
     return HostView(
         driver=settings.driver_name,
-        host=args.host,
+        host=args.host or settings.host_root,
         driver_root=settings.driver_root,
         driver_root_on_host=settings.driver_root_on_host,
         host_root=settings.host_root,

@@ -45,7 +45,8 @@ def _without_process(kubelet: KubeletFacts) -> NodeAnswer:
     if kubelet.inside:
         return well(f"the kubelet is inside {kubelet.inside}, so its settings are not seen")
     if not kubelet.sees_processes:
-        return doubtful("processes of other users cannot be seen", expected, "Run it as root.")
+        do = "Run it as root on the node, or use --on-node."
+        return doubtful("the host's processes cannot be seen from here", expected, do)
     do = "Start the kubelet, and look at its log (journalctl -u kubelet)."
     return broken("no kubelet runs", expected, do)
 

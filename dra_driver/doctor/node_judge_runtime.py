@@ -35,7 +35,10 @@ _ON_2: Final = (
 def _answers(facts: LocalFacts) -> Iterator[NodeAnswer]:
     runtime = facts.runtime
     expected = "a container runtime that answers by CRI"
-    if runtime.socket is None:
+    if runtime.socket is None and not (facts.kubelet.found or facts.kubelet.sees_processes):
+        do = "Run it as root on the node, or use --on-node."
+        yield unknown("no container runtime's socket can be seen from here", expected, do)
+    elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
         yield broken(f"no socket at {some(runtime.tried)}", expected, do)
     elif runtime.problem:

@@ -28,9 +28,9 @@ _MOST_FILES: Final = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletFacts:
     """``found``: its process was seen. ``inside`` is the process that has it inside, None for none. ``sees_processes``:
-    the processes of others can be seen, so that one that was not seen does not run. ``gates`` are those that its flags
-    or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the path of the
-    container runtime that it uses."""
+    the host's processes can be seen (its kernel threads are), so that one that was not seen does not run. ``gates`` are
+    those that its flags or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the
+    path of the container runtime that it uses."""
 
     found: bool = False
     inside: str | None = None
@@ -54,7 +54,7 @@ def read_kubelet(view: HostView, ask: "AskVersion | None" = None) -> KubeletFact
     if pid is None:
         other = next(_processes(view.proc, WITH_KUBELET), None)
         inside = text(f"{view.proc}/{other}/comm") if other else None
-        return KubeletFacts(inside=inside, sees_processes=text(f"{view.proc}/1/comm") is not None)
+        return KubeletFacts(inside=inside, sees_processes=text(f"{view.proc}/2/comm") == "kthreadd")
     flags = flags_of(text(f"{view.proc}/{pid}/cmdline") or "")
     config = flags.get("config")
     wire, problem = _config(view, config, flags.get("config-dir")) if config else ({}, None)

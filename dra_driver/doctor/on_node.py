@@ -60,6 +60,7 @@ def visit_node(
         namespace=visit.namespace,
         daemon_set=visit.daemon_set,
         keep=visit.keep,
+        namespace_flag="--driver-namespace",
     )
     daemon_set = read_daemon_set(api, place)
     _clean_up(api, visit.namespace, said, now() - timedelta(seconds=_SURELY_OVER_S))

@@ -44,13 +44,15 @@ class PodFailedError(DraError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlace:
-    """For whom the pod runs, and where: ``command`` is what the user typed, ``daemon_set`` that of the node process."""
+    """For whom the pod runs, and where: ``command`` is what the user typed, ``daemon_set`` that of the node process,
+    ``namespace_flag`` the command's flag for its namespace."""
 
     command: str
     node: str
     namespace: str
     daemon_set: str
     keep: bool = False
+    namespace_flag: str = "--namespace"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: a generic class notes its parameters in each value
@@ -73,7 +75,7 @@ def read_daemon_set(api: PodApi, place: PodPlace) -> dict[str, Any]:
     except NotFoundError as error:
         raise ConfigurationError(
             f"no DaemonSet {place.daemon_set} in namespace {place.namespace}: name that of the node process with"
-            " --namespace and --daemonset (kubectl get daemonsets -A lists them)"
+            f" {place.namespace_flag} and --daemonset (kubectl get daemonsets -A lists them)"
         ) from error
     return found
 
@@ -221,8 +223,8 @@ def allowed(ask: Callable[[], Any], place: PodPlace, right: str) -> Any:
         if "PodSecurity" in str(error):
             raise PodFailedError(
                 f"Pod Security of namespace {place.namespace} refuses the pod: {error}. It needs the privileges of the"
-                " node process: label the namespace pod-security.kubernetes.io/enforce=privileged, as the driver's own"
-                " is, or name that one with --namespace"
+                " node process: kubectl label namespace "
+                f"{place.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
             ) from error
         raise ForbiddenError(
             f"{error}. `{place.command}` needs the right to {right} in namespace {place.namespace}",

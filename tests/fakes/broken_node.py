@@ -184,7 +184,7 @@ class BrokenNode:
         driver = FakeDriverRoot(self.path)
         driver.libraries("/usr/lib/x86_64-linux-gnu")
         driver.put("/usr/bin/nvidia-smi", b"#!/bin/sh\n", 0o755)
-        self.put("proc/1/comm", "systemd\n")
+        self.put("proc/2/comm", "kthreadd\n")
         self.put("proc/devices", PROC_DEVICES)
         self.put("proc/modules", "nvidia_uvm 1 0\nnvidia 1 1\n")
         self.put("proc/driver/nvidia/version", _BOOT_LOG.format(v=VERSION))
