@@ -15,18 +15,27 @@ import pytest
 import yaml
 
 from dra_driver.kube import paths
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kinds import NAMESPACES
 from tests.e2e.cluster import DRIVER, RealCluster, containers, wait
 from tests.e2e.gates import PARTITIONS
 from tests.e2e.helm_release import NAMESPACE, Release, release
-from tests.e2e.node import CDI_DIR, STATE_DIR
 from tests.e2e.test_chart import next_chart
+from tests.e2e.traces import Trace, host_files, looked_at, objects
 from tests.fakes import chart
 
 PODS = 20
 GPUS = "4xh100-sxm5-80gb"
 READY_S = 240.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+OWN_CRDS = ("gpunodes.gpu.dra-driver.io", "gpupolicies.gpu.dra-driver.io")
+"""What `kubectl delete crd` of docs/operations.md, "Uninstall", names."""
+KEPT = {
+    *(("customresourcedefinitions.apiextensions.k8s.io", name) for name in OWN_CRDS),
+    ("gpupolicies.gpu.dra-driver.io", "e2e-chart"),
+    ("gpunodes.gpu.dra-driver.io", os.environ.get("E2E_NODE_NAME", "")),
+}
+"""What an uninstall leaves in a cluster with this node alone."""
 POLICY = {
     "apiVersion": "gpu.dra-driver.io/v1alpha1",
     "kind": "GpuPolicy",
@@ -92,9 +101,11 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def installed(kubeconfig: str) -> Iterator[Release]:
+def installed(kubeconfig: str, real: RealCluster) -> Iterator[Release]:
     with release(kubeconfig) as made:
         yield made
+    real.drop_namespace(NAMESPACE)
+    wait(lambda: NAMESPACE if real.client.find(NAMESPACES, NAMESPACE, "") else None, 90.0)
 
 
 @pytest.fixture
@@ -131,6 +142,8 @@ def test_pods_run_through_upgrade_rollback_and_a_policy_and_nothing_stays(
     tmp_path: Path,
 ) -> None:
     """No container is restarted, no prepare fails, and after the cleanup the node has no trace."""
+    objects_before, kinds = objects(real.rest)
+    files_before = host_files()
     installed.install(values, wait=True)
     say("installed: " + "; ".join(f"{p['metadata']['name']} {dig(p, 'status', 'phase')}" for p in real.pods(NAMESPACE)))
     wait(lambda: None if real.slices() else "no slices", READY_S)
@@ -138,23 +151,56 @@ def test_pods_run_through_upgrade_rollback_and_a_policy_and_nothing_stays(
     before = {p["metadata"]["name"]: containers(p) for p in real.pods(namespace)}
     say(f"{len(before)} pods run, each on a partition of its own")
     follow_a_policy(real, say)
-    installed.upgrade(
-        values | {"node": {"podAnnotations": {"example.com/revision": "2"}}}, path=next_chart(tmp_path), wait=True
-    )
+    first = node_processes(real)
+    changed = values | {"node": {"podAnnotations": {"example.com/revision": "2"}}}
+    installed.upgrade(changed, path=next_chart(tmp_path), wait=True)
     undisturbed(real, namespace, before)
-    say(f"upgraded: {installed.history()}")
+    second = node_processes(real)
+    assert not first & second
+    say(f"upgraded: {', '.join(sorted(first))} became {', '.join(sorted(second))}")
     installed.rollback(1, wait=True)
     undisturbed(real, namespace, before)
-    say(f"rolled back: {installed.history()}")
+    third = node_processes(real)
+    assert not second & third
+    say(f"rolled back to revision 1: {', '.join(sorted(third))}")
     for name in before:
         real.rest.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
     wait(lambda: ", ".join(p["metadata"]["name"] for p in real.pods(namespace)), READY_S)
-    real.rest.delete(paths.gpu_policies("e2e-chart"))
+    real.drop_namespace(namespace)
     installed.uninstall()
     wait(lambda: f"{len(real.slices())} slices" if real.slices() else None, 90.0)
     say("uninstalled; slices are gone")
     clean_up(real, values, say)
-    look_for_traces(real, say)
+    say(f"looked at all objects of {kinds} kinds and at names in {looked_at()}")
+    look_for_traces(real, say, objects_before, files_before)
+
+
+def test_without_privileges_pods_get_whole_gpus(
+    values: dict[str, Any], say: Callable[[str], None], real: RealCluster, installed: Release, namespace: str
+) -> None:
+    """The preset `unprivileged`, without NVIDIA's runtime: simulated GPUs need none."""
+    values |= chart.preset("unprivileged")
+    values["node"]["runtimeClassName"] = ""
+    installed.install(values, wait=True)
+    wait(lambda: None if real.slices() else "no slices", READY_S)
+    names = {device["name"] for each in real.slices() for device in each["spec"]["devices"]}
+    assert names == {f"gpu-{number}" for number in range(4)}, "partitions need privileges"
+    claim = {"devices": {"requests": [{"name": "slice", "exactly": {"deviceClassName": DRIVER}}]}}
+    real.apply([SLICE | {"spec": {"spec": claim}}, *(pod(f"pod-{number}") for number in range(4))], namespace)
+    wait(lambda: not_running(real, namespace), READY_S)
+    logs = real.logs(namespace)
+    assert len(set(logs.values())) == 4, f"each pod has a GPU of its own: {logs}"
+    say(f"4 pods run, each on a whole GPU; {', '.join(sorted(names))} are published")
+
+
+def node_processes(real: RealCluster) -> set[str]:
+    """Names of the pods that are not about to end."""
+    return {
+        p["metadata"]["name"]
+        for p in real.pods(NAMESPACE)
+        if p["metadata"]["labels"].get("app.kubernetes.io/component") == "node"
+        and "deletionTimestamp" not in p["metadata"]
+    }
 
 
 def run_pods(real: RealCluster, namespace: str) -> None:
@@ -176,12 +222,22 @@ def follow_a_policy(real: RealCluster, say: Callable[[str], None]) -> None:
     """Applied and changed under the running pods."""
     real.rest.create(paths.gpu_policies(), POLICY)
     wait(lambda: None if in_force(real, "a") else "the policy is in force nowhere", READY_S)
+    wait(lambda: condition_is_not_true(real, 1), READY_S)
     changed = real.rest.get(paths.gpu_policies("e2e-chart"))
     changed["spec"]["attributes"][0]["string"] = "b"
     real.rest.update(paths.gpu_policies("e2e-chart"), changed)
     wait(lambda: None if in_force(real, "b") else "the changed policy is in force nowhere", READY_S)
-    wait(lambda: None if real.rest.get(paths.gpu_policies("e2e-chart")).get("status") else "no status", READY_S)
+    wait(lambda: condition_is_not_true(real, 2), READY_S)
     say(table("get", "gpunodes", "-o", "wide") + table("get", "gpupolicies", "-o", "wide"))
+
+
+def condition_is_not_true(real: RealCluster, generation: int) -> str | None:
+    """What the controller says of the policy, until it is in force as of that generation."""
+    status = real.rest.get(paths.gpu_policies("e2e-chart")).get("status")
+    states = [item["status"] for item in entries(status, "conditions")]
+    if states == ["True"] and dig(status, "observedGeneration") == generation:
+        return None
+    return f"the status is {status}"
 
 
 def in_force(real: RealCluster, value: str) -> bool:
@@ -205,17 +261,22 @@ def clean_up(real: RealCluster, values: dict[str, Any], say: Callable[[str], Non
     real.drop_namespace(NAMESPACE)
 
 
-def look_for_traces(real: RealCluster, say: Callable[[str], None]) -> None:
-    """In the API server and, where this host is the node, on the host."""
-    from tests.e2e.test_chart import of_driver
-
-    left = of_driver(real.rest)
-    assert {kind for kind, _ in left} == {"CustomResourceDefinition"}
-    for _, name in left:
+def look_for_traces(
+    real: RealCluster, say: Callable[[str], None], objects_before: set[Trace], files_before: set[str]
+) -> None:
+    """Only definitions with policies and GpuNodes stay, and the command of docs/operations.md removes them."""
+    assert sorted(host_files() - files_before) == []
+    wait(lambda: str(left_over(real, objects_before) - KEPT or ""), 90.0)
+    left = left_over(real, objects_before)
+    say("left: " + "; ".join(f"{kind} {name}" for kind, name in sorted(left)))
+    assert left == KEPT
+    for name in OWN_CRDS:
         real.rest.delete(f"{CRDS}/{name}")
-    places = [STATE_DIR, *CDI_DIR.glob(f"*{DRIVER}*"), *STATE_DIR.parents[1].glob(f"plugins_registry/{DRIVER}*")]
-    places.append(Path(f"/run/{DRIVER}-mps"))
-    assert [str(path) for path in places if path.exists()] == []
-    say(
-        f"nothing is left of {len(places)} kinds of files, and only {sorted(name for _, name in left)} of the objects\n"
-    )
+    wait(lambda: str(left_over(real, objects_before) or ""), 90.0)
+    say(f"after kubectl delete crd {' '.join(OWN_CRDS)}: nothing\n")
+
+
+def left_over(real: RealCluster, objects_before: set[Trace]) -> set[tuple[str, str]]:
+    """Kind and name of each. The API server makes an APIService for the definitions' group, and it goes with them."""
+    found = {(kind, name) for kind, _, name in objects(real.rest)[0] - objects_before}
+    return found - {("apiservices.apiregistration.k8s.io", "v1alpha1.gpu.dra-driver.io")}
