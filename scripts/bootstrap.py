@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -55,11 +56,27 @@ def install(pip: list[str]) -> int:
         [*common, "--require-hashes", "--requirement", str(REQUIREMENTS / "dev.txt")],
         [*common, "--no-deps", "--no-build-isolation", "--no-index", "--editable", str(ROOT)],
     ]
-    for step in steps:
-        if subprocess.run([*pip, *step], check=False).returncode != 0:
+    for step, what in zip(steps, ("downloading and installing packages", "installing this project"), strict=True):
+        if run([*pip, *step], f"setting up .venv, the first time only: {what}") != 0:
             print("setting up the environment failed, see above; the same command can be repeated", file=sys.stderr)
             return 1
     return 0
+
+
+def run(command: list[str], what: str) -> int:
+    """Run the command and return its status; on a terminal with the seconds so far."""
+    if not sys.stderr.isatty():
+        return subprocess.run(command, check=False).returncode
+    began = time.monotonic()
+    with subprocess.Popen(command) as process:
+        while True:
+            print(f"\r\x1b[K{what} ... {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
+            try:
+                return process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                continue
+            finally:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from dra_driver.cli.progress import Progress
 from dra_driver.cli.source import add_source, state_of, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.errors import ConfigurationError
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
     scheduler = scheduler_of(state.server_version, gates, state.slices)
     options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
-    report = survey(state, options, driver=args.driver, node=args.node or "")
+    with Progress("counting what would fit"):
+        report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":
         print(json.dumps(to_wire(report, "CapacityReport"), indent=2))
         return 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from dra_driver.cli.progress import Progress
 from dra_driver.cli.source import add_source, files_in, split_target, state_of, text_of, wants_colour
 from dra_driver.errors import ConfigurationError
 
@@ -21,6 +22,7 @@ why devices were rejected, and the nearest miss. Uses the cluster of the kubecon
   kubectl dra explain -f pod.yaml                            what if I applied this?
   kubectl dra explain pod/train --cluster-state cluster.json
 """
+_EXPLAINING: Final = "trying nodes and devices as the scheduler does"
 _COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
 
 
@@ -54,7 +56,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if bool(args.target) == bool(args.filename):
         raise ConfigurationError("expected either pod/NAME or claim/NAME, or manifests with -f")
-    reports = _of_manifests(args) if args.filename else [_of_target(args)]
+    with Progress("") as progress:
+        reports = _of_manifests(args, progress) if args.filename else [_of_target(args, progress)]
     if args.output == "text":
         _print_text(reports)
     else:
@@ -65,17 +68,18 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(report.verdict.answer in good for report in reports) else 1
 
 
-def _of_target(args: argparse.Namespace) -> Any:
+def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
     from dra_driver.explain import claim_subject, explain, pod_subject
 
     kind, name = split_target(args.target)
     namespace = args.namespace or "default"
     state = state_of(args, namespace=namespace)
+    progress.say(_EXPLAINING)
     subject = (pod_subject if kind == "pod" else claim_subject)(state, namespace, name)
     return explain(state, subject, node=args.node, scheduler=_scheduler(args, state))
 
 
-def _of_manifests(args: argparse.Namespace) -> list[Any]:
+def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     from dra_driver.explain import explain, explain_pods, pods_in, subject_of_claim
     from dra_driver.kube.state import with_objects
     from dra_driver.kube.state_file import flat, objects_of, read_documents
@@ -91,6 +95,7 @@ def _of_manifests(args: argparse.Namespace) -> list[Any]:
     pods = pods_in(documents, namespace, where)
     state = with_objects(state_of(args), objects)
     scheduler = _scheduler(args, state)
+    progress.say(_EXPLAINING)
     if pods:
         return explain_pods(state, pods, node=args.node, scheduler=scheduler)
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dra_driver.cli.source import live_state, state_in_file
 from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -67,16 +68,10 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
     if args.cluster and args.cluster_state:
         raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
     if args.cluster_state:
-        from dra_driver.cli.source import state_in_file
-
         return state_in_file(args.cluster_state)
     if args.paths and not args.cluster:
         return None
-    from dra_driver.kube.connection import Connection
-    from dra_driver.kube.rest import RestClient
-    from dra_driver.kube.state import read_cluster
-
-    return read_cluster(RestClient(Connection.load(args.kubeconfig)), args.namespace if not args.paths else None)
+    return live_state(args.kubeconfig, args.namespace if not args.paths else None)
 
 
 def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":

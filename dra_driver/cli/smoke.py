@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.progress import Progress
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.errors import ConfigurationError
@@ -86,13 +87,10 @@ def run(args: argparse.Namespace) -> int:
         return _clean_up(rest, options.namespace)
     from dra_driver.smoke import SmokeRun
 
-    progress = _Progress(sys.stderr.isatty())
-    work = SmokeRun(rest, options, progress.told)
-    _stop_on_signals(work)
-    try:
+    with Progress("looking at the cluster") as progress:
+        work = SmokeRun(rest, options, lambda *news: progress.say(_step(*news)))
+        _stop_on_signals(work)
         report = work.run()
-    finally:
-        progress.clear()
     _print(report, args.output)
     return report.exit_status
 
@@ -165,25 +163,8 @@ def _row(item: "TryResult") -> tuple[str, ...]:
     return item.node, str(item.kind or "all"), result, item.device or "-", detail or "-"
 
 
-class _Progress:
-    """One line that changes, on a terminal alone."""
-
-    def __init__(self, is_terminal: bool) -> None:
-        self._is_terminal = is_terminal
-        self._width = 0
-        self._write("looking at the cluster ...")
-
-    def told(self, result: "TryResult", done: int, total: int) -> None:
-        self._write(f"{done} of {total}: {result.node} {result.kind}: {result.status.value}")
-
-    def clear(self) -> None:
-        self._write("")
-
-    def _write(self, text: str) -> None:
-        if self._is_terminal:
-            end = "\r" if not text else ""
-            print(f"\r{text[:100].ljust(self._width)}{end}", end="", file=sys.stderr, flush=True)
-            self._width = min(len(text), 100)
+def _step(result: "TryResult", done: int, total: int) -> str:
+    return f"{done} of {total}: {result.node} {result.kind}: {result.status.value}"
 
 
 def _stop_on_signals(work: "SmokeRun") -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.cli.source import client
+from dra_driver.cli.source import live_state
 
 DESCRIPTION: Final = """\
 Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to
@@ -37,10 +37,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kube.state import KINDS, read_cluster
+    from dra_driver.kube.state import KINDS
     from dra_driver.kube.state_file import dump, text_of
 
-    state = read_cluster(client(args.kubeconfig), args.namespace)
+    state = live_state(args.kubeconfig, args.namespace)
     for gap in state.gaps:
         print(f"left out: {gap}", file=sys.stderr)
     if args.file == "-":

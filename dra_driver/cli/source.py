@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_driver.cli.progress import Progress
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
@@ -36,9 +37,15 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
     gc.disable()
     if args.cluster_state:
         return state_in_file(args.cluster_state)
+    return live_state(args.kubeconfig, namespace, only=only)
+
+
+def live_state(kubeconfig: str | None, namespace: str | None, *, only: Sequence[str] = ()) -> ClusterState:
+    """The state of the cluster; on a terminal with what is being read. Raises as `state_of`."""
     from dra_driver.kube.state import read_cluster
 
-    return read_cluster(client(args.kubeconfig), namespace, only=only)
+    with Progress("reading the cluster") as progress:
+        return read_cluster(client(kubeconfig), namespace, only=only, told=lambda kind: progress.say(f"reading {kind}"))
 
 
 def state_in_file(path: str) -> ClusterState:
@@ -46,7 +53,8 @@ def state_in_file(path: str) -> ClusterState:
     from dra_driver.doctor import bundle
     from dra_driver.kube.state_file import load
 
-    return bundle.read(path).state() if bundle.is_bundle(path) else load(path)
+    with Progress(f"reading {path}"):
+        return bundle.read(path).state() if bundle.is_bundle(path) else load(path)
 
 
 def tell_gaps(state: ClusterState) -> None:

@@ -84,18 +84,27 @@ class StateReader(Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
-def read_cluster(rest: StateReader, namespace: str | None = None, *, only: Sequence[str] = ()) -> ClusterState:
+def read_cluster(
+    rest: StateReader,
+    namespace: str | None = None,
+    *,
+    only: Sequence[str] = (),
+    told: Callable[[str], None] = lambda _: None,
+) -> ClusterState:
     """The state of a live cluster. Each kind is listed by itself, in pages, so kinds differ by some moments.
 
     With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from all
     namespaces unless that is forbidden. ``only`` names the fields that are read, the others stay empty. A kind that is
-    not served or forbidden becomes a gap. Raises KubernetesApiError when the server cannot be reached or refuses the
-    credentials.
+    not served or forbidden becomes a gap. ``told`` is called with the kind that is read next. Raises
+    KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)
     kinds = [kind for kind in KINDS if not only or kind.field in only]
-    read: dict[str, Any] = {kind.field: read_kind(rest, kind, namespace, gaps) for kind in kinds}
+    read: dict[str, Any] = {}
+    for kind in kinds:
+        told(kind.field)
+        read[kind.field] = read_kind(rest, kind, namespace, gaps)
     return ClusterState(server_version=version, gaps=tuple(gaps), **read)
 
 
