@@ -151,6 +151,8 @@ def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callabl
         for _ in range(MAX_SAME):
             assert running.acquire(timeout=PROBE_TIMEOUT_S)
         assert probe(port) == 200
+        idle = held.enter_context(connect(port))
+        assert idle.recv(1) == b""  # closed when its time is over; the complete requests stay
         assert not finish.is_set()
         finish.set()
         assert all(client.recv(12) == b"HTTP/1.1 200" for client in clients)
