@@ -1,4 +1,5 @@
-"""Makes docs/rights.md from docs/rights/last-run.json, which tests/e2e/test_rights.py writes ($E2E_RIGHTS_FILE).
+"""Makes docs/rights.md from docs/rights/last-run.json, which tests/e2e/test_rights.py and test_optional_rights.py write
+($E2E_RIGHTS_FILE).
 
 `make gen` writes it, `make check` compares. Pure: the same figures give the same bytes.
 """
@@ -18,7 +19,7 @@ This page is made from `docs/rights/last-run.json`; do not edit it. `tests/e2e/t
 {version}: the chart's roles and admission policies, and the real processes with tokens that are bound to a pod and so
 to its Node, as the kubelet asks for them. [security.md](security.md) says what it means.
 
-    E2E_RIGHTS_FILE=docs/rights/last-run.json KUBECONFIG=... .venv/bin/pytest tests/e2e/test_rights.py -n 0 -s
+    E2E_RIGHTS_FILE=docs/rights/last-run.json KUBECONFIG=... .venv/bin/pytest tests/e2e/test_*rights.py -n 0 -s
 
 Of the chart's values these were not the default:
 {values}.
@@ -27,6 +28,15 @@ The MPS host has no token at all.
 ## What each process asked, right by right
 
 Each request was allowed, and each right was used; the test fails where one is not.
+"""
+OPTIONAL = """## Parts that are off as delivered
+
+`tests/e2e/test_optional_rights.py` did the same on Kubernetes {version} with
+`{values}`.
+Of the node process these are the rights that two of the switches add; the drainer is an administrator's account with
+the chart's roles, for `kubectl dra drain --evict` and `undrain`. The verb `associated-node:patch` is asked for by the
+API server itself, in each write of a claim's status: with it a node writes this driver's entries of claims that are
+allocated on it.
 """
 REFUSED = """
 ## What was refused
@@ -49,8 +59,13 @@ def outputs(root: Path) -> list[Path]:
 def page(figures: Mapping[str, Any]) -> str:
     parts = [INTRODUCTION.format(version=figures["version"].lstrip("v"), values=values(figures["values"]))]
     parts += [used(process, rows) for process, rows in figures["used"].items()]
+    optional = figures.get("optional", {"used": {}, "refused": {}})
+    if optional["used"]:
+        more = "`, `".join(f"{name}={str(value).lower()}" for name, value in sorted(optional["values"].items()))
+        parts.append(OPTIONAL.format(values=more, version=optional["version"].lstrip("v")))
+        parts += [used(process, rows) for process, rows in optional["used"].items()]
     parts.append(REFUSED)
-    parts += [refused(who, rows) for who, rows in figures["refused"].items()]
+    parts += [refused(who, rows) for each in (figures, optional) for who, rows in each["refused"].items()]
     return "\n".join(parts)
 
 
@@ -82,7 +97,7 @@ def short(said: str) -> str:
     said = said.partition("; check the ClusterRole")[0]
     said = re.sub(r"^.* denied request: ", "", said)
     said = re.sub(r'^.*User "[^"]*" cannot', "cannot", said)
-    said = re.sub(r"^.* is forbidden: ", "", said)
+    said = re.sub(r"^.* is forbidden: ", "", said).partition(", status.")[0]  # what else is wrong with a status
     text = next(iter(lines_of(said)), "").replace("|", "\\|")
     return text if len(text) <= MAX_SAID else text[:MAX_SAID].rsplit(" ", 1)[0] + " …"
 

@@ -5,14 +5,11 @@ no node and no GPU: the control plane alone, and an administrator. Tokens are th
 pod and so to its Node. With $E2E_RIGHTS_FILE the figures are written for docs/rights.md.
 """
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,29 +18,21 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
-from tests.fakes.rbac import Access, Grant, Rules
+from tests.fakes.rbac import Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on, pod_on, token
 from tests.rights.evictions import evictable_pods, is_leaving
+from tests.rights.figures import Figures, accesses
 from tests.rights.installation import installed, until
 from tests.rights.lives import ControllerLife, NodeLife
-from tests.rights.request import Obj, Request, refusal
+from tests.rights.request import Obj, Request
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
 NAMESPACE, TENANT = f"rights-{SUFFIX}", f"rights-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=IDLE, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
 VALUES = {"eviction": {"enabled": True}, "webhook": {"enabled": True}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What is printed, and written for docs/rights.md. ``used``: process -> rows; ``refused``: who -> rows."""
-
-    version: str
-    used: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    refused: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -103,20 +92,9 @@ def clean(rest: RestClient) -> None:
 def figures(admin: RestClient) -> Iterator[Figures]:
     found = Figures(version=str(admin.get("/version")["gitVersion"]))
     yield found
-    print(table(found))  # noqa: T201 - for `pytest -s`
+    print(found.table())  # noqa: T201 - for `pytest -s`
     if target := os.environ.get("E2E_RIGHTS_FILE"):
-        switches = {f"{name}.enabled": value["enabled"] for name, value in VALUES.items()}
-        data = {"version": found.version, "values": switches, "used": found.used, "refused": found.refused}
-        Path(target).write_text(json.dumps(data, indent=1) + "\n")
-
-
-def table(found: Figures) -> str:
-    lines = [f"Kubernetes {found.version}"]
-    for process, rows in found.used.items():
-        lines += ["", process, *(f"  {row['verb']:7} {row['resource']:45} {row['requests']}" for row in rows)]
-    for who, refused in found.refused.items():
-        lines += ["", f"refused to {who}", *(f"  {row['what']:50} {row['said'][:100]}" for row in refused)]
-    return "\n".join(lines)
+        found.write(Path(target), VALUES)
 
 
 @pytest.fixture
@@ -139,31 +117,6 @@ def account(admin: RestClient) -> Callable[[str, str], Account]:
     return of
 
 
-def judge(
-    figures: Figures, process: str, rules: Rules, requests: list[tuple[str, str]], refused: list[tuple[str, str]]
-) -> None:
-    """Nothing was refused, and each right was used. Rows for the table: one for each right."""
-    asked = [access for request in requests if (access := Access.of_request(*request)) is not None]
-    grants = list(rules.grants())
-    figures.used[process] = [row(grant, asked) for grant in grants]
-    assert refused == []
-    assert [access for access in asked if not rules.allow(access)] == []
-    unused = [grant for grant in grants if not any(grant.used_by(access) for access in asked)]
-    assert unused == [], "these rights are granted, and the process never asked for them"
-
-
-def row(grant: Grant, asked: list[Access]) -> dict[str, Any]:
-    where = grant.namespace.replace(NAMESPACE, "dra-driver") or "all namespaces"
-    names = f" named {', '.join(grant.names)}" if grant.names else ""
-    resource = f"{grant.resource}.{grant.group}" if grant.group else grant.resource
-    return {
-        "verb": grant.verb,
-        "resource": f"{resource}{names}",
-        "where": where,
-        "requests": sum(grant.used_by(access) for access in asked),
-    }
-
-
 def test_a_node_process_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
     admin: RestClient,
     admin_file: Path,
@@ -176,7 +129,8 @@ def test_a_node_process_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
     with RecordingProxy(own.kubeconfig(admin_file, folder / "token.conf")) as proxy:
         requests = NodeLife(folder, admin, proxy, OWN).live()
     rules = Rules(manifests, account=own.name, namespace=NAMESPACE)
-    judge(figures, "node process", rules, requests, proxy.refused)
+    assert proxy.refused == []
+    figures.judge("node process", rules, accesses(requests), plain)
 
 
 def test_a_controller_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
@@ -193,7 +147,8 @@ def test_a_controller_has_the_rights_that_it_uses(  # noqa: PLR0917 - fixtures
     with RecordingProxy(own.kubeconfig(admin_file, folder / "token.conf")) as proxy:
         requests = ControllerLife(folder, admin, proxy, NAMESPACE).live(lambda: is_leaving(admin, TENANT, "goes"))
     rules = Rules(manifests, account=own.name, namespace=NAMESPACE)
-    judge(figures, "controller", rules, requests, proxy.refused)
+    assert proxy.refused == []
+    figures.judge("controller", rules, accesses(requests), plain)
 
 
 def test_the_mps_host_has_no_token_and_no_rights() -> None:
@@ -206,11 +161,6 @@ def test_the_mps_host_has_no_token_and_no_rights() -> None:
     assert pod["automountServiceAccountToken"] is False
     account = pod.get("serviceAccountName", "default")
     assert list(Rules(objects, account=account, namespace="dra-driver").grants()) == []
-
-
-def refuse_all(figures: Figures, who: str, rest: RestClient, requests: list[Request]) -> None:
-    said = {request.what: refusal(rest, request) for request in requests}
-    figures.refused[who] = [{"what": what, "said": plain(text)} for what, text in said.items()]
 
 
 def plain(text: str) -> str:
@@ -232,7 +182,7 @@ def test_a_node_token_is_refused_everything_else(
     rest = account("dra-driver-node", IDLE).client(admin_file, tmp_path / "c")
     requests = forbidden.of_a_node(WORLD)
     assert len(requests) >= 40
-    refuse_all(figures, "a node process' token", rest, requests)
+    figures.refuse_all("a node process' token", rest, requests, plain)
 
 
 def test_a_node_token_writes_its_own_slices(
@@ -250,14 +200,15 @@ def test_a_token_that_is_bound_to_no_pod_writes_no_slice(
     loose = Account(name="dra-driver-node", namespace=NAMESPACE, token=token(admin, "dra-driver-node", NAMESPACE))
     body = forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}")
     request = Request(what="a slice of the own node", verb="POST", path=paths.resource_slices(), body=body)
-    refuse_all(figures, "a token of the account without a pod", loose.client(admin_file, tmp_path / "c"), [request])
+    rest = loose.client(admin_file, tmp_path / "c")
+    figures.refuse_all("a token of the account without a pod", rest, [request], plain)
 
 
 def test_a_controller_token_is_refused_everything_else(
     admin_file: Path, account: Callable[[str, str], Account], tmp_path: Path, figures: Figures
 ) -> None:
     rest = account("dra-driver-controller", OTHER).client(admin_file, tmp_path / "c")
-    refuse_all(figures, "the controller's token", rest, forbidden.of_a_controller(WORLD))
+    figures.refuse_all("the controller's token", rest, forbidden.of_a_controller(WORLD), plain)
 
 
 class Kubelet(Connection):
@@ -272,7 +223,7 @@ def test_a_kubelets_credentials_are_refused_slices_of_others(
     admin: RestClient, kubeconfig: str, figures: Figures
 ) -> None:
     kubelet = RestClient(Kubelet.load(kubeconfig))
-    refuse_all(figures, "a kubelet's credentials", kubelet, forbidden.of_a_kubelet(WORLD))
+    figures.refuse_all("a kubelet's credentials", kubelet, forbidden.of_a_kubelet(WORLD), plain)
 
 
 def test_a_starting_kubelet_deletes_all_slices_of_its_node(admin: RestClient, kubeconfig: str) -> None:

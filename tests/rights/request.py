@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_driver.errors import ForbiddenError, KubernetesApiError
+from dra_driver.errors import ForbiddenError, InvalidObjectError, KubernetesApiError
 from dra_driver.kube.rest import RestClient
 
 Obj = dict[str, Any]
@@ -38,11 +38,20 @@ class Request:
 
 
 def refusal(rest: RestClient, request: Request) -> str:
-    """The sentence of a refusal (403). Anything else fails: the request was done, or not for lack of rights."""
+    """The sentence of a refusal. Anything else fails: the request was done, or not for lack of rights.
+
+    A refusal is a 403, or a 422 whose cause is that a field must not be changed with these rights: so the API server
+    answers to writes of the status of claims (kubernetes/kubernetes pkg/registry/resource/resourceclaim).
+    """
     try:
         request.send(rest)
     except ForbiddenError as error:
         return str(error).partition(" failed: 403 Forbidden: ")[2] or str(error)
+    except InvalidObjectError as error:
+        said = str(error).partition(" failed: 422 Invalid: ")[2]
+        if ": Forbidden: " not in said:
+            raise AssertionError(f"{request.what}: not forbidden: {error}") from error
+        return said
     except KubernetesApiError as error:
         raise AssertionError(f"{request.what}: not forbidden: {error}") from error
     raise AssertionError(f"{request.what}: done")

@@ -42,3 +42,15 @@ def test_a_long_answer_is_cut_between_words(docs: ModuleType) -> None:
     text = docs.short("is forbidden: " + "word " * 100)
     assert text.endswith("word …")
     assert len(text) <= docs.MAX_SAID + 2
+
+
+def test_parts_that_are_off_have_a_section_of_their_own(docs: ModuleType) -> None:
+    row = {"verb": "list", "resource": "pods", "where": "all namespaces", "requests": 3}
+    figures = {"version": "v1.36.2", "values": {}, "used": {}, "refused": {}}
+    optional = {**figures, "values": {"drainer.enabled": True}, "used": {"drainer": [row]}}
+    refused = {"refused": {"a drainer's token": [{"what": "a secret", "said": RBAC}]}}
+    page = docs.page({**figures, "optional": {**optional, **refused}})
+    assert "`drainer.enabled=true`" in page
+    assert page.index("### The drainer") < page.index("| list | pods |") < page.index("## What was refused")
+    assert "### To a drainer's token: 1" in page
+    assert "Parts that are off" not in docs.page(figures)
