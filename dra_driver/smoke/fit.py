@@ -1,6 +1,6 @@
 """Whether a node has a free device of a kind, as `explain` answers it: what is busy is no failure. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,9 +75,10 @@ def _counted(kind: TryKind, counts: Mapping[str, int], tainted: str) -> str:
 
 
 def _answer(found: Explanation) -> str:
-    parts: Sequence[str] = (
-        found.verdict.sentence,
-        *(cause.message for cause in found.causes if cause.blocks),
-        found.nearest_miss.fix if found.nearest_miss is not None else "",
-    )
-    return "; ".join(dict.fromkeys(part for part in parts if part))
+    """The verdict, with causes and the fix that it does not say itself."""
+    text = found.verdict.sentence
+    more = [cause.message for cause in found.causes if cause.blocks]
+    more += [found.nearest_miss.fix] if found.nearest_miss is not None else []
+    for part in more:
+        text = text if part in text else f"{text}; {part}"
+    return text

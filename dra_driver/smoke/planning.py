@@ -56,21 +56,20 @@ def _everything(view: ClusterView, options: SmokeOptions) -> SmokePlan:
 
 def _one_of_each(view: ClusterView, options: SmokeOptions, fits: Callable[[str, TryKind], Fit]) -> SmokePlan:
     """Each kind on the first node that has one to spare."""
-    plan, busy = SmokePlan(), dict[TryKind, str]()
+    plan, busy = SmokePlan(), dict[TryKind, tuple[str, str]]()
     done: set[TryKind] = set()
     nodes = view.nodes()
     for node, kind in _candidates(view, nodes[:_MOST_ASKED], options, done):
         fit = fits(node, kind)
         if fit.busy:
-            busy.setdefault(kind, f"{fit.busy} on {node}")
+            busy.setdefault(kind, (node, fit.busy))
             continue
         done.add(kind)
         plan.tries.setdefault(node, []).append(kind)
-    for kind, why in busy.items():
+    more = ", and none is free on other nodes" if len(nodes) > 1 else ""
+    for kind, (node, why) in busy.items():
         if kind not in done:
-            more = "" if len(nodes) == 1 else ", and none is free elsewhere"
-            result = TryResult(node=why.rpartition(" ")[2], kind=kind, status=TryStatus.NOT_TRIED, message=why + more)
-            plan.settled.append(result)
+            plan.settled.append(TryResult(node=node, kind=kind, status=TryStatus.NOT_TRIED, message=why + more))
     if not plan.tries and not busy:
         plan.settled += [problem for node in nodes if (problem := _problem(view, node, options)) is not None][:10]
     return plan

@@ -72,7 +72,7 @@ class SmokeRun:
             )
             self._try_all(plan, tools)
         self.report.interrupted = self._stopping.is_set()
-        self.report.tries.sort(key=lambda item: item.node)  # stable: kinds stay in their order
+        self.report.tries.sort(key=lambda item: (item.node, item.kind or TryKind("gpu")))
         return self.report
 
     def _forget_earlier_runs(self) -> None:
