@@ -25,12 +25,13 @@ from tests.fakes.node_process import DriverProcess
 
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
 POLICY = Path(__file__).parent / "policies" / "mps-minor-2.yaml"
+# Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
 PODS = {
+    "ten": share("10Gi", 10),
+    "twenty": share("20Gi", 20),
     "whole": whole(),
     "small": slice_of("1g.10gb"),
     "larger": slice_of("2g.20gb"),
-    "ten": share("10Gi", 10),
-    "twenty": share("20Gi", 20),
 }
 
 pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
