@@ -155,11 +155,13 @@ def _own_words(pod: Wire, node: str, facts: ClusterFacts) -> str:
 
 
 def last_words(pod: Wire, facts: ClusterFacts) -> str:
-    """The newest warning in the log of a pod that is not ready, or of its run before; empty where it is not known."""
+    """The newest warning in the log of a pod that is not ready; of a run that ended, else its last line."""
     for log in facts.items_or_none(fact.DRIVER_LOGS):
         if (namespace_of(log), name_of(log)) == (namespace_of(pod), name_of(pod)):
-            lines = log.get("lines")
-            return last_warning([str(line) for line in lines]) if isinstance(lines, list) else ""
+            found = log.get("lines")
+            lines = [str(line) for line in found if str(line).strip()] if isinstance(found, list) else []
+            restarts = sum(number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses"))
+            return last_warning(lines) or (lines[-1][:400] if lines and restarts else "")
     return ""
 
 

@@ -93,7 +93,9 @@ def controller_crashes(cluster: Cluster) -> None:
     pod["metadata"]["name"] = "dra-driver-controller-7d4f"
     pod["metadata"]["labels"]["app.kubernetes.io/component"] = "controller"
     cluster.pods.append(pod)
-    cluster.logs["dra-driver-controller-7d4f"] = "dra-driver: the Lease cannot be read\n"
+    cluster.logs["dra-driver-controller-7d4f"] = (
+        "/opt/python: error while loading shared libraries: libpython3.11.so.1.0\n"
+    )
 
 
 def out_of_memory(cluster: Cluster) -> None:
@@ -281,7 +283,7 @@ ROWS = (
         breaks=controller_crashes,
         layer=Layer.DAEMONSET,
         status=FindingStatus.WARN,
-        says=("dra-driver-controller-7d4f", "4 restarts", "the Lease cannot be read", "no status"),
+        says=("dra-driver-controller-7d4f", "4 restarts", "libpython3.11.so.1.0", "no status"),
     ),
     BrokenSetup(
         name="node process out of memory", breaks=out_of_memory, layer=Layer.DAEMONSET, says=("OOMKilled", "137")

@@ -2,6 +2,7 @@
 
 import time
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,9 @@ from dra_driver.doctor.finding import FindingStatus
 from dra_driver.doctor.reading import read_facts
 from dra_driver.doctor.report import DoctorReport
 from dra_driver.doctor.scope import DoctorScope
-from tests.doctor_faults import rows_cluster, rows_objects, rows_policies, rows_workloads
+from tests.doctor_faults import ROWS
 from tests.doctor_faults.cluster import SERVER, Cluster
 from tests.doctor_faults.row import BrokenSetup, examined, first_of
-
-ROWS = (*rows_cluster.ROWS, *rows_objects.ROWS, *rows_policies.ROWS, *rows_workloads.ROWS)
 
 
 @cache
@@ -57,3 +56,9 @@ def test_every_check_that_can_fail_is_the_first_to_speak_in_some_row() -> None:
     spoke = {finding.check for row in ROWS for finding in seen(row).findings if finding.status is not FindingStatus.OK}
     silent = {check.name for check in CHECKS} - spoke
     assert silent == set()
+
+
+def test_the_page_has_every_setup() -> None:
+    """A row that is added is examined, and the page written again."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "doctor-faults.md").read_text()
+    assert [row.name for row in ROWS if f"| {row.name} | `{row.layer}` | {row.status} |" not in page] == []
