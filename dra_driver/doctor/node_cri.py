@@ -26,10 +26,10 @@ class CriError(RetryableError):
 
 
 class CriClient:
-    """One runtime on one socket; every call takes at most `CALL_S`. Close it."""
+    """One runtime on one socket; every call takes at most ``call_s`` seconds. Close it."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, call_s: float = CALL_S) -> None:
+        self._path, self._call_s = path, call_s
         self._peer = Peer(path)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class CriClient:
 
     def crio_config(self) -> str:
         """CRI-O's configuration as TOML. Raises CriError."""
-        connection = _UnixConnection(self._path, CALL_S)
+        connection = _UnixConnection(self._path, self._call_s)
         try:
             connection.request("GET", "/config", headers={"Host": "crio"})
             answer = connection.getresponse()
@@ -81,7 +81,7 @@ class CriClient:
 
     def _call(self, method: str, request: Any) -> Any:
         try:
-            return self._peer.call(RUNTIME, method, request, CALL_S)
+            return self._peer.call(RUNTIME, method, request, self._call_s)
         except CallError as error:
             raise CriError(f"the container runtime at {self._path}: {error}") from error
 
