@@ -114,7 +114,7 @@ class PolicyStatusWriter:
         if not self._leadership.leads():
             self._tries = {}
             metrics.policies.set(0)
-            return IDLE_S
+            return PERIOD_S  # a Lease that is renewed late lapses for a moment, which wakes nothing
         if self._copies.problem is not None:
             return PERIOD_S
         policies = self._copies.policies()

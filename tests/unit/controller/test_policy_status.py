@@ -117,6 +117,12 @@ def test_a_replica_that_does_not_lead_writes_nothing(cluster: Cluster) -> None:
     assert cluster.writes == []
 
 
+def test_a_lease_that_lapsed_for_a_moment_delays_by_one_period(cluster: Cluster) -> None:
+    """It comes back by its renewal, of which no event tells."""
+    cluster.leading = False
+    assert cluster.writer.step() <= PERIOD_S
+
+
 def test_leadership_lost_between_two_writes_ends_the_turn() -> None:
     cluster = Cluster(policies=10)
 
