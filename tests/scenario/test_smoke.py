@@ -1,11 +1,11 @@
 """`kubectl dra smoke` on the embedded cluster: every form, what is busy, a broken node, and a run that is killed."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -99,21 +99,38 @@ def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Sm
     pods.wait_gone("holder")
 
 
-def test_a_run_that_is_interrupted_deletes_its_objects(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
-    """SIGINT while a pod waits for a device: the Job, its pod and its claim go before the command ends."""
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", *smoke.flags, "--node", "gpu-b", "-o", "json"]
-    cluster.nodes["gpu-b"].process.stop()  # so that the pod does not end
+@contextmanager
+def waiting(cluster: Cluster, namespace: str, smoke: Smoke, timeout_s: int) -> "Iterator[subprocess.Popen[str]]":
+    """A command whose pod waits for a node process that has stopped."""
+    more = ["--node", "gpu-b", "--kind", "gpu", "--timeout", str(timeout_s), "-o", "json"]
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", *smoke.flags, *more]
+    cluster.nodes["gpu-b"].process.stop()
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             cluster.wait(lambda: None if of_runs(cluster, namespace) else "no object yet", TIMEOUT_S, "the first try")
-            os.kill(running.pid, signal.SIGINT)
-            out, _ = running.communicate(timeout=60)
-        assert running.returncode == 130
-        assert json.loads(out)["interrupted"] is True
-        cluster.wait(lambda: ", ".join(of_runs(cluster, namespace)) or None, TIMEOUT_S, "its objects to go")
+            yield running
+            running.kill()
     finally:
         cluster.nodes["gpu-b"].process.start()
         cluster.wait_published()
+
+
+def test_a_run_that_is_interrupted_deletes_its_objects(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
+    """SIGINT while a pod waits: the Job, its pod and its claim go."""
+    with waiting(cluster, namespace, smoke, 300) as running:
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=60)
+        assert running.returncode == 130
+        assert json.loads(out)["interrupted"] is True
+        cluster.wait(lambda: ", ".join(of_runs(cluster, namespace)) or None, TIMEOUT_S, "its objects to go")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_nothing(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
+    """After SIGKILL the Job's deadline (40 s) ends the pod, and the Job is deleted 10 s later with all that it owns."""
+    with waiting(cluster, namespace, smoke, 10) as running:
+        running.kill()
+        cluster.wait(lambda: ", ".join(of_runs(cluster, namespace)) or None, 50.0 + TIMEOUT_S, "its objects to go")
 
 
 def test_leftovers_are_deleted_on_request(cluster: Cluster, namespace: str, smoke: Smoke) -> None:

@@ -1,8 +1,10 @@
 """Deployments, replica sets and jobs create, replace and count pods; the tests write the pods' statuses."""
 
+from datetime import timedelta
+
 import pytest
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.controllers.deployments import DeploymentController
@@ -16,8 +18,10 @@ class World:
 
     def __init__(self) -> None:
         self.store = Store()
-        kinds = (DeploymentController, ReplicaSetController, JobController)
-        self._steps = [kind(self.store).step for kind in kinds]
+        self.now = utc_now()
+        controllers = (DeploymentController(self.store), ReplicaSetController(self.store))
+        self.jobs = JobController(self.store, lambda: self.now)
+        self._steps = [*(controller.step for controller in controllers), self.jobs.step]
 
     def settle(self) -> None:
         before = -1
@@ -158,6 +162,30 @@ def test_parallel_runs(world: World) -> None:
         world.set_phase(pod, "Succeeded")
     world.settle()
     assert len(world.pods()) == 3
+
+
+def test_a_job_ends_at_its_deadline(world: World) -> None:
+    """Its pods are deleted, and the step says when it has to be called again."""
+    _job(world, activeDeadlineSeconds=60)
+    world.now += timedelta(seconds=20)
+    assert 39 <= (world.jobs.step() or 0) <= 41
+    world.now += timedelta(seconds=41)
+    world.settle()
+    [failed] = [item for item in world.job()["status"]["conditions"] if item["type"] == "Failed"]
+    assert (failed["status"], failed["reason"]) == ("True", "DeadlineExceeded")
+    assert world.pods() == []
+
+
+def test_a_finished_job_is_deleted_after_its_time(world: World) -> None:
+    """With its pods; without the field it stays."""
+    _job(world, ttlSecondsAfterFinished=10)
+    world.set_phase(world.pods()[0], "Succeeded")
+    world.settle()
+    assert condition(world.job(), "Complete") == "True"
+    world.now += timedelta(seconds=11)
+    world.settle()
+    assert world.store.find(JOBS, "j", "default") is None
+    assert world.pods() == []
 
 
 def test_a_job_that_keeps_failing_ends(world: World) -> None:
