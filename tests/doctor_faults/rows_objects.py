@@ -8,6 +8,7 @@ from dra_driver.doctor.scope import DoctorScope
 from dra_driver.model.gpu_node import (
     HealthWord,
     NodeProblem,
+    PublishedForm,
 )
 from tests.doctor_faults.cluster import (
     Cluster,
@@ -113,6 +114,16 @@ def not_registered(cluster: Cluster) -> None:
 
 def different_drivers(cluster: Cluster) -> None:
     cluster.gpu_nodes[1]["status"]["driverVersion"] = "570.133.20"
+
+
+def hook_on_one_node(cluster: Cluster) -> None:
+    cluster.gpu_nodes[1]["status"].pop("toolkitVersion")
+
+
+def shares_dropped(cluster: Cluster) -> None:
+    """This user may not read the gates; what a node means to offer and what is published tells."""
+    cluster.refused = {"get /metrics"}
+    cluster.gpu_nodes[0] = told("gpu-a", offered_as=(PublishedForm.SHARED,))
 
 
 def old_containerd(cluster: Cluster) -> None:
@@ -240,6 +251,20 @@ ROWS = (
         layer=Layer.DRIVER,
         status=WARN,
         says=("570.133.20 on gpu-b",),
+    ),
+    BrokenSetup(
+        name="CDI hook on one of two nodes",
+        breaks=hook_on_one_node,
+        layer=Layer.TOOLKIT,
+        status=WARN,
+        says=("not on gpu-b",),
+    ),
+    BrokenSetup(
+        name="shares that the API server drops",
+        breaks=shares_dropped,
+        layer=Layer.KUBERNETES,
+        status=WARN,
+        says=("node/gpu-a", "shares", "DRAConsumableCapacity"),
     ),
     BrokenSetup(
         name="containerd 1.6", breaks=old_containerd, layer=Layer.RUNTIME, says=("1.6.20", "no CDI devices", "2.0")
