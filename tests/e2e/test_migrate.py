@@ -20,7 +20,7 @@ from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
-from tests.e2e.gates import PARTITIONS, TAINTS
+from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.scenario import reached
 from tests.unit.migrate.helpers import NAMES, migrated, of_inputs
@@ -68,6 +68,7 @@ def test_a_manifest_of_the_device_plugin_runs(cluster: RealCluster, namespace: s
         assert {pod["metadata"]["name"] for pod in cluster.pods(home)} == {"train", "notebook"}
 
 
+@pytest.mark.needs(EXTENDED, SHARES)  # the API server drops their fields
 def test_everything_that_comes_out_is_accepted(cluster: RealCluster, namespace: str) -> None:
     """Of inputs with every field of every format: the API server would store each object, and loses no field of it."""
     accepted: set[str] = set()
