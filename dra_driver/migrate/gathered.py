@@ -77,6 +77,15 @@ class Gathered:
             return
         place[keys[-1]] = value
 
+    @property
+    def default_config(self) -> str:
+        """The config of nodes without a label, as the plugin's config-manager chooses it ("named", then "single")."""
+        if self.plugin_default:
+            return self.plugin_default
+        if "default" in self.plugin_configs:
+            return "default"
+        return next(iter(self.plugin_configs)) if len(self.plugin_configs) == 1 else ""
+
     def nodes_with(self, label: str, value: str) -> tuple[str, ...]:
         """Names of the nodes among the inputs whose label has the value."""
         return tuple(sorted(name for name, labels in self.node_labels.items() if labels.get(label) == value))

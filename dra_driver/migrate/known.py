@@ -18,11 +18,16 @@ MANAGER: Final = "dra-driver-migrate"
 def known_resources(gathered: Gathered, driver: str) -> KnownResources:
     """What the names of resources mean under the gathered configurations.
 
-    A resource that only some of several configs share is a whole GPU unless a pod's labels say otherwise.
+    A resource that only some of several configs share is what the default config says, without one a whole GPU, unless
+    a pod's labels say otherwise.
     """
     found: dict[str, ResourceMeaning] = {}
-    configs = list(gathered.plugin_configs.values())
-    everywhere = all(_shares_gpus(config) for config in configs)
+    # The default config comes first, and the first meaning of a name stays.
+    configs = sorted(gathered.plugin_configs.values(), key=lambda config: config.name != gathered.default_config)
+    everywhere = bool(configs) and (
+        all(_shares_gpus(each) for each in configs)
+        or (configs[0].name == gathered.default_config and _shares_gpus(configs[0]))
+    )
     for config in configs:
         for each in config.replicated:
             if each.name != GPU or not each.replicas:
@@ -36,6 +41,19 @@ def known_resources(gathered: Gathered, driver: str) -> KnownResources:
     for resource in gathered.renamed:
         found[resource] = ResourceMeaning(form=DeviceForm(), device_class=_class_of_renamed(resource))
     return KnownResources(driver=driver, of=found)
+
+
+def ambiguity(gathered: Gathered) -> str:
+    """A sentence where ``nvidia.com/gpu`` is a share under some configs and a GPU under others; "" otherwise."""
+    shared = sorted(name for name, config in gathered.plugin_configs.items() if _shares_gpus(config))
+    whole = sorted(set(gathered.plugin_configs) - set(shared))
+    if not shared or not whole:
+        return ""
+    chosen = "a share" if gathered.default_config in shared else "a whole GPU"
+    return (
+        f"nvidia.com/gpu is a share under the configs {', '.join(shared)} and a GPU under {', '.join(whole)}: pods"
+        f" whose product label does not say which (-SHARED) became claims for {chosen}; look at each"
+    )
 
 
 def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:

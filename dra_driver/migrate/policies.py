@@ -74,7 +74,7 @@ def _of_config(config: PluginConfig, gathered: Gathered) -> Iterator[PolicyDraft
     strategy = config.mig_strategy or gathered.mig_strategy
     if not replicas and strategy != "none":
         return
-    everywhere = config.name in {"", _default_of(gathered)} | gathered.standalone
+    everywhere = config.name in {"", gathered.default_config} | gathered.standalone
     nodes = None if everywhere else gathered.nodes_with(PLUGIN_LABEL, config.name)
     yield PolicyDraft(
         name=policy_name(config.name),
@@ -85,15 +85,6 @@ def _of_config(config: PluginConfig, gathered: Gathered) -> Iterator[PolicyDraft
         strategy=config.strategy if replicas else "",
         max_shares=replicas,
     )
-
-
-def _default_of(gathered: Gathered) -> str:
-    """The config of nodes without a label, as the plugin's config-manager chooses it ("named", then "single")."""
-    if gathered.plugin_default:
-        return gathered.plugin_default
-    if "default" in gathered.plugin_configs:
-        return "default"
-    return next(iter(gathered.plugin_configs)) if len(gathered.plugin_configs) == 1 else ""
 
 
 def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> Iterator[PolicyDraft]:

@@ -41,7 +41,6 @@ class KnownResources:
 
     driver: str
     of: Mapping[str, ResourceMeaning] = field(default_factory=dict)
-    ambiguous: Mapping[str, str] = field(default_factory=dict)
 
     def meaning(self, resource: str, spec: Mapping[str, Any]) -> ResourceMeaning:
         """What ``resource`` was to a pod with ``spec``, whose labels may say it. Raises NoDeviceError."""

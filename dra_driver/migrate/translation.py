@@ -20,7 +20,7 @@ from dra_driver.migrate.config_maps import ReadText
 from dra_driver.migrate.formats import format_of, items
 from dra_driver.migrate.gathered import Gathered
 from dra_driver.migrate.input import InputDocument, mapping_at
-from dra_driver.migrate.known import classes, known_resources, memory_of
+from dra_driver.migrate.known import ambiguity, classes, known_resources, memory_of
 from dra_driver.migrate.ledger import Ledger, MigrationNote
 from dra_driver.migrate.objects_left import translate_operator_object, untouched
 from dra_driver.migrate.pods import PodOptions
@@ -192,6 +192,7 @@ def _second(name: str, document: InputDocument, options: PodOptions, book: Templ
 
 def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation, *, keep: bool) -> list[str]:
     hints = [f"chart values: {conflict}" for conflict in gathered.value_conflicts]
+    hints += [told] if (told := ambiguity(gathered)) and found.templates else []
     everywhere = [draft.name for draft in drafts if draft.nodes is None and not draft.priority]
     if everywhere[1:]:
         hints.append(f"{' and '.join(everywhere)} are each for every GPU and contradict each other: keep one of them")

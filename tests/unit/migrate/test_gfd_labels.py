@@ -163,6 +163,18 @@ def _renamed(device: KnownDevice, name: str) -> DeviceView:
 
 
 @pytest.mark.parametrize(
+    ("kibibytes", "label"), [(81559 * 1024, 81559), (81560 * 1024 - 1, 81559), (81560 * 1024, 81560)]
+)
+def test_memory_is_compared_in_whole_mebibytes(kibibytes: int, label: int) -> None:
+    """GFD rounds down; boards of the catalog have whole ones."""
+    device = whole()[0].device
+    view = DeviceView(DRIVER, {**device.wire, "capacity": {"memory": {"value": f"{kibibytes}Ki"}}})
+    for value in (81558, 81559, 81560, 81561):
+        program = compile_selector(condition("nvidia.com/gpu.memory", "In", [str(value)], WHOLE, DRIVER))
+        assert program.evaluate(view) is (value == label)
+
+
+@pytest.mark.parametrize(
     ("value", "name", "profile", "shared"),
     [
         ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-40GB", "", False),

@@ -105,6 +105,18 @@ def test_a_replica_of_time_slicing_is_a_share_without_memory(renamed: str, resou
     assert request["exactly"]["selectors"][0]["cel"]["expression"].endswith('.sharingStrategy == "TimeSlicing"')
 
 
+@pytest.mark.parametrize(("default", "form"), [("shared", "capacity"), ("plain", "deviceClassName")])
+def test_where_only_some_configs_share_the_default_one_decides(default: str, form: str) -> None:
+    """And the report says that both are possible."""
+    data = {"shared": SHARED % "false", "plain": "version: v1\nflags: {}\n"}
+    maps = yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
+    policy = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: c}\n"
+    policy += f"spec: {{devicePlugin: {{config: {{name: c, default: {default}}}}}}}\n"
+    found = migrated(pod(container(gpu=1), before=f"{maps}---\n{policy}"))
+    assert list(requests(found)[0]["exactly"])[-1] == form
+    assert any("is a share under the configs shared and a GPU under plain" in hint for hint in found.hints)
+
+
 def test_beside_a_renamed_share_the_gpu_is_whole() -> None:
     """nvidia.com/gpu and nvidia.com/gpu.shared are two resources."""
     found = migrated(pod(container(gpu=1), before=SHARED % "true"))
@@ -116,6 +128,13 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
     found = migrated(pod(container(gpu=1), before=MPS), gpu_memory_mib=40960)
     amounts = requests(found)[0]["exactly"]["capacity"]["requests"]
     assert amounts == {"memory": f"{(40960 - 1024 - 64) // 4}Mi", "computePercent": "25"}
+
+
+def test_more_replicas_than_the_plugin_gives_are_not_translated() -> None:
+    """Under MPS it refuses more than one by default."""
+    found = migrated(pod(container(gpu=2), before=MPS), gpu_memory_mib=40960)
+    assert found.workloads == []
+    assert "failRequestsGreaterThanOne" in said(found, 'limits["nvidia.com/gpu"]')[0]
 
 
 def test_without_the_memory_a_replica_of_mps_is_not_translated() -> None:
