@@ -101,9 +101,12 @@ def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") 
 
 def _records(node: str, places: "Places") -> "tuple[LayerFinding, ...]":
     from dra_driver.node_state import find_disagreements, read_state
-    from dra_driver.node_state.for_doctor import as_findings
+    from dra_driver.node_state.for_doctor import as_findings, unreadable
 
-    state = read_state(places)
+    try:
+        state = read_state(places)
+    except OSError as error:
+        return unreadable(node, error)
     return as_findings(node, state, find_disagreements(state))
 
 

@@ -83,7 +83,7 @@ def _cdi(view: HostView) -> CdiFacts:
             problems.append(f"{view.cdi / name} cannot be read: {error.strerror}")
     return CdiFacts(
         folder=str(view.cdi),
-        exists=found is not None,
+        exists=os.path.lexists(view.cdi),
         base=known.base_file_name in own,
         documents=tuple(documents),
         problems=tuple(problems),
@@ -103,8 +103,14 @@ def _mounted(document: CdiSpec) -> Iterator[str]:
 
 
 def _is_gone(view: HostView, path: str) -> bool:
-    """Whether the file is missing on the host; a link at its place counts as the file."""
-    return path.startswith("/") and not os.path.lexists(view.here(path)) and os.path.isdir(view.here("/"))  # noqa: PTH112
+    """Whether the file is missing on the host; a link at its place counts as the file, an unreadable folder as well."""
+    try:
+        os.lstat(view.here(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return path.startswith("/")
+    except OSError:
+        return False
+    return False
 
 
 def _disks(view: HostView) -> Iterator[DiskFacts]:

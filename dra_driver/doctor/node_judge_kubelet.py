@@ -6,7 +6,7 @@ from typing import Final
 
 from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.finding import Layer
-from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, well
+from dra_driver.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
 from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_judge_runtime import parse_version
 from dra_driver.doctor.node_kubelet_facts import KubeletFacts
@@ -73,6 +73,8 @@ def _folders(facts: LocalFacts) -> Iterator[NodeAnswer]:
     if facts.kubelet.found and os.path.normpath(view.registry) != os.path.normpath(wanted):
         seen = f"the kubelet looks for plugins in {wanted}, the driver registers in {view.registry}"
         yield broken(seen, "one folder for both", do)
+    elif sockets.problem:
+        yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.")
     elif sockets.registry is None:
         do = "Start the kubelet, which makes the folder; or set kubelet.rootDir of the chart to its --root-dir."
         yield broken(f"the folder {sockets.registry_folder} does not exist", "the kubelet's plugins_registry", do)
@@ -127,9 +129,13 @@ def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[NodeAnswer
 
 
 def _second_publisher(facts: LocalFacts) -> Iterator[NodeAnswer]:
-    served = [path for path, is_served in facts.sockets.device_plugins if is_served]
-    dead = [path for path, is_served in facts.sockets.device_plugins if not is_served]
     expected = "no device plugin for NVIDIA GPUs on this node"
+    sockets = facts.sockets.device_plugins
+    if sockets is None:
+        yield unknown(f"{facts.view.device_plugins} cannot be read", expected, "Run it as root.")
+        return
+    served = [path for path, is_served in sockets if is_served]
+    dead = [path for path, is_served in sockets if not is_served]
     if served and not facts.view.second_publisher_allowed:
         yield broken(
             f"a device plugin serves {some(served)}: a GPU could be given to two pods, so the driver withdraws "

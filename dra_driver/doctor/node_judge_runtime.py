@@ -41,8 +41,10 @@ def _answers(facts: LocalFacts) -> Iterator[NodeAnswer]:
     elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
         yield broken(f"no socket at {some(runtime.tried)}", expected, do)
+    elif runtime.denied:
+        yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.")
     elif runtime.problem:
-        do = "Look at the runtime's log (journalctl -u containerd or -u crio); reading its socket needs root."
+        do = "Look at the runtime's log (journalctl -u containerd or -u crio)."
         yield broken(f"{runtime.socket}: {runtime.problem}", expected, do)
     else:
         yield well(f"{runtime.name} {runtime.version} at {runtime.socket}")

@@ -6,6 +6,7 @@ CRI-O has CDI since 1.23, always on, with ``cdi_spec_dirs`` in ``[crio.runtime]`
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ _MOST: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFacts:
-    """``socket`` is the host's path, None where none was found among ``tried``.
+    """``socket`` is the host's path, None where none was found among ``tried``. ``denied``: this user may not use it.
 
     ``cdi`` is None where the runtime does not tell, and ``cdi_dirs`` as well. ``not_ready`` are conditions that do not
     hold. ``default_handler`` is the runtime of pods without a runtime class.
@@ -29,6 +30,7 @@ class RuntimeFacts:
     tried: tuple[str, ...] = ()
     socket: str | None = None
     problem: str | None = None
+    denied: bool = False
     name: str = ""
     version: str = ""
     not_ready: tuple[str, ...] = ()
@@ -59,6 +61,8 @@ def read_runtime(view: HostView, named: str | None, dial: Dial = CriClient) -> R
     facts = RuntimeFacts(tried=tried, socket=served or next(iter(found), None))
     if served is None:
         return facts if not found else replace(facts, problem=f"no process accepts connections at {found[0]}")
+    if not os.access(view.here(served), os.R_OK | os.W_OK):
+        return replace(facts, problem="this user may not use it", denied=True)
     client = dial(view.here(served))
     try:
         return _asked(client, facts)

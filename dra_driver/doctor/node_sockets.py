@@ -41,14 +41,15 @@ class PluginSocket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketFacts:
-    """``registry`` is None where the kubelet's folder is missing. ``dead`` are sockets of the driver's own folder on
-    which no process listens, ``device_plugins`` sockets of other publishers of NVIDIA GPUs: path and whether served."""
+    """``registry`` is None where the kubelet's folder is missing, or cannot be read: then ``problem`` says why. ``own``
+    are the sockets in the driver's own folder, and ``device_plugins`` those of other publishers of NVIDIA GPUs (None
+    where they cannot be seen): path and whether a process listens."""
 
     registry_folder: str = ""
     registry: tuple[PluginSocket, ...] | None = None
-    own_folder: bool = False
+    problem: str | None = None
     own: tuple[tuple[str, bool], ...] = ()
-    device_plugins: tuple[tuple[str, bool], ...] = ()
+    device_plugins: tuple[tuple[str, bool], ...] | None = ()
 
 
 GetInfo = Callable[[str], PluginWords]
@@ -68,17 +69,20 @@ def get_info(path: str) -> PluginWords:
 
 def read_sockets(view: HostView, ask: GetInfo = get_info) -> SocketFacts:
     """Look at all sockets. Takes at most some seconds for each process that hangs."""
-    registry = None
-    if view.registry.is_dir():
+    registry, problem = None, None
+    try:
+        os.listdir(view.registry)  # noqa: PTH208 - whether it can be read
         registry = tuple(_asked(view, path, ask) for path in sockets_in(str(view.registry))[:_MOST])
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        problem = f"{view.registry} cannot be read: {error.strerror}"
     return SocketFacts(
         registry_folder=str(view.registry),
         registry=registry,
-        own_folder=view.own_folder.is_dir(),
+        problem=problem,
         own=_looked(sockets_in(str(view.own_folder))),
-        device_plugins=_looked(
-            [path for path in sockets_in(view.device_plugins) if Path(path).name.startswith("nvidia-")]
-        ),
+        device_plugins=_device_plugins(view),
     )
 
 
@@ -110,6 +114,16 @@ def is_served(path: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _device_plugins(view: HostView) -> tuple[tuple[str, bool], ...] | None:
+    try:
+        os.listdir(view.device_plugins)  # noqa: PTH208 - whether it can be read
+    except PermissionError:
+        return None
+    except OSError:
+        return ()
+    return _looked([path for path in sockets_in(view.device_plugins) if Path(path).name.startswith("nvidia-")])
 
 
 def _looked(paths: list[str]) -> tuple[tuple[str, bool], ...]:

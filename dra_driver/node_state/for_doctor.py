@@ -21,6 +21,21 @@ def as_findings(node: str, state: NodeState, found: Iterable[Disagreement]) -> t
     return (LayerFinding(check=CHECK, layer=Layer.PREPARE, status=FindingStatus.OK, subject=f"node/{node}", seen=seen),)
 
 
+def unreadable(node: str, error: OSError) -> tuple[LayerFinding, ...]:
+    """The records cannot be read, such as by a user who is not root."""
+    return (
+        LayerFinding(
+            check=CHECK,
+            layer=Layer.PREPARE,
+            status=FindingStatus.UNKNOWN,
+            subject=f"node/{node}",
+            seen=f"{error.filename} cannot be read: {error.strerror}",
+            expected="the driver's journal and files",
+            do="Run it as root.",
+        ),
+    )
+
+
 def _finding(node: str, each: Disagreement) -> LayerFinding:
     """A problem of the records does not keep GPUs from working: only one that the node process cannot mend would."""
     return LayerFinding(

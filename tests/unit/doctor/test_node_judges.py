@@ -7,6 +7,8 @@ from dra_driver.doctor.node_device_facts import DeviceNodeFacts
 from dra_driver.doctor.node_doctor import NODE_CHECKS
 from dra_driver.doctor.node_facts import LocalFacts
 from dra_driver.doctor.node_files_facts import DiskFacts, FileFacts
+from dra_driver.doctor.node_runtime_facts import RuntimeFacts
+from dra_driver.doctor.node_sockets import SocketFacts
 from dra_driver.doctor.node_view import HostView
 
 OK, WARN, FAIL = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL
@@ -59,3 +61,17 @@ def test_names_of_checks_are_unique() -> None:
     """They are part of the report."""
     names = [check.name for check in NODE_CHECKS]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("check", "facts"),
+    [
+        ("plugin-folders", LocalFacts(node="n", view=VIEW, sockets=SocketFacts(problem="/reg: Permission denied"))),
+        ("device-plugin", LocalFacts(node="n", view=VIEW, sockets=SocketFacts(device_plugins=None))),
+        ("runtime-answers", LocalFacts(node="n", view=VIEW, runtime=RuntimeFacts(socket="/run/x.sock", denied=True))),
+    ],
+)
+def test_what_only_root_may_see_is_unknown(check: str, facts: LocalFacts) -> None:
+    """A user without rights gets no verdict about what is hidden from it."""
+    finding = found_by(check, facts)
+    assert (finding.status, finding.do) == (FindingStatus.UNKNOWN, "Run it as root.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from dra_driver.claims.inspection import JournalContent
 from dra_driver.doctor.finding import FindingStatus, Layer
 from dra_driver.node_state.findings import Disagreement
-from dra_driver.node_state.for_doctor import as_findings
+from dra_driver.node_state.for_doctor import as_findings, unreadable
 from dra_driver.node_state.state import CdiState, JournalState, MpsState, NodeState, SocketState
 
 SOCKET = Path("/plugins/gpu.nvidia.com/dra.sock")
@@ -47,3 +47,10 @@ def test_what_the_doctor_looks_at_itself_is_left_out() -> None:
 def test_a_node_without_the_drivers_folder_has_no_records() -> None:
     """Nothing is told of records that cannot exist."""
     assert as_findings("node-1", state(exists=False), []) == ()
+
+
+def test_records_that_cannot_be_read_are_unknown() -> None:
+    """As for a user who is not root."""
+    (found,) = unreadable("node-1", PermissionError(13, "Permission denied", "/plugins"))
+    assert (found.status, found.seen) == (FindingStatus.UNKNOWN, "/plugins cannot be read: Permission denied")
+    assert found.do == "Run it as root."
