@@ -5,7 +5,7 @@ from typing import Final
 
 from dra_driver.doctor import facts as fact
 from dra_driver.doctor.check import LayerCheck
-from dra_driver.doctor.driver_view import gpu_nodes, node_daemonsets, node_pods, shown
+from dra_driver.doctor.driver_view import gpu_nodes, node_daemonsets, node_pods, own_slices, shown
 from dra_driver.doctor.facts import NODE_DAEMONSET, ClusterFacts
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.doctor.sentences import last_warning, layer_of
@@ -38,7 +38,17 @@ _SIDE_EFFECTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
     found = node_daemonsets(facts)
-    if not found:
+    if not found and facts.items_or_none("slices") and own_slices(facts):
+        yield PRESENT.finding(
+            FindingStatus.WARN,
+            "cluster",
+            f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}",
+            expected="node processes of this driver's chart",
+            do="Leave it so where node processes run otherwise, as in the embedded cluster (dra-driver sim up); "
+            "install the "
+            "chart where an uninstall left ResourceSlices.",
+        )
+    elif not found:
         yield PRESENT.finding(
             FindingStatus.FAIL,
             "cluster",

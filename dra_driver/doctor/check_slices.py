@@ -8,6 +8,7 @@ from dra_driver.doctor.driver_view import (
     devices_by_node,
     driver_names,
     gpu_nodes,
+    node_daemonsets,
     nodes_with_ready_pods,
     own_slices,
     plugin_offers,
@@ -104,6 +105,8 @@ def _orphans(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 def _without_process(facts: ClusterFacts) -> Iterator[LayerFinding]:
     """Devices that can be allocated although no node process can prepare them."""
+    if not node_daemonsets(facts):
+        return  # node processes run otherwise, as in the embedded cluster
     running = nodes_with_ready_pods(facts)
     devices = devices_by_node(own_slices(facts))
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)

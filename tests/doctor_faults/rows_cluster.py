@@ -65,6 +65,10 @@ def not_installed(cluster: Cluster) -> None:
     cluster.classes = []
 
 
+def processes_without_daemonset(cluster: Cluster) -> None:
+    cluster.daemonsets, cluster.pods = [], []
+
+
 def image_missing(cluster: Cluster) -> None:
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry.example/dra-driver:0.1.0"'}
     unready(cluster.pods[0], state={"waiting": waiting})
@@ -253,6 +257,13 @@ ROWS = (
     ),
     BrokenSetup(
         name="driver not installed", breaks=not_installed, layer=Layer.DAEMONSET, says=("not installed", "helm")
+    ),
+    BrokenSetup(
+        name="node processes without a DaemonSet",
+        breaks=processes_without_daemonset,
+        layer=Layer.DAEMONSET,
+        status=FindingStatus.WARN,
+        says=("no namespace has a DaemonSet", "sim up"),
     ),
     BrokenSetup(
         name="image cannot be pulled",
