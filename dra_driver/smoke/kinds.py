@@ -33,14 +33,13 @@ class TryKind:
         return {"gpu": "whole GPU", "mig": f"MIG {self.name}", "shared": f"share ({self.name})"}[self.form]
 
 
-def kinds_of(slices: Iterable[Wire], forms: Iterable[Form] = FORMS) -> dict[TryKind, Wire]:
+def kinds_of(slices: Iterable[Wire]) -> dict[TryKind, Wire]:
     """The kinds that these slices publish, whole GPUs first, each with one of its devices."""
-    wanted = set(forms)
     found: dict[TryKind, Wire] = {}
     for item in slices:
         for device in item["spec"].get("devices") or ():
             kind = _kind_of(device)
-            if kind is not None and kind.form in wanted:
+            if kind is not None:
                 found.setdefault(kind, device)
     return dict(sorted(found.items(), key=lambda pair: (FORMS.index(pair[0].form), pair[0].name)))
 
@@ -51,7 +50,7 @@ def claim_spec(kind: TryKind, example: Wire, driver: str) -> dict[str, Any]:
     shared = f'"{SHARING_STRATEGY}" in {domain}'
     expression = {
         "gpu": f'{domain}.{TYPE} == "{TYPE_GPU}" && !({shared})',
-        "mig": f'{domain}.{PROFILE} == "{kind.name}"',
+        "mig": f'{domain}.{TYPE} == "{TYPE_MIG}" && {domain}.{PROFILE} == "{kind.name}"',
         "shared": f'{shared} && {domain}.{SHARING_STRATEGY} == "{kind.name}"',
     }[kind.form]
     request: dict[str, Any] = {

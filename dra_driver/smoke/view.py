@@ -29,6 +29,7 @@ class ClusterView:
         for item in _newest(item for item in state.slices if item["spec"].get("driver") == driver):
             if name := item["spec"].get("nodeName"):
                 self._slices[name].append(item)
+        self._kinds: dict[str, dict[TryKind, Wire]] = {}
         self._pods: dict[str, list[Wire]] = defaultdict(list)
         for pod in state.pods:
             self._pods[(pod.get("spec") or {}).get("nodeName") or ""].append(pod)
@@ -52,7 +53,9 @@ class ClusterView:
 
     def kinds(self, node: str, forms: Sequence[Form]) -> dict[TryKind, Wire]:
         """The kinds that a node publishes, each with one of its devices."""
-        return kinds_of(self._slices.get(node, ()), forms)
+        if node not in self._kinds:
+            self._kinds[node] = kinds_of(self._slices.get(node, ()))
+        return {kind: example for kind, example in self._kinds[node].items() if kind.form in forms}
 
     def slices(self, node: str) -> Sequence[Wire]:
         return self._slices.get(node, ())

@@ -186,6 +186,12 @@ def test_a_node_that_may_not_be_read_is_believed_to_have_room() -> None:
     assert fit_on(state(slices=[resource_slice(device())])).fits
 
 
+def test_a_profile_is_found_beside_whole_gpus() -> None:
+    """The selector works without the help of the class: a whole GPU has no profile, which would be an error of CEL."""
+    found = state(node("gpu-a"), slices=[resource_slice(device(), partition())])
+    assert fit_on(found, MIG).fits
+
+
 def test_older_generations_of_a_pool_do_not_count() -> None:
     """A pool that is being replaced has slices of both generations."""
     view = ClusterView(state(slices=[resource_slice(partition()), resource_slice(device(), generation=2)]), DRIVER)
