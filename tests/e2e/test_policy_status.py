@@ -109,8 +109,10 @@ def say(api: RestClient, number: int, *policies: NodePolicy) -> None:
 
 
 def make_policy(api: RestClient) -> None:
+    """For the nodes of this test: a node process that runs in the cluster has nothing to say of it."""
+    spec = {"select": {"nodeNames": [f"e2e-{SUFFIX}-*"]}, "sharing": {"strategy": "MPS"}}
     header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": POLICY}}
-    api.create(paths.gpu_policies(), {**header, "spec": {"sharing": {"strategy": "MPS"}}})
+    api.create(paths.gpu_policies(), {**header, "spec": spec})
 
 
 def status_is(api: RestClient, reason: str, **gpus: int) -> Callable[[], bool]:

@@ -17,6 +17,7 @@ from dra_driver.sim.demo.expectations import read_expectations, unmet
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
+from tests.e2e.gates import gates_of
 from tests.fakes.practice import PRACTICE, Wire, job_of, needed_api, objects_of
 
 PATHS = [path for group in group_examples(PRACTICE).values() for path in group]
@@ -35,6 +36,13 @@ while True:
     client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
     client.close()
 """
+
+
+def with_gates(path: Path) -> Any:
+    """A parameter that is skipped where a feature gate of its objects is off."""
+    return pytest.param(path, id=path.stem, marks=pytest.mark.needs(*gates_of(objects_of(path))))
+
+
 PORTS = {"tritonserver": 8000, "jupyter": 8888}
 
 
@@ -89,7 +97,7 @@ def pod_specs(item: Any) -> list[Wire]:
 
 
 @pytest.mark.usefixtures("served")
-@pytest.mark.parametrize("path", PATHS, indirect=True, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [with_gates(path) for path in PATHS], indirect=True)
 def test_the_api_server_accepts_every_object(cluster: RealCluster, namespace: str, path: Path) -> None:
     """As it is, with no unknown field (a dry run with strict validation)."""
     for item in objects_of(path):
@@ -105,7 +113,7 @@ def ready(cluster: RealCluster, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("served", "ready")
-@pytest.mark.parametrize("path", RUN, indirect=True, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [with_gates(path) for path in RUN], indirect=True)
 def test_the_workload_runs(cluster: RealCluster, namespace: str, path: Path) -> None:
     """Created by its own controllers; each container lists what its first lines say."""
     for item in objects_of(path):
