@@ -1,6 +1,7 @@
 """Judges the container runtime of a node: does it answer, does it inject CDI devices, from which folders. Pure.
 
-Sources: containerd has CDI since 1.7.0 (`enable_cdi`, off; on since 2.0.0; RELEASES.md); CRI-O since 1.23.0, always on.
+Sources: the kubelet names CDI devices in a field of CreateContainer. containerd reads it since 1.7.0 (`enable_cdi`,
+off; on since 2.0.0), CRI-O since 1.28.0 (always on).
 """
 
 import os
@@ -16,7 +17,7 @@ from dra_driver.doctor.node_runtime_facts import RuntimeFacts
 from dra_driver.doctor.node_text import some
 
 CONTAINERD, CRIO, DOCKER = "containerd", "cri-o", "docker"
-FIRST_CDI: Final = {CONTAINERD: (1, 7), CRIO: (1, 23)}
+FIRST_CDI: Final = {CONTAINERD: (1, 7), CRIO: (1, 28)}
 DEFAULT_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
 """What runtimes read where their configuration names no folder."""
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
@@ -66,10 +67,11 @@ def _switch(facts: LocalFacts) -> Iterator[NodeAnswer]:
         )
     elif version is None or first is None:
         do = "Ask its documentation whether it injects CDI devices that the kubelet names."
-        yield unknown(f"{runtime.name} {runtime.version}", "containerd 1.7 or newer, or CRI-O 1.23 or newer", do)
+        yield unknown(f"{runtime.name} {runtime.version}", "containerd 1.7 or newer, or CRI-O 1.28 or newer", do)
     elif version < first:
         yield broken(
-            f"{runtime.name} {runtime.version} has no CDI: containers start without their GPU",
+            f"{runtime.name} {runtime.version} injects no CDI devices that the kubelet names: containers start without "
+            "their GPU",
             f"{runtime.name} {first[0]}.{first[1]} or newer",
             "Upgrade containerd to 2.x (1.7 needs enable_cdi = true as well)."
             if runtime.name == CONTAINERD

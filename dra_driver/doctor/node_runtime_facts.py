@@ -2,7 +2,7 @@
 
 Sources: containerd prints its CRI configuration as JSON in ``Status(verbose).info["config"]`` (``pkg/cri/config`` of
 1.6 and 1.7, ``internal/cri/config`` of 2.x): ``enableCDI`` and ``cdiSpecDirs`` since 1.7.0, on by default since 2.0.
-CRI-O has CDI since 1.23, always on, with ``cdi_spec_dirs`` in ``[crio.runtime]``.
+CRI-O injects the CDI devices that the kubelet names since 1.28, always, with ``cdi_spec_dirs`` in ``[crio.runtime]``.
 """
 
 import json

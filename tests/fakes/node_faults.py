@@ -135,7 +135,7 @@ def other_cdi_folders(node: BrokenNode) -> None:
 
 
 def old_crio(node: BrokenNode) -> None:
-    node.runtime = FakeRuntime(name="cri-o", release="1.22.5")
+    node.runtime = FakeRuntime(name="cri-o", release="1.27.8")
 
 
 def crio_folders(node: BrokenNode) -> None:
@@ -260,7 +260,13 @@ FAULTS = (
     Fault(hook_is_not_there, "toolkit", Layer.TOOLKIT, "is not an executable file", "NVIDIA_CDI_HOOK_PATH"),
     Fault(no_runtime, "runtime-answers", Layer.RUNTIME, "no socket at /run/containerd/containerd.sock", "--cri-socket"),
     Fault(dead_runtime, "runtime-answers", Layer.RUNTIME, "no process accepts connections", "journalctl"),
-    Fault(containerd_1_6, "cdi-switch", Layer.RUNTIME, "containerd 1.6.20~ds1 has no CDI", "Upgrade containerd to 2.x"),
+    Fault(
+        containerd_1_6,
+        "cdi-switch",
+        Layer.RUNTIME,
+        "containerd 1.6.20~ds1 injects no CDI devices",
+        "Upgrade containerd to 2.x",
+    ),
     Fault(
         containerd_1_7, "cdi-switch", Layer.RUNTIME, "CDI is off in containerd 1.7.24~ds1", "io.containerd.grpc.v1.cri"
     ),
@@ -268,7 +274,7 @@ FAULTS = (
         containerd_2_off, "cdi-switch", Layer.RUNTIME, "CDI is off in containerd 2.1.9", "io.containerd.cri.v1.runtime"
     ),
     Fault(other_cdi_folders, "cdi-folders", Layer.RUNTIME, "reads CDI files in /etc/cdi, and", "cdi_spec_dirs"),
-    Fault(old_crio, "cdi-switch", Layer.RUNTIME, "cri-o 1.22.5 has no CDI", "Upgrade CRI-O"),
+    Fault(old_crio, "cdi-switch", Layer.RUNTIME, "cri-o 1.27.8 injects no CDI devices", "Upgrade CRI-O"),
     Fault(crio_folders, "cdi-folders", Layer.RUNTIME, "cri-o reads CDI files in /opt/cdi", "cdi_spec_dirs of cri-o"),
     Fault(old_kubelet, "kubelet", Layer.KUBERNETES, "kubelet v1.31.4", "Upgrade the node"),
     Fault(gate_off, "kubelet-gate", Layer.KUBERNETES, "DynamicResourceAllocation is off", "/etc/kubelet.yaml"),
