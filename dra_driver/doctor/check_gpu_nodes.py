@@ -40,8 +40,6 @@ def _problems(facts: ClusterFacts) -> Iterator[LayerFinding]:
     for node, status in gpu_nodes(facts).items():
         for problem in status.problems:
             yield _judged(node, problem)
-        if not status.problems and status.gpus:
-            yield PROBLEMS.finding(FindingStatus.OK, f"node/{node}", f"{len(status.gpus)} GPUs, no problem reported")
         if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
             yield PROBLEMS.finding(
                 FindingStatus.FAIL,
@@ -53,6 +51,12 @@ def _problems(facts: ClusterFacts) -> Iterator[LayerFinding]:
                 "GPU labels from the node.",
                 layer=Layer.NVML,
             )
+
+    good = {node: len(status.gpus) for node, status in gpu_nodes(facts).items() if status.gpus and not status.problems}
+    if good:
+        subject = f"node/{next(iter(good))}" if len(good) == 1 else "cluster"
+        seen = f"{sum(good.values())} GPUs of {len(good)} nodes without a problem"
+        yield PROBLEMS.finding(FindingStatus.OK, subject, seen)
 
 
 def _judged(node: str, problem: NodeProblem) -> LayerFinding:

@@ -94,15 +94,19 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[LayerFinding]:
 def _same_gpus(facts: ClusterFacts) -> Iterator[LayerFinding]:
     """The same UUID in two pools of one node."""
     publishers: dict[tuple[str, str], set[str]] = {}
+    by_place: dict[str, dict[str, list[Wire]]] = {}
     for item in facts.items("slices"):
-        node = text(item, "spec", "nodeName")
         place = f"driver {text(item, 'spec', 'driver')}, pool {text(item, 'spec', 'pool', 'name')}"
-        for uuid in _uuids(item):
-            publishers.setdefault((node, uuid), set()).add(place)
+        by_place.setdefault(text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
+    for node, places in by_place.items():
+        if len(places) > 1:  # most nodes have one pool, and their thousands of devices need no look
+            for place, items in places.items():
+                for uuid in {found for item in items for found in _uuids(item)}:
+                    publishers.setdefault((node, uuid), set()).add(place)
     by_node: dict[tuple[str, tuple[str, ...]], int] = {}
-    for (node, _), places in publishers.items():
-        if len(places) > 1:
-            key = (node, tuple(sorted(places)))
+    for (node, _), offered_by in publishers.items():
+        if len(offered_by) > 1:
+            key = (node, tuple(sorted(offered_by)))
             by_node[key] = by_node.get(key, 0) + 1
     for (node, pools), count in sorted(by_node.items()):
         yield SAME_GPUS.finding(

@@ -5,11 +5,11 @@ from typing import Final
 
 from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.driver_view import (
-    devices_by_node,
     driver_names,
     gpu_nodes,
     node_daemonsets,
     nodes_with_ready_pods,
+    own_devices,
     own_slices,
     plugin_offers,
     shown,
@@ -24,7 +24,7 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
     slices = own_slices(facts)
-    devices = devices_by_node(slices)
+    devices = own_devices(facts)
     known = facts.knows("driver-pods") and facts.knows("daemonsets")
     wanted = nodes_with_ready_pods(facts) if known else set(gpu_nodes(facts))
     missing = sorted(node for node in wanted if not devices.get(node))
@@ -108,7 +108,7 @@ def _without_process(facts: ClusterFacts) -> Iterator[LayerFinding]:
     if not node_daemonsets(facts):
         return  # node processes run otherwise, as in the embedded cluster
     running = nodes_with_ready_pods(facts)
-    devices = devices_by_node(own_slices(facts))
+    devices = own_devices(facts)
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
@@ -123,10 +123,12 @@ def _without_process(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 
 def _taints(facts: ClusterFacts) -> Iterator[LayerFinding]:
-    for node, devices in sorted(devices_by_node(own_slices(facts)).items()):
+    for node, devices in sorted(own_devices(facts).items()):
         keys: dict[str, int] = {}
         tainted = 0
         for device in devices:
+            if "taints" not in device:
+                continue
             found = [taint for taint in dicts(device, "taints") if text(taint, "effect") in _BLOCKING]
             tainted += bool(found)
             for taint in found:
@@ -146,18 +148,16 @@ def _taints(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 def _forms(facts: ClusterFacts) -> Iterator[LayerFinding]:
     """Partitions or shares that a node means to offer and that are not in its slices: a gate drops their fields."""
-    devices = devices_by_node(own_slices(facts))
+    devices = own_devices(facts)
     for node, status in gpu_nodes(facts).items():
         offered = {form for gpu in status.gpus for form in gpu.offered_as}
         published = devices.get(node)
         if not published:
             continue
-        kinds = {_attribute(device, "type") for device in published}
-        shares = any(device.get("allowMultipleAllocations") is True for device in published)
         lost = []
-        if PublishedForm.PARTITIONS in offered and "mig" not in kinds:
+        if PublishedForm.PARTITIONS in offered and all(_attribute(device, "type") != "mig" for device in published):
             lost.append(("MIG partitions", "DRAPartitionableDevices"))
-        if PublishedForm.SHARED in offered and not shares:
+        if PublishedForm.SHARED in offered and not any(device.get("allowMultipleAllocations") for device in published):
             lost.append(("shares", "DRAConsumableCapacity"))
         for what, gate in lost:
             yield FORMS.finding(

@@ -3,7 +3,7 @@
 Pure over facts. Each property raises UnansweredError where its facts are missing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dra_driver.config.status import node_status_of
@@ -21,6 +21,7 @@ GPU_LABELS: Final = (
 )
 """Labels of Nodes with GPUs (deploy/chart/values.yaml, nodes.gpuLabels)."""
 _GPU_NODES: Final = "status of GpuNodes"
+_DEVICES: Final = "devices by node"
 PLUGIN_RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 """What NVIDIA's device plugin offers; the prefix covers ``nvidia.com/gpu.shared``, too."""
 
@@ -73,12 +74,15 @@ def own_slices(facts: ClusterFacts) -> list[Wire]:
     return [item for item in facts.items("slices") if text(item, "spec", "driver") in names]
 
 
-def devices_by_node(slices: Iterable[Wire]) -> dict[str, list[Wire]]:
-    """Published devices by the node of their slice."""
-    found: dict[str, list[Wire]] = {}
-    for item in slices:
-        found.setdefault(text(item, "spec", "nodeName"), []).extend(dicts(item, "spec", "devices"))
-    return found
+def own_devices(facts: ClusterFacts) -> Mapping[str, list[Wire]]:
+    """Devices that the driver publishes, by the node of their slice."""
+    if _DEVICES not in facts.derived:
+        found: dict[str, list[Wire]] = {}
+        for item in own_slices(facts):
+            found.setdefault(text(item, "spec", "nodeName"), []).extend(dicts(item, "spec", "devices"))
+        facts.derived[_DEVICES] = found
+    known: Mapping[str, list[Wire]] = facts.derived[_DEVICES]
+    return known
 
 
 def plugin_offers(node: Wire) -> list[str]:

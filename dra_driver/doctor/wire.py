@@ -1,6 +1,6 @@
 """Reads fields of objects of any shape: what is missing or of another type reads as empty."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Wire = Mapping[str, Any]
@@ -34,9 +34,11 @@ def mapping(item: object, *path: str) -> Wire:
 
 
 def dicts(item: object, *path: str) -> list[Wire]:
-    """The objects of the list at a path."""
+    """The objects of the list at a path; slices of large snapshots have lists of another type."""
     value = at(item, *path)
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return []
+    return [each for each in value if isinstance(each, Mapping)]
 
 
 def name_of(item: object) -> str:

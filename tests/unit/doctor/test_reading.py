@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,9 @@ from dra_driver.doctor.reading import read_facts
 from dra_driver.doctor.scope import DoctorScope, narrowed
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, ServerBusyError
 from dra_driver.kube.state import ClusterState
-from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, template, workload
+from dra_driver.kube.state_file import dump, load
+from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, devices, gpu_node, template, workload
+from tests.fakes.dra_objects import resource_slice
 
 
 class SlowCluster(Cluster):
@@ -132,3 +135,25 @@ def test_objects_of_any_shape_end_no_report() -> None:
     report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
     assert len(report.findings) > 10
     assert not [finding for finding in report.findings if "check failed" in finding.seen]
+
+
+def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) -> None:
+    """A large snapshot stores equal slices once."""
+    cluster = Cluster()
+    names = [f"gpu-{number}" for number in range(4)]
+    slices = [resource_slice(name, *devices(name)) for name in names]
+    for number, device in enumerate(each for item in slices for each in item["spec"]["devices"]):
+        for name in ("uuid", "parentUUID"):
+            if name in device["attributes"]:
+                device["attributes"][name] = {"string": f"GPU-{number:08x}-0000-4000-8000-000000000000"}
+    state = ClusterState(
+        nodes=[gpu_node(name) for name in names], slices=slices, classes=cluster.classes, server_version="v1.36.2"
+    )
+    dump(state, tmp_path / "s.json")
+    assert '"templates"' in (tmp_path / "s.json").read_text()
+    seen = [
+        diagnose(facts_of_state(each), DoctorScope(), clock=time.monotonic).findings
+        for each in (state, load(tmp_path / "s.json"))
+    ]
+    assert seen[0] == seen[1]
+    assert any("16 devices of 4 nodes" in finding.seen for finding in seen[0])
