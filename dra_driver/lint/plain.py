@@ -28,8 +28,11 @@ class PlainDocument:
     lines: Mapping[_Place, int]
 
 
-def plain_documents(source: ManifestSource) -> tuple[list[PlainDocument], list[str]]:
-    """The documents of a text, and sentences about what could not be read, with file and line. Never raises."""
+def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[list[PlainDocument], list[str]]:
+    """The documents of a text, and sentences about what could not be read, with file and line. Never raises.
+
+    No more than ``most`` documents are read.
+    """
     if source.problem:
         return [], [f"{source.name}: the file {source.problem}"]
     problems: list[str] = []
@@ -41,8 +44,8 @@ def plain_documents(source: ManifestSource) -> tuple[list[PlainDocument], list[s
 
     found: list[PlainDocument] = []
     for node in read(source.text, report):
-        if len(found) == MAX_DOCUMENTS:
-            problems.append(f"{source.name}:{node.line}: more than {MAX_DOCUMENTS} documents; the rest is not read")
+        if len(found) == most:
+            problems.append(f"{source.name}:{node.line}: more than {most} documents; the rest is not read")
             break
         lines: dict[_Place, int] = {}
         value = _plain(node, (), lines)
