@@ -4,6 +4,7 @@ Environment: E2E_IMAGE (the driver's image with its tag, which the nodes have), 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ READY_S = 240.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OWN_CRDS = ("gpunodes.gpu.dra-driver.io", "gpupolicies.gpu.dra-driver.io")
 """What `kubectl delete crd` of docs/operations.md, "Uninstall", names."""
+NODE_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/dra-driver-node"
 KEPT = {
     *(("customresourcedefinitions.apiextensions.k8s.io", name) for name in OWN_CRDS),
     ("gpupolicies.gpu.dra-driver.io", "e2e-chart"),
@@ -125,7 +127,9 @@ def real(kubeconfig: str) -> RealCluster:
 
 
 def table(*arguments: str) -> str:
-    kubectl = os.environ.get("KUBECTL", "kubectl")
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
     command = [kubectl, "--kubeconfig", os.environ["KUBECONFIG"], *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return f"$ kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}"
@@ -163,14 +167,7 @@ def test_pods_run_through_upgrade_rollback_and_a_policy_and_nothing_stays(
     third = node_processes(real)
     assert not second & third
     say(f"rolled back to revision 1: {', '.join(sorted(third))}")
-    for name in before:
-        real.rest.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
-    wait(lambda: ", ".join(p["metadata"]["name"] for p in real.pods(namespace)), READY_S)
-    real.drop_namespace(namespace)
-    installed.uninstall()
-    wait(lambda: f"{len(real.slices())} slices" if real.slices() else None, 90.0)
-    say("uninstalled; slices are gone")
-    clean_up(real, values, say)
+    remove(real, installed, namespace, values, say)
     say(f"looked at all objects of {kinds} kinds and at names in {looked_at()}")
     look_for_traces(real, say, objects_before, files_before)
 
@@ -191,6 +188,47 @@ def test_without_privileges_pods_get_whole_gpus(
     logs = real.logs(namespace)
     assert len(set(logs.values())) == 4, f"each pod has a GPU of its own: {logs}"
     say(f"4 pods run, each on a whole GPU; {', '.join(sorted(names))} are published")
+    remove(real, installed, namespace, values, say)
+
+
+@pytest.mark.needs(PARTITIONS)
+def test_pods_run_while_helm_takes_over_what_kubectl_applied(
+    *,
+    values: dict[str, Any],
+    say: Callable[[str], None],
+    real: RealCluster,
+    installed: Release,
+    namespace: str,
+    tmp_path: Path,
+) -> None:
+    """The objects stay the same, the node process is replaced once, and no pod notices."""
+    manifest = tmp_path / "driver.yaml"
+    manifest.write_text("---\n".join(chart.texts(values).values()), encoding="utf-8")
+    real.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, "")
+    table("apply", "-f", str(manifest))
+    wait(lambda: None if real.slices() else "no slices", READY_S)
+    run_pods(real, namespace)
+    before = {p["metadata"]["name"]: containers(p) for p in real.pods(namespace)}
+    node_set = real.rest.get(NODE_SET)["metadata"]["uid"]
+    installed.install(values, wait=True, take_ownership=True)
+    undisturbed(real, namespace, before)
+    assert real.rest.get(NODE_SET)["metadata"]["uid"] == node_set
+    say(f"{len(before)} pods ran on while Helm took the objects over")
+    remove(real, installed, namespace, values, say)
+
+
+def remove(
+    real: RealCluster, installed: Release, namespace: str, values: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Pods first, then the release, then what is on the node."""
+    for item in real.pods(namespace):
+        real.rest.delete(f"/api/v1/namespaces/{namespace}/pods/{item['metadata']['name']}")
+    wait(lambda: ", ".join(p["metadata"]["name"] for p in real.pods(namespace)), READY_S)
+    real.drop_namespace(namespace)
+    installed.uninstall()
+    wait(lambda: f"{len(real.slices())} slices" if real.slices() else None, 90.0)
+    say("uninstalled; slices are gone")
+    clean_up(real, values, say)
 
 
 def node_processes(real: RealCluster) -> set[str]:
