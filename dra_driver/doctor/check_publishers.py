@@ -17,7 +17,7 @@ from dra_driver.doctor.driver_view import (
 )
 from dra_driver.doctor.facts import DRIVER_NAME, NODE_DAEMONSET, ClusterFacts
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.doctor.wire import Wire, at, dicts, name_of, number, subject_of, text
+from dra_driver.doctor.wire import Wire, at, dicts, mapping, name_of, number, subject_of, text
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
 """Parts of the image names of NVIDIA's own driver, old and new."""
@@ -121,8 +121,7 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[LayerFinding]:
 def _uuids(item: Wire) -> set[str]:
     found: set[str] = set()
     for device in dicts(item, "spec", "devices"):
-        attributes = at(device, "attributes")
-        for name, value in attributes.items() if isinstance(attributes, dict) else ():
+        for name, value in mapping(device, "attributes").items():
             if str(name).rpartition("/")[2] == "uuid":
                 found.add(text(value, "string"))
     return found - {""}

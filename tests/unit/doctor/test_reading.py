@@ -146,6 +146,9 @@ def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) ->
         for name in ("uuid", "parentUUID"):
             if name in device["attributes"]:
                 device["attributes"][name] = {"string": f"GPU-{number:08x}-0000-4000-8000-000000000000"}
+    for item in list(slices):  # the same GPUs once more, by another driver
+        other = {**item["spec"], "driver": "gpu.example.com", "pool": {**item["spec"]["pool"], "name": "other"}}
+        slices.append({"metadata": {"name": f"other-{item['metadata']['name']}"}, "spec": other})
     state = ClusterState(
         nodes=[gpu_node(name) for name in names], slices=slices, classes=cluster.classes, server_version="v1.36.2"
     )
@@ -157,3 +160,4 @@ def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) ->
     ]
     assert seen[0] == seen[1]
     assert any("16 devices of 4 nodes" in finding.seen for finding in seen[0])
+    assert any("4 GPUs are published twice" in finding.seen for finding in seen[1])
