@@ -24,6 +24,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, RealCluster, wait
+from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.fakes.node_process import NodeProcess
 
@@ -69,11 +70,12 @@ def printed(capsys: pytest.CaptureFixture[str], flags: list[str]) -> tuple[int, 
 def test_every_form_is_what_was_allocated(
     cluster: RealCluster, namespace: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whole GPUs, partitions of each profile and shares; then nothing is left."""
+    """Whole GPUs, and as the cluster's gates allow partitions of each profile and shares; then nothing is left."""
     status, report = printed(capsys, [*flags, "--timeout", "120"])
     kinds = {(item["form"], item["name"]): item["status"] for item in report["tries"]}
     failed = "; ".join(f"{item['layer']}: {item['message']}" for item in report["tries"] if item["layer"])
-    wanted = [("gpu", ""), *(("mig", profile) for profile in PROFILES), ("shared", "TimeSlicing")]
+    partitions = [("mig", profile) for profile in PROFILES] if cluster.gates[PARTITIONS] else []
+    wanted = [("gpu", ""), *partitions, *([("shared", "TimeSlicing")] if cluster.gates[SHARES] else [])]
     assert (status, kinds) == (0, dict.fromkeys(wanted, "ok")), failed
     assert left(cluster, namespace) == ""
 
