@@ -4,6 +4,7 @@ The same reader as for checks: size, depth and aliases are limited, tags have no
 on with the next document.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,9 +37,14 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
     if source.problem:
         return [], [f"{source.name}: the file {source.problem}"]
     problems: list[str] = []
+    separators = _separators(source.text)
+
+    def number_of(line: int) -> int:
+        """Which document a line is in; an error is often seen at the separator after it."""
+        return bisect_left(separators, line) + 1
 
     def report(problem: YamlProblem) -> None:
-        place = f"{source.name}:{problem.line}:{problem.column}: document {_number(source.text, problem.line)}"
+        place = f"{source.name}:{problem.line}:{problem.column}: document {number_of(problem.line)}"
         hint = _HELM if "{{" in source.text and not problem.duplicate else ""
         problems.append(f"{place}: {problem.message}{hint}")
 
@@ -49,7 +55,8 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
             break
         lines: dict[_Place, int] = {}
         value = _plain(node, (), lines)
-        number = _number(source.text, node.line)
+        # A document begins below its separator, or beside it.
+        number = bisect_right(separators, node.line) + 1
         found.append(PlainDocument(number=number, line=node.line, value=value, lines=lines))
     return found, problems
 
@@ -64,9 +71,15 @@ def _plain(node: YamlNode, path: _Place, lines: dict[_Place, int]) -> Any:
     return node.value
 
 
-def _number(text: str, line: int) -> int:
-    """Which document the line is in: one more than there are separators above it, a leading one apart."""
-    above = text.split("\n", line)[: line - 1]
-    count = sum(each.startswith("---") for each in above)
-    leading = next((each for each in above if each.strip() and not each.startswith("#")), "").startswith("---")
-    return max(1, count + (0 if leading else 1))
+def _separators(text: str) -> list[int]:
+    """The lines from 1 that begin another document; a separator above the first document is none."""
+    found = []
+    begun = False
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.startswith("---"):
+            if begun:
+                found.append(number)
+            begun = True
+        elif line.strip() and not line.startswith("#"):
+            begun = True
+    return found

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.migrate import dra_driver_fields, operator_fields, plugin_fields
-from dra_driver.migrate.input import InputDocument, list_at
+from dra_driver.migrate.input import InputDocument, Path, list_at
 from dra_driver.migrate.mig_parted import is_mig_parted
 from dra_driver.migrate.plugin_config import is_plugin_config
 
@@ -75,21 +75,29 @@ def items(document: InputDocument) -> Iterator[InputDocument]:
         if count > _MOST_ITEMS:
             raise ConfigurationError(f"{document.place}: a list of more than {_MOST_ITEMS} objects; split it")
         kind = each.kind.removesuffix("List")
-        found = [_item(each, index, item, kind) for index, item in enumerate(inside)]
+        lines = _lines_of_items(each)
+        found = [_item(each, index, item, kind, lines.get(index, {})) for index, item in enumerate(inside)]
         waiting += reversed(found)
 
 
-def _item(document: InputDocument, index: int, value: Any, kind: str) -> InputDocument:
+def _lines_of_items(document: InputDocument) -> Mapping[int, Mapping[Path, int]]:
+    """The lines of each item's values, by the item's index; in one pass, as lists have thousands of items."""
+    found: dict[int, dict[Path, int]] = {}
+    for path, line in document.lines.items():
+        if len(path) > 1 and path[0] == "items" and isinstance(path[1], int):
+            found.setdefault(path[1], {})[path[2:]] = line
+    return found
+
+
+def _item(document: InputDocument, index: int, value: Any, kind: str, lines: Mapping[Path, int]) -> InputDocument:
     # A typed list has kind and version once; in a plain List every item has them.
     if isinstance(value, Mapping) and kind and "kind" not in value:
         value = {"apiVersion": document.api_version, "kind": kind, **value}
-    base = ("items", index)
-    lines = {path[2:]: line for path, line in document.lines.items() if path[:2] == base}
     return InputDocument(
         source=document.source,
         number=document.number,
         value=value,
-        line=document.line_of(base),
+        line=document.line_of(("items", index)),
         lines=lines,
         inside=document.inside,
     )

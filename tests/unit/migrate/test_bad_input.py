@@ -76,6 +76,13 @@ def test_tags_make_no_objects() -> None:
     assert documents[0].value == {"a": ["true"], "b": {"c": 1}}
 
 
+def test_documents_are_numbered_as_they_stand() -> None:
+    """With comments and a separator above the first one, and one that begins beside its separator."""
+    text = "# c\n---\na: 1\n---\n# empty\n---\nb: 2\n--- {c: 3}\n"
+    documents, _ = plain_documents(ManifestSource(name="in.yaml", text=text))
+    assert [(each.number, each.line) for each in documents] == [(1, 3), (3, 7), (4, 8)]
+
+
 def test_documents_are_bounded() -> None:
     """A file of separators must not fill the memory."""
     assert MAX_DOCUMENTS <= 5_000
