@@ -160,4 +160,4 @@ def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) ->
     ]
     assert seen[0] == seen[1]
     assert any("16 devices of 4 nodes" in finding.seen for finding in seen[0])
-    assert any("4 GPUs are published twice" in finding.seen for finding in seen[1])
+    assert any("2 GPUs are published twice" in finding.seen for finding in seen[1])
