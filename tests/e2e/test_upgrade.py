@@ -31,9 +31,10 @@ PODS = {
     "larger": slice_of("2g.20gb"),
 }
 
-pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
-
-pytestmark = pytest.mark.skipif(not OLD_PYTHON, reason="E2E_OLD_PYTHON names no Python with an older version installed")
+pytestmark = [
+    pytest.mark.needs(PARTITIONS, SHARES),
+    pytest.mark.skipif(not OLD_PYTHON, reason="E2E_OLD_PYTHON names no Python with an older version installed"),
+]
 
 
 class OldProcess(DriverProcess):

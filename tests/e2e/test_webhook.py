@@ -15,6 +15,7 @@ from dra_driver.webhook.verdict import LEFT_OUT, REFUSING
 from tests.contract.config import samples
 from tests.contract.deploy import opaque_manifests as opaque
 from tests.e2e.cluster import wait
+from tests.e2e.gates import SHARES
 from tests.e2e.webhook_run import DENIED, LIFETIME_S, WebhookRun, kubectl_apply, milliseconds, policy_crd, webhook_run
 from tests.unit.lint.test_document import examples
 from tests.unit.webhook.reviews import HOPPER, NO_MATCH, UNKNOWN, claim, device_class
@@ -81,6 +82,7 @@ def test_a_hundred_manifests_with_parameters_get_the_answers_of_lint(run: Webhoo
     assert refused > opaque.COUNT // 5
 
 
+@pytest.mark.needs(SHARES)  # the API server drops what one of them is about before it asks
 def test_the_examples_of_the_rules_get_the_answers_of_lint(run: WebhookRun) -> None:
     """Every example of docs/lint.md that is a claim, template or class: refused here, or by the API server."""
     compared = by_webhook = 0
