@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from dra_driver.config.schema import printable
 from dra_driver.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote
 from dra_driver.migrate.translation import Translation
 
@@ -32,7 +33,10 @@ def summary(translation: Translation) -> str:
 
 
 def as_text(translation: Translation) -> str:
-    """For people: what needs attention first. Notes that say the same of several fields are one."""
+    """For people: what needs attention first. Notes that say the same of several fields are one.
+
+    Names and values of the inputs cannot begin a line, and none of their control characters reaches the terminal.
+    """
     lines = []
     for problem in translation.problems:
         lines.append(f"cannot be read: {problem}")
@@ -43,7 +47,7 @@ def as_text(translation: Translation) -> str:
             lines += _by_document(notes)
     if translation.hints:
         lines += ["", "BEFORE YOU APPLY IT", *(f"  - {hint}" for hint in translation.hints)]
-    return "\n".join([*lines, "", summary(translation)]).lstrip("\n")
+    return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
 
 
 def as_json(translation: Translation) -> dict[str, Any]:

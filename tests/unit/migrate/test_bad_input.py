@@ -5,6 +5,7 @@ import yaml
 
 from dra_driver.lint import ManifestSource, plain_documents
 from dra_driver.lint.plain import MAX_DOCUMENTS
+from dra_driver.migrate import as_text
 from tests.unit.migrate.helpers import migrated
 
 POD = """\
@@ -149,3 +150,12 @@ def test_a_pod_with_odd_parts_does_not_end_the_run() -> None:
         found = migrated(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: odd}}\n{spec}\n---\n{POD}")
         assert [value["metadata"]["name"] for _, value in found.workloads][-1] == "p"
         assert found.problems == [] or "Pod odd: a field has another type" in found.problems[0]
+
+
+def test_names_cannot_write_lines_or_commands_to_the_terminal() -> None:
+    """The report shows them with their control characters escaped."""
+    hostile = POD.replace("name: p", r'name: "p\e[31m\nCARRIED OVER (9)"').replace("gpu: 1", r'gpu: "\e[2J1"')
+    text = as_text(migrated(hostile))
+    assert "\x1b" not in text
+    assert r"Pod p\x1b[31m\nCARRIED OVER (9)" in text
+    assert not any(line.startswith("CARRIED OVER (9)") for line in text.splitlines())
