@@ -30,6 +30,10 @@ LOGS: Final = "logs/"
 MAX_FILE_BYTES: Final = 256 << 20
 """Of the compressed file."""
 MAX_MEMBER_BYTES: Final = 1 << 30
+MAX_HEADER_BYTES: Final = 1 << 20
+"""Of what a member's headers say of it, such as a long name."""
+MAX_UNPACKED_BYTES: Final = 3 << 30
+"""Of the whole file, members that are passed over included."""
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -149,7 +153,7 @@ def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise ConfigurationError(f"{where} has {size >> 20} MiB; at most {MAX_FILE_BYTES >> 20} MiB are read")
-        with tarfile.open(path, mode="r:gz") as tar:
+        with gzip.open(path) as unzipped, tarfile.open(fileobj=(file := _Bounded(unzipped)), mode="r:") as tar:
             for member in tar:
                 name = member.name.rpartition("/")[2]
                 if not member.isfile() or name not in (MANIFEST, STATE, FACTS):
@@ -157,11 +161,37 @@ def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
                 if member.size > MAX_MEMBER_BYTES:
                     raise ConfigurationError(f"{where}: {name} is larger than {MAX_MEMBER_BYTES >> 20} MiB")
                 content = tar.extractfile(member)
+                file.longest = max(member.size, MAX_HEADER_BYTES)
                 yield name, content.read() if content is not None else b""
+                file.longest = MAX_HEADER_BYTES
     except OSError as error:
         raise ConfigurationError(f"cannot read {where}: {error.strerror or error}") from error
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"{where} is no support bundle that can be read: {error}") from error
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which no more than ``longest`` bytes are read at once, and nothing behind `MAX_UNPACKED_BYTES`.
+
+    `tarfile` reads a header as long as the header before it says, and passes over members of any size.
+    """
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+        self.longest = MAX_HEADER_BYTES
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= self.longest:
+            raise tarfile.ReadError(f"a header of it has {size} bytes, expected at most {self.longest}")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence != io.SEEK_SET or offset > MAX_UNPACKED_BYTES:
+            raise tarfile.ReadError(f"it has more than {MAX_UNPACKED_BYTES >> 20} MiB when it is decompressed")
+        return self._file.seek(offset)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 def _json(data: bytes, where: str) -> Any:

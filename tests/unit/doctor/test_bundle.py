@@ -160,3 +160,25 @@ def test_nothing_outside_is_written_by_reading(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError):
         bundle.read(packed(tmp_path / "b.tar.gz", manifest=manifest(), evil={}))
     assert [each.name for each in tmp_path.iterdir()] == ["b.tar.gz"]
+
+
+def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    """A file of some megabytes may claim a name of any length, which `tarfile` would read into memory."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 3 << 30
+    path = tmp_path / "b.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
+    with pytest.raises(
+        ConfigurationError, match=r"no support bundle that can be read: a header of it has 3221225472 bytes"
+    ):
+        bundle.read(path)
+
+
+def test_what_is_passed_over_is_bounded_too(tmp_path: Path) -> None:
+    """Members with other names are decompressed on the way to the next one."""
+    other = tarfile.TarInfo("logs/x")
+    other.size = 4 << 30
+    path = tmp_path / "b.tar.gz"
+    path.write_bytes(gzip.compress(other.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
+    with pytest.raises(ConfigurationError, match="more than 3072 MiB when it is decompressed"):
+        bundle.read(path)
