@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.doctor.check import LayerCheck
-from dra_driver.doctor.driver_view import plugin_offers, shown
+from dra_driver.doctor.driver_view import driver_names, plugin_offers, shown
 from dra_driver.doctor.facts import ClusterFacts
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.doctor.sentences import layer_of
@@ -162,9 +162,12 @@ def _time(event: Wire) -> str:
 
 
 def _claim_devices(facts: ClusterFacts) -> Iterator[LayerFinding]:
-    """What drivers say of the devices of claims in ``status.devices`` (chart value claimStatus.enabled)."""
+    """What this driver says of the devices of claims in ``status.devices`` (chart value claimStatus.enabled)."""
+    own = driver_names(facts)
     for claim in facts.items("claims"):
         for device in dicts(claim, "status", "devices"):
+            if text(device, "driver") not in own:
+                continue  # a network card that is not ready is no matter of GPUs
             for condition in dicts(device, "conditions"):
                 if text(condition, "type") == "Ready" and text(condition, "status") == "False":
                     yield CLAIM_DEVICES.finding(

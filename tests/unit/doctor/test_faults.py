@@ -14,6 +14,7 @@ from dra_driver.doctor.scope import DoctorScope
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.cluster import SERVER, Cluster
 from tests.doctor_faults.row import BrokenSetup, examined, first_of
+from tests.fakes.dra_objects import claim
 
 
 @cache
@@ -41,6 +42,18 @@ def test_a_healthy_cluster_has_no_finding_but_good_ones() -> None:
     report = diagnose(read_facts(Cluster(), server=SERVER), DoctorScope(), clock=time.monotonic)
     assert [finding for finding in report.findings if finding.status is not FindingStatus.OK] == []
     assert report.exit_status == 0
+
+
+def test_devices_of_other_drivers_are_no_concern() -> None:
+    """A network card that is not ready, in a claim of its own driver."""
+    cluster = Cluster()
+    condition = {"type": "Ready", "status": "False", "reason": "NoLink", "message": "no link"}
+    device = {"driver": "net.example.com", "pool": "p", "device": "eth0", "conditions": [condition]}
+    card = claim("card", namespace="team-a")
+    card["status"] = {"devices": [device]}
+    cluster.claims.append(card)
+    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    assert report.first_broken is None
 
 
 def test_names_of_rows_and_checks_are_unique() -> None:
