@@ -101,12 +101,15 @@ def _gpu(gpu: Gpu, facts: NodeFacts) -> NodeGpu:
 
 
 def offered_forms(gpu: Gpu, terms: GpuTerms) -> tuple[PublishedForm, ...]:
-    """The forms in which new claims may have the GPU."""
+    """The forms in which new claims may have the GPU.
+
+    Partitions where they are published: not where MIG mode is off and switching it on takes a reset of the GPU.
+    """
     if not terms.offered:
         return ()
     forms = [PublishedForm.SHARED if terms.sharing is not None else PublishedForm.WHOLE] if terms.whole else []
     allowed = terms.profiles is None or any(profile.profile_id in terms.profiles for profile in gpu.mig_profiles)
-    if gpu.mig_profiles and allowed:
+    if gpu.mig_profiles and allowed and (gpu.mig_enabled or gpu.mig_resetless):
         forms.append(PublishedForm.PARTITIONS)
     return tuple(forms)
 

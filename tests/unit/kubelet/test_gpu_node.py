@@ -281,6 +281,13 @@ def test_forms_of_gpus() -> None:
     assert [each.policy for each in found] == ["mps", "hidden", "", ""]
 
 
+def test_partitions_that_take_a_reset_are_not_offered() -> None:
+    """An A100 in its first state: MIG mode is off, none is published, and no feature gate is to blame for it."""
+    gpus = (gpu(0, mig_resetless=False), gpu(1, mig_resetless=False, mig_enabled=True))
+    found = status_of(facts(Snapshot(gpus=gpus)), "d", Versions(node_process="1")).gpus
+    assert [PublishedForm.PARTITIONS in each.offered_as for each in found] == [False, True]
+
+
 def condition(cause: HealthCause, minor: int, message: str) -> HealthCondition:
     severity = Severity.NO_NEW_CLAIMS
     return HealthCondition(cause=cause, gpu_uuid=uuid(minor), severity=severity, value="", since=1.0, message=message)
