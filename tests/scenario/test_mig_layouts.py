@@ -27,8 +27,7 @@ from tests.scenario.mig_table import Board, Layout, Place
 MODELS = ["a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb"]
 # The others differ in the size of a partition alone.
 WALKED = [
-    pytest.param(model, marks=() if model in ("a30-24gb", "a100-sxm4-40gb", "b200-180gb") else pytest.mark.slow)
-    for model in MODELS
+    pytest.param(model, marks=() if model in ("a30-24gb", "a100-sxm4-40gb") else pytest.mark.slow) for model in MODELS
 ]
 # Without b300 and gb300: their engines are unknown, so no counter limits "+me" to one instance. The hardware does.
 MORE = ["rtx-pro-6000-blackwell-se-96gb", "h100-nvl-94gb", "gh200-96gb", "gh200-144gb", "gb200-186gb"]

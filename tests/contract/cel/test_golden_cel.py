@@ -34,6 +34,7 @@ def test_metered_evaluation_gives_the_same_results() -> None:
             assert program.evaluate_counting(run.wire_view(case["input"]["device"])) == case["expected"]["result"]
 
 
+@pytest.mark.slow
 def test_the_runner_reports_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The runner exits with 1 and names the case where a table disagrees, and with 2 for a table of an unknown kind."""
     device = '{"driver": "x"}'

@@ -30,7 +30,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 USES = {"idle": 0.0, "some": 0.4, "busy": 1.0}
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", ["some", *(pytest.param(use, marks=pytest.mark.slow) for use in ("idle", "busy"))])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_explanation_is_the_same(question: str, use: str, tmp_path: Path) -> None:
     """A state that stores equal slices once is explained word for word as the same state with all slices in full."""
