@@ -14,8 +14,9 @@ from dra_driver.errors import DraError
 
 DESCRIPTION: Final = """\
 Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods with their logs, and the doctor's report to
-one file, for its owner alone. Environment, arguments, annotations and secrets of pods are not read into it, and tokens
-in logs and messages are removed. Look at it before you send it: names of pods, nodes and claims stay.
+one file, for its owner alone. Environment, arguments, annotations and secrets of pods and opaque parameters of other
+drivers are not written, and tokens in logs and messages are removed. Look at it before you send it: names and labels of
+pods, nodes and claims stay, and this driver's parameters.
 
   kubectl dra support-bundle
   kubectl dra support-bundle case-17.tar.gz --no-logs

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from dra_driver.doctor import facts as fact
 from dra_driver.doctor.facts import ClusterFacts, Unanswered
+from dra_driver.doctor.foreign_parameters import without_foreign_parameters
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.files import replace_file
 from dra_driver.kube.state import KINDS, ClusterState
@@ -89,19 +90,20 @@ def read(path: Path | str) -> ClusterFacts:
 
 
 def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
+    facts = without_foreign_parameters(bundle.facts)
     manifest = {
         "kind": KIND,
         "schemaVersion": SCHEMA_VERSION,
         "createdAt": bundle.created_at,
         "programVersion": bundle.program_version,
-        "source": bundle.facts.source,
+        "source": facts.source,
         "logs": sorted(bundle.logs),
     }
     yield MANIFEST, json.dumps(manifest, indent=2)
     yield TEXT, bundle.report_text
     yield REPORT, json.dumps(bundle.report, indent=2)
-    yield STATE, text_of(bundle.facts.state(), as_yaml=False)
-    yield FACTS, json.dumps({"answers": _packed(bundle.facts)}, separators=(",", ":"))
+    yield STATE, text_of(facts.state(), as_yaml=False)
+    yield FACTS, json.dumps({"answers": _packed(facts)}, separators=(",", ":"))
     for name, text in sorted(bundle.logs.items()):
         yield f"{LOGS}{name}.log", text
 

@@ -19,7 +19,8 @@ from dra_driver.doctor.report import to_wire
 from dra_driver.doctor.scope import DoctorScope
 from dra_driver.doctor.text import render
 from dra_driver.errors import ConfigurationError
-from tests.doctor_faults.cluster import SERVER, Cluster, Obj, named, unready, workload
+from tests.doctor_faults.cluster import DRIVER, SERVER, Cluster, Obj, claim, named, template, unready, workload
+from tests.fakes.dra_objects import allocated
 
 SECRET = "hunter2-hunter2"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub2RlIn0.c2lnbmF0dXJl"
@@ -111,6 +112,28 @@ def test_no_secret_gets_into_it(tmp_path: Path) -> None:
     text = contents(tmp_path / "b.tar.gz")
     assert SECRET not in text
     assert JWT not in text
+
+
+def test_parameters_of_other_drivers_do_not_get_into_it(tmp_path: Path) -> None:
+    """A network driver's parameters may hold a token under any key; those of this driver help who reads the bundle."""
+    cluster = Cluster()
+    config = [
+        {"opaque": {"driver": "net.example.com", "parameters": {"token": SECRET}}},
+        {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}},
+    ]
+    card = allocated(claim("card", namespace="team-a", config=config), "gpu-0", node_name="gpu-a")
+    card["status"]["allocation"]["devices"]["config"] = config
+    card["status"]["devices"] = [{"driver": "net.example.com", "device": "eth0", "data": {"psk": SECRET}}]
+    cluster.claims.append(card)
+    cards = template("cards")
+    cards["spec"]["spec"]["devices"]["config"] = config
+    cluster.templates.append(cards)
+    cluster.classes.append(named("nets", spec={"config": config}))
+    written(cluster, tmp_path / "b.tar.gz")
+    text = contents(tmp_path / "b.tar.gz")
+    assert SECRET not in text
+    assert text.count("GpuConfig") == 4
+    assert "net.example.com" in text
 
 
 @pytest.mark.parametrize(
