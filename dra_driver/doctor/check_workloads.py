@@ -7,6 +7,7 @@ from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.driver_view import driver_names, plugin_offers, shown
 from dra_driver.doctor.facts import ClusterFacts
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.doctor.gpu_workloads import concerns
 from dra_driver.doctor.sentences import layer_of
 from dra_driver.doctor.wire import Wire, condition_of, dicts, name_of, namespace_of, subject_of, text
 from dra_driver.doctor.workload_view import (
@@ -104,8 +105,11 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 
 def _waiting(facts: ClusterFacts) -> Iterator[LayerFinding]:
-    """Pods with claims that the scheduler could not place; `explain` says why."""
+    """Pods with claims that the scheduler could not place, other drivers' claims left out; `explain` says why."""
+    known = concerns(facts)
     for pod in waiting_pods(facts):
+        if known[key_of(pod)] is False:
+            continue
         scheduled = condition_of(pod, "PodScheduled")
         if dicts(pod, "spec", "resourceClaims") and scheduled.get("status") == "False":
             yield WAITING.finding(
@@ -118,7 +122,10 @@ def _waiting(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 
 def _prepare(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    """What the newest event says of preparing; left out where it is known to be of another driver's claim."""
     waiting = {key_of(pod): pod for pod in waiting_pods(facts)}
+    known = concerns(facts)
+    own = driver_names(facts)
     newest: dict[tuple[tuple[str, str], str], Wire] = {}
     for event in facts.items("events"):
         key = (text(event, "involvedObject", "namespace"), text(event, "involvedObject", "name"))
@@ -131,13 +138,16 @@ def _prepare(facts: ClusterFacts) -> Iterator[LayerFinding]:
             newest[place] = event
     for (key, _), event in sorted(newest.items()):
         message = " ".join(text(event, "message").split())
+        is_own = known[key] or any(name in message for name in own)
+        if not is_own and known[key] is False:
+            continue
         layer = layer_of(message, Layer.PREPARE)
         layer = layer if layer in _BELOW else Layer.PREPARE
         node = text(waiting[key], "spec", "nodeName") or "its node"
         yield PREPARE.finding(
-            FindingStatus.FAIL,
+            FindingStatus.FAIL if is_own else FindingStatus.WARN,
             f"pod/{'/'.join(key)}",
-            f"could not be started on {node}: {message[:600]}",
+            f"could not be started on {node}{'' if is_own else ' (it may be of another driver)'}: {message[:600]}",
             expected="a node that prepares the pod's claims",
             do=_do_about(layer, node),
             layer=layer,

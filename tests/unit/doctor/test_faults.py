@@ -12,7 +12,7 @@ from dra_driver.doctor.reading import read_facts
 from dra_driver.doctor.report import DoctorReport
 from dra_driver.doctor.scope import DoctorScope
 from tests.doctor_faults import ROWS
-from tests.doctor_faults.cluster import SERVER, Cluster
+from tests.doctor_faults.cluster import SERVER, Cluster, by_template, event, named, template, workload
 from tests.doctor_faults.row import BrokenSetup, examined, first_of
 from tests.fakes.dra_objects import claim
 
@@ -54,6 +54,24 @@ def test_devices_of_other_drivers_are_no_concern() -> None:
     cluster.claims.append(card)
     report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
     assert report.first_broken is None
+
+
+def test_pods_of_other_drivers_are_no_concern() -> None:
+    """One is not scheduled, one is not prepared: both have a network driver's claim alone."""
+    cluster = Cluster()
+    guard = 'device.driver == "net.example.com"'
+    cluster.classes.append(named("nets", spec={"selectors": [{"cel": {"expression": guard}}]}))
+    cluster.templates.append(template("cards", device_class="nets"))
+    waiting, failing = (
+        workload("waits", **by_template("cards")),
+        workload("fails", node="gpu-a", **by_template("cards")),
+    )
+    waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card"}]
+    cluster.pods += [waiting, failing]
+    said = "Failed to prepare dynamic resources: DRA driver net.example.com is not registered"
+    cluster.events.append(event("FailedPrepareDynamicResources", failing, said))
+    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    assert [str(each) for each in report.findings if each.status is not FindingStatus.OK] == []
 
 
 def test_names_of_rows_and_checks_are_unique() -> None:
