@@ -7,7 +7,7 @@ from dra_driver.doctor.check import LayerCheck
 from dra_driver.doctor.driver_view import driver_names, plugin_offers, shown
 from dra_driver.doctor.facts import ClusterFacts
 from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.doctor.gpu_workloads import concerns
+from dra_driver.doctor.gpu_workloads import concerns, gpu_names
 from dra_driver.doctor.sentences import layer_of
 from dra_driver.doctor.wire import Wire, condition_of, dicts, name_of, namespace_of, subject_of, text
 from dra_driver.doctor.workload_view import (
@@ -37,7 +37,12 @@ _BELOW: Final = frozenset(
 
 
 def _references(facts: ClusterFacts) -> Iterator[LayerFinding]:
-    """Claims and templates that pods name and that do not exist, often because they are in another namespace."""
+    """Claims and templates that pods name and that do not exist, often because they are in another namespace.
+
+    Of a whole cluster it is a warning unless the pod, or the one of that name elsewhere, is known to be about GPUs.
+    """
+    known_pods = concerns(facts)
+    of_gpus = gpu_names(facts)
     templates = {key_of(item) for item in facts.items("templates")}
     claims = {key_of(item) for item in facts.items("claims")}
     for pod in waiting_pods(facts):
@@ -48,15 +53,18 @@ def _references(facts: ClusterFacts) -> Iterator[LayerFinding]:
         ):
             for name in names:
                 if (namespace, name) not in known:
-                    yield _missing(pod, kind, name, sorted(place for place, other in known if other == name))
+                    is_ours = facts.about_workload or known_pods[key_of(pod)] or (kind, name) in of_gpus
+                    status = FindingStatus.FAIL if is_ours else FindingStatus.WARN
+                    elsewhere = sorted(place for place, other in known if other == name)
+                    yield _missing(pod, kind, name, elsewhere, status)
 
 
-def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str]) -> LayerFinding:
+def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str], status: FindingStatus) -> LayerFinding:
     namespace = namespace_of(pod)
     where = f"; namespace {shown(elsewhere)} has one of this name" if elsewhere else ""
     do = f"Create it in namespace {namespace}: a pod can use only what is in its own namespace."
     return REFERENCES.finding(
-        FindingStatus.FAIL,
+        status,
         subject_of("pod", pod),
         f"names {kind} {name}, which does not exist in namespace {namespace}{where}",
         expected=f"{kind} {namespace}/{name}",
@@ -68,8 +76,9 @@ def _classes(facts: ClusterFacts) -> Iterator[LayerFinding]:
     names = {name_of(item) for item in facts.items("classes")}
     for name, users in sorted(used_classes(facts).items()):
         if name not in names:
+            is_ours = facts.about_workload or "nvidia" in name or name.startswith("mig")
             yield CLASSES.finding(
-                FindingStatus.FAIL,
+                FindingStatus.FAIL if is_ours else FindingStatus.WARN,
                 users[0],
                 f"names DeviceClass {name}, which does not exist"
                 + (f" (and {len(users) - 1} more do)" if len(users) > 1 else ""),

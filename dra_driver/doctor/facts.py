@@ -63,6 +63,8 @@ class ClusterFacts:
 
     answers: Mapping[str, Any]
     source: str = ""
+    about_workload: bool = False
+    """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
     derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What `driver_view` has computed once for all checks."""
 

@@ -30,6 +30,19 @@ def concerns(facts: ClusterFacts) -> Mapping[tuple[str, str], bool | None]:
     return found
 
 
+def gpu_names(facts: ClusterFacts) -> set[tuple[str, str]]:
+    """Kind and name of the claims and templates of any namespace that are for GPUs."""
+    classes, own = _classes(facts), driver_names(facts)
+    found = {
+        ("ResourceClaimTemplate", name_of(item))
+        for item in facts.items_or_none("templates")
+        if _of_claim({"spec": mapping(item, "spec", "spec")}, classes, own)
+    }
+    return found | {
+        ("ResourceClaim", name_of(item)) for item in facts.items_or_none("claims") if _of_claim(item, classes, own)
+    }
+
+
 def _classes(facts: ClusterFacts) -> dict[str, bool | None]:
     """Whether a class is for GPUs, by its name; None for one without selectors, which takes any device."""
     own = driver_names(facts)

@@ -1,7 +1,7 @@
 """What a diagnosis is about: the whole cluster, a node, a pod or a claim; and the facts that matter to it. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dra_driver.doctor import facts as fact
@@ -37,7 +37,7 @@ def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
     item = _find(facts, scope)
     node = text(item, "spec", "nodeName") if scope.kind == "pod" else _node_of_claim(item)
     pods, claims, templates = _of_pod(facts, item) if scope.kind == "pod" else _of_claim(facts, item)
-    chosen = facts.with_items(pods=pods, claims=claims)
+    chosen = replace(facts.with_items(pods=pods, claims=claims), about_workload=True)
     if not templates and scope.kind == "claim":
         chosen = chosen.with_items(templates=())
     return _on_node(chosen, node, keep_workloads=True) if node else chosen
@@ -100,4 +100,4 @@ def _on_node(facts: ClusterFacts, node: str, *, keep_workloads: bool) -> Cluster
     for name, keep in kept.items():
         if facts.knows(name):
             answers[name] = [item for item in facts.items(name) if keep(item)]
-    return ClusterFacts(answers=answers, source=facts.source)
+    return replace(facts, answers=answers)

@@ -14,7 +14,7 @@ from dra_driver.doctor.scope import DoctorScope
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.cluster import SERVER, Cluster, by_template, event, named, template, workload
 from tests.doctor_faults.row import BrokenSetup, examined, first_of
-from tests.fakes.dra_objects import claim
+from tests.fakes.dra_objects import claim, exactly
 
 
 @cache
@@ -72,6 +72,20 @@ def test_pods_of_other_drivers_are_no_concern() -> None:
     cluster.events.append(event("FailedPrepareDynamicResources", failing, said))
     report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
     assert [str(each) for each in report.findings if each.status is not FindingStatus.OK] == []
+
+
+def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> None:
+    """A network driver's pod whose claim is missing breaks no GPU; who asks about the pod or claim is told it fails."""
+    cluster = Cluster()
+    cluster.pods.append(workload(resourceClaims=[{"name": "card", "resourceClaimName": "card"}]))
+    cluster.claims.append(claim("uplink", exactly(deviceClassName="nets"), namespace="team-a"))
+    facts = read_facts(cluster, server=SERVER)
+    of_all = diagnose(facts, DoctorScope(), clock=time.monotonic)
+    warned = [each.check for each in of_all.findings if each.status is FindingStatus.WARN]
+    assert (of_all.exit_status, sorted(warned)) == (0, ["claims-and-templates-exist", "classes-of-claims-exist"])
+    for scope in (("pod", "train"), ("claim", "uplink")):
+        asked = DoctorScope(kind=scope[0], namespace="team-a", name=scope[1])
+        assert diagnose(facts, asked, clock=time.monotonic).exit_status == 1, scope
 
 
 def test_names_of_rows_and_checks_are_unique() -> None:
