@@ -1,6 +1,8 @@
 """The files that ``kubectl dra migrate --output`` and ``--report`` write."""
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +44,9 @@ def write_folder(folder: Path, found: "Translation") -> None:
         files["values.yaml"] = dump(found.values)
     files["report.txt"] = as_text(found) + "\n"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # environments of containers may have secrets
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            _write(folder / name, text)
     except OSError as error:
         raise ConfigurationError(f"--output {folder}: {error.strerror or error}") from error
 
@@ -55,9 +57,18 @@ def write_report(path: Path, found: "Translation") -> None:
 
     text = json.dumps(as_json(found), indent=2) if path.suffix == ".json" else as_text(found)
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        _write(path, text + "\n")
     except OSError as error:
         raise ConfigurationError(f"--report {path}: {error.strerror or error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """For the owner alone, whatever the umask: environments of containers may have secrets. ``path`` may be a pipe."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)
+        file.write(text)
 
 
 def dump(value: Any) -> str:

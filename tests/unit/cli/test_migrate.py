@@ -49,6 +49,17 @@ def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys
     assert "2 documents: 1 policy" in capsys.readouterr().out
 
 
+def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -> None:
+    """In a folder that was there, and over a file that others could read: manifests may hold secrets."""
+    folder, report = tmp_path / "out", tmp_path / "report.txt"
+    folder.mkdir(mode=0o755)
+    report.touch(mode=0o644)
+    assert main(["migrate", manifest, "--output", str(folder), "--report", str(report)]) == 0
+    assert {path.name: path.stat().st_mode & 0o777 for path in (*folder.iterdir(), report)} == {
+        path.name: 0o600 for path in (*folder.iterdir(), report)
+    }
+
+
 def test_a_folder_with_files_is_refused(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is overwritten."""
     assert main(["migrate", manifest, "--output", str(tmp_path)]) == 2
