@@ -17,6 +17,12 @@ _REQUIRED: Final = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnored
 _PREFERRED: Final = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
 KEPT: Final = "it stays as it is and means something only while GPU Feature Discovery labels the nodes"
 
+
+def keeps_labels(path: Path, text: str) -> bool:
+    """Whether a note says that a pod still requires labels of GPU Feature Discovery; a preference holds up no pod."""
+    return KEPT in text and _PREFERRED[-1] not in path
+
+
 Translate = Callable[[str, str, Sequence[str]], Mapping[DeviceForm, str]]
 
 

@@ -22,6 +22,7 @@ from dra_driver.migrate.gathered import Gathered
 from dra_driver.migrate.input import InputDocument, mapping_at
 from dra_driver.migrate.known import ambiguity, classes, known_resources, memory_of
 from dra_driver.migrate.ledger import Ledger, MigrationNote
+from dra_driver.migrate.node_terms import keeps_labels
 from dra_driver.migrate.objects_left import translate_operator_object, untouched
 from dra_driver.migrate.pods import PodOptions
 from dra_driver.migrate.policies import PolicyDraft
@@ -33,6 +34,10 @@ _NODE: Final = "read: its labels say which configuration it has; it stays as it 
 _TOLERATIONS: Final = (
     "Kubernetes adds a toleration for the taint nvidia.com/gpu to pods with that extended resource where its admission"
     " plugin ExtendedResourceToleration is on, and to no pod with a claim: podToleration.enabled of the chart does"
+)
+_LABELS_KEPT: Final = (
+    "labels of GPU Feature Discovery: pods that keep them stay pending on nodes where GPU Feature Discovery does"
+    " not run"
 )
 _COMMENTS: Final = "comments of the workloads are lost, and anchors are written out"
 _KEPT_COSTS: Final = (
@@ -204,6 +209,9 @@ def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation
         )
     if any(value.get("kind") not in {"ResourceQuota", "LimitRange"} for _, value in found.workloads):
         hints += [_TOLERATIONS, _COMMENTS]
+    waiting = {(note.source, note.document) for note in found.notes if keeps_labels(note.path, note.text)}
+    if waiting:
+        hints.append(f"{len(waiting)} {'workload keeps' if len(waiting) == 1 else 'workloads keep'} {_LABELS_KEPT}")
     if found.could_stay and not keep:
         hints.append(f"{found.could_stay} workloads could stay as they are: --keep-extended-resources. {_KEPT_COSTS}")
     elif found.could_stay:

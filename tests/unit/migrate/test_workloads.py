@@ -170,6 +170,21 @@ def test_product_labels_with_a_profile_say_that_the_gpu_was_a_mig_device() -> No
     assert "nodeSelector" not in spec_of(found)
 
 
+@pytest.mark.parametrize(("spec", "told"), [("memory", True), ("product", False), ("preferred", False)])
+def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, told: bool) -> None:
+    """A share has no selector for the memory of its GPU: without GPU Feature Discovery the pod waits."""
+    term = {"matchExpressions": [{"key": "nvidia.com/gpu.count", "operator": "Exists"}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}]}
+    specs: dict[str, dict[str, Any]] = {
+        "memory": {"nodeSelector": {"nvidia.com/gpu.memory": "40960"}},
+        "product": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}},
+        "preferred": {"affinity": {"nodeAffinity": preferred}},
+    }
+    found = migrated(pod(container(gpu=1), before=MPS, **specs[spec]), gpu_memory_mib=40960)
+    assert len(found.workloads) == 1
+    assert any("stay pending on nodes where GPU Feature Discovery" in hint for hint in found.hints) is told
+
+
 def test_labels_that_no_device_has_stay() -> None:
     """Where GPU Feature Discovery goes on, they still hold; without it the pod waits and says why."""
     found = migrated(
