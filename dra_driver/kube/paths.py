@@ -28,6 +28,10 @@ def namespaces() -> str:
     return f"{CORE_API}/namespaces"
 
 
+def namespace(name: str) -> str:
+    return f"{namespaces()}/{_segment(name)}"
+
+
 def nodes() -> str:
     return f"{CORE_API}/nodes"
 

@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final
 
-from dra_driver.errors import ConfigurationError, KubernetesApiError
+from dra_driver.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
 from dra_driver.kube.rights import NeededRight, missing
 from dra_driver.smoke import leftovers
 from dra_driver.smoke.allocations import SeenAllocations
-from dra_driver.smoke.attempt import Attempt, Tools, TryTask
+from dra_driver.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.smoke.current import FRESH_S, CurrentView
 from dra_driver.smoke.fit import Fit
 from dra_driver.smoke.kinds import TryKind, claim_spec
@@ -52,6 +53,7 @@ class SmokeRun:
     def run(self) -> SmokeReport:
         """Raises ConfigurationError (usage, rights, nothing published) and KubernetesApiError before the first try."""
         check_rights(self._rest, needed_rights(self._options))
+        check_namespace(self._rest, self._options.namespace)
         settings = pod_settings(self._rest, self._options)
         self._forget_earlier_runs()
         plan = plan_of(self._current.view(), self._options, lambda node, kind: self._fit_of(node, kind, settings))
@@ -135,6 +137,16 @@ class SmokeRun:
             leftovers.delete(self._rest, leftovers.of_namespace(self._rest, self._options.namespace, self._id))
         except KubernetesApiError as error:
             self.report.notes.append(f"not looked for objects of this run: {error}; they go by themselves")
+
+
+def check_namespace(api: SmokeApi, namespace: str) -> None:
+    """Raises ConfigurationError where the namespace does not exist; a user who may not look is not held up."""
+    try:
+        api.get(paths.namespace(namespace))
+    except ForbiddenError:
+        return
+    except NotFoundError as error:
+        raise ConfigurationError(f"namespace {namespace} does not exist: name one with -n") from error
 
 
 def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
