@@ -41,6 +41,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def http_endpoint(group: str) -> Option:
+    """The option HTTP_ADDR."""
+    about = "address that serves /metrics, /healthz and /readyz; none if empty"
+    return Option(group, "HTTP_ADDR", "HOST:PORT", about, http_addr)
+
+
 def log_format(group: str) -> Option:
     """The option LOG_FORMAT."""
     return Option(group, "LOG_FORMAT", "FORMAT", "text (key=value) or json", one_of(*get_args(LogFormat)))

@@ -302,16 +302,7 @@ class NodeSettings:
         ),
         None,
     )
-    http_addr: str = setting(
-        Option(
-            TELEMETRY,
-            "HTTP_ADDR",
-            "HOST:PORT",
-            "address that serves /metrics, /healthz and /readyz; none if empty",
-            common_options.http_addr,
-        ),
-        "",
-    )
+    http_addr: str = setting(common_options.http_endpoint(TELEMETRY), "")
     log_format: LogFormat = setting(common_options.log_format(TELEMETRY), "text")
     log_level: LogLevel = setting(common_options.log_level(TELEMETRY), "info")
 

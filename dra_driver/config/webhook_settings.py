@@ -44,16 +44,9 @@ class WebhookSettings:
         False,
     )
     http_addr: str = setting(
-        Option(
-            TELEMETRY,
-            "HTTP_ADDR",
-            "HOST:PORT",
-            "address that serves /metrics, /healthz and /readyz; none if empty",
-            common_options.http_addr,
-        ),
-        "",
+        common_options.http_endpoint(TELEMETRY), ""
     )
-    log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
+    log_format: LogFormat = setting(  # noqa: RUF009 - same
         common_options.log_format(TELEMETRY), "text"
     )
     log_level: LogLevel = setting(  # noqa: RUF009 - same
