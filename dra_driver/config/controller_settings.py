@@ -161,9 +161,7 @@ class ControllerSettings:
         ),
         7_776_000,
     )
-    http_addr: str = setting(
-        common_options.http_endpoint(TELEMETRY), ""
-    )
+    http_addr: str = setting(common_options.http_endpoint(TELEMETRY), "")
     log_format: LogFormat = setting(  # noqa: RUF009 - same
         common_options.log_format(TELEMETRY), "text"
     )

@@ -7,7 +7,6 @@ from the watches' copies who is due (`due`), holds the brake and the pace (`brak
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.fleet import SliceView, fleet_of
 from dra_driver.controller.special_claims import SpecialClaim
+from dra_driver.controller.worker import Worker
 from dra_driver.errors import KubernetesApiError
 from dra_driver.telemetry import controller_metrics as metrics
 
@@ -32,7 +32,6 @@ OPTED_OUT_S: Final = 30.0
 # Changes come in groups: a GPU has up to 50 devices. The copies are looked at once per group.
 SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
-_LATE_S: Final = 120.0
 
 
 class Leadership(Protocol):
@@ -89,37 +88,27 @@ class Evictions:
         self._clock, self._now = clock, now
         self._tries: dict[str, _Tries] = {}  # by pod UID; of the thread alone, as the next
         self._last_s: float | None = None
-        self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards the next
-        self._heartbeat = clock()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(THREAD_NAME, "evictions", self.step, clock=clock, after_error_s=IDLE_S, settle_s=SETTLE_S)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End after the request in flight. Idempotent; allowed without a start."""
-        self._stopping.set()
-        self._changed.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
         """Look at the copies soon."""
-        self._changed.set()
+        self._worker.wake()
 
     @property
     def hung(self) -> str | None:
         """Why only a restart would help, None otherwise."""
-        with self._lock:
-            silent_s = self._clock() - self._heartbeat
-        return f"the thread of evictions has not moved for {silent_s:.0f} s" if silent_s > _LATE_S else None
+        return self._worker.hung
 
     def step(self) -> float:
         """Evict who is due, as far as brake and pace allow. Returns seconds until the next look."""
-        with self._lock:
-            self._heartbeat = self._clock()
+        self._worker.beat()
         if not self._leadership.leads():
             self._tries, self._last_s = {}, None
             metrics.not_leading()
@@ -148,7 +137,7 @@ class Evictions:
         for case in cases:
             left_s = max((case.due - now).total_seconds(), self._pause_s(case))
             if left_s <= 0 and (left_s := self._pace_left_s()) <= 0:
-                if self._stopping.is_set() or not self._leadership.leads():
+                if self._worker.is_stopping or not self._leadership.leads():
                     return 0.0
                 self._try(case)
                 left_s = self._pause_s(case)
@@ -156,8 +145,7 @@ class Evictions:
         return wait_s
 
     def _try(self, case: Endangered) -> None:
-        with self._lock:
-            self._heartbeat = self._clock()
+        self._worker.beat()
         try:
             outcome = look(self._api, case) or self._evict(case)
         except KubernetesApiError as error:
@@ -191,18 +179,6 @@ class Evictions:
         """How long the pace forbids an eviction; a new leader's earlier evictions are not known, so it waits once."""
         since_s = self._leadership.led_for_s() if self._last_s is None else self._clock() - self._last_s
         return pace_s(self._rules.per_minute) - (since_s or 0.0)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._changed.clear()
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: one odd object must not end evictions
-                log.exception("evictions failed")
-                metrics.internal_error("evictions")
-                wait_s = IDLE_S
-            self._changed.wait(max(wait_s, SETTLE_S))
-            self._stopping.wait(SETTLE_S)
 
 
 def _until(at: datetime | None, now: datetime) -> float:

@@ -9,7 +9,6 @@ second leader would say the same, and one by a stale copy fails by its resourceV
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from dra_driver.backoff import Backoff
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
+from dra_driver.controller.worker import Worker
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.telemetry import controller_metrics as metrics
@@ -31,7 +31,6 @@ MOST_WRITES: Final = 20
 SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
-_LATE_S: Final = 120.0
 
 
 class Leader(Protocol):
@@ -81,36 +80,35 @@ class PolicyStatusWriter:
         self._api, self._copies, self._leadership = api, copies, leadership
         self._clock, self._now = clock, now
         self._tries: dict[str, _Tries] = {}  # by UID of the policy; of the thread alone
-        self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards the next
-        self._heartbeat = clock()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME,
+            "policy status",
+            self.step,
+            clock=clock,
+            after_error_s=IDLE_S,
+            settle_s=SETTLE_S,
+            period_s=PERIOD_S,
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End after the request in flight. Idempotent; allowed without a start."""
-        self._stopping.set()
-        self._changed.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
         """Look at the copies soon."""
-        self._changed.set()
+        self._worker.wake()
 
     @property
     def hung(self) -> str | None:
         """Why only a restart would help, None otherwise."""
-        with self._lock:
-            silent_s = self._clock() - self._heartbeat
-        return f"the thread of policy status has not moved for {silent_s:.0f} s" if silent_s > _LATE_S else None
+        return self._worker.hung
 
     def step(self) -> float:
         """Write what changed, as far as the limits allow. Returns seconds until the next look."""
-        self._beat()
+        self._worker.beat()
         if not self._leadership.leads():
             self._tries = {}
             metrics.policies.set(0)
@@ -129,13 +127,13 @@ class PolicyStatusWriter:
         changed.sort(key=lambda item: (self._tries_of(item[0]).last_s, item[0].name))
         ready = [item for item in changed if self._tries_of(item[0]).not_before_s <= self._clock()]
         for policy, status in ready[:MOST_WRITES]:
-            if self._stopping.is_set() or not self._leadership.leads():
+            if self._worker.is_stopping or not self._leadership.leads():
                 return 0.0
             self._write(policy, status)
         return PERIOD_S if changed else IDLE_S
 
     def _write(self, policy: PolicyView, status: dict[str, Any]) -> None:
-        self._beat()
+        self._worker.beat()
         tries = self._tries.setdefault(policy.uid, _Tries())
         tries.last_s = self._clock()
         try:
@@ -158,23 +156,6 @@ class PolicyStatusWriter:
 
     def _tries_of(self, policy: PolicyView) -> _Tries:
         return self._tries.get(policy.uid) or _NEVER
-
-    def _beat(self) -> None:
-        with self._lock:
-            self._heartbeat = self._clock()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._changed.clear()
-            began = self._clock()
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: one odd object must not end the status of all policies
-                log.exception("policy status failed")
-                metrics.internal_error("policy-status")
-                wait_s = IDLE_S
-            self._changed.wait(max(wait_s, SETTLE_S))
-            self._stopping.wait(max(SETTLE_S, PERIOD_S - (self._clock() - began)))
 
 
 _NEVER: Final = _Tries()

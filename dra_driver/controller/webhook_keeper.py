@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from dra_driver.config.webhook_files import POLICIES, SERVING, Attributes, policies_file
 from dra_driver.controller.webhook_objects import has_bundle, secret_with, serving_file, stored_of, with_bundle
 from dra_driver.controller.webhook_plan import Life, Pair, Step, Stored, Times, done, next_step, problem
+from dra_driver.controller.worker import Worker
 from dra_driver.errors import ConflictError, KubernetesApiError
 from dra_driver.files import replace_file
 from dra_driver.telemetry import controller_metrics as metrics
@@ -32,7 +33,7 @@ RETRY_S: Final = 5.0
 REPLACE_EVERY_S: Final = 600.0
 """Between two certificates that are made at once to replace one that cannot be served. Replicas whose clocks differ by
 months would else replace each other's."""
-_LATE_S: Final = 120.0
+SETTLE_S: Final = 0.1
 
 
 class KeeperLeadership(Protocol):
@@ -81,33 +82,34 @@ class WebhookKeeper:
         self._written: dict[str, bytes] = {}  # of the thread alone, as the next two
         self._due_s = 0.0
         self._replaced_s = float("-inf")
-        self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards the next two
         self._asked = False
         self._problem: str | None = "the certificate was not read yet"
-        self._heartbeat = clock()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME,
+            "the webhook's certificates",
+            self._turn,
+            clock=clock,
+            after_error_s=PERIOD_S,
+            settle_s=SETTLE_S,
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End after the request in flight. Idempotent; allowed without a start."""
-        self._stopping.set()
-        self._changed.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
         """Look at the certificates soon."""
         with self._lock:
             self._asked = True
-        self._changed.set()
+        self._worker.wake()
 
     def policies_changed(self) -> None:
         """Hand over the policies' attributes soon."""
-        self._changed.set()
+        self._worker.wake()
 
     @property
     def problem(self) -> str | None:
@@ -118,13 +120,7 @@ class WebhookKeeper:
     @property
     def hung(self) -> str | None:
         """Why only a restart would help, None otherwise."""
-        with self._lock:
-            silent_s = self._clock() - self._heartbeat
-        return (
-            f"the thread of the webhook's certificates has not moved for {silent_s:.0f} s"
-            if silent_s > _LATE_S
-            else None
-        )
+        return self._worker.hung
 
     def step(self) -> float:
         """Look, and take the next step of the rotation if this replica leads. Returns seconds until the next look."""
@@ -189,8 +185,8 @@ class WebhookKeeper:
 
     def _turn(self) -> float:
         """Seconds until the next turn."""
+        self._worker.beat()
         with self._lock:
-            self._heartbeat = self._clock()
             asked, self._asked = self._asked, False
         try:
             self.hand_over_policies()
@@ -211,15 +207,3 @@ class WebhookKeeper:
             changed, self._problem = found != self._problem, found
         if changed and found is not None:
             log.warning("webhook certificate not ready", extra={"reason": found})
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._changed.clear()
-            try:
-                wait_s = self._turn()
-            except Exception:  # thread boundary: a defect here must not end the controller's other work
-                log.exception("webhook certificates failed")
-                metrics.internal_error("webhook-keeper")
-                wait_s = PERIOD_S
-            self._changed.wait(wait_s)
-            self._stopping.wait(0.1)  # changes come in groups
