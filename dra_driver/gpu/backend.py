@@ -12,6 +12,7 @@ from dra_driver.model.gpu import Snapshot
 from dra_driver.model.health import HealthEvent, HealthReading
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
+from dra_driver.model.usage import GpuUsage
 
 
 class ComputeMode(IntEnum):
@@ -186,6 +187,21 @@ class HealthSource(Protocol):
 
     def forget_gpu(self, gpu: GpuUuid) -> None:
         """Leave a GPU that is gone out of later readings. Idempotent; one that comes back is read again."""
+        ...
+
+
+class UsageSource(Protocol):
+    """What is in use on a node's GPUs, as the usage exporter reads it: it changes nothing, and needs no GPU lock.
+
+    One thread looks at a time; the other methods of the same object may run beside it.
+    """
+
+    def usage(self) -> tuple[GpuUsage, ...]:
+        """One look at every GPU, in order of UUID. A GPU that does not answer is in it as unreadable.
+
+        Percentages are averages since the previous look of this object; the first look has none of processes. Raises
+        DriverUnavailableError when no GPU can be read (also while detached: DetachedError).
+        """
         ...
 
 
