@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dra_driver.model.gpu import Gpu
     from dra_driver.model.health_rules import HealthRules
     from dra_driver.model.terms import GpuTerms
+    from dra_driver.model.usage_rules import UsageRules
     from dra_driver.policy import PolicyFile
 
 DESCRIPTION: Final = """\
@@ -85,6 +86,8 @@ def _try(policies: Any, spec: str, node_name: str) -> int:
     for gpu in snapshot.gpus:
         if health := _health(terms_of(terms, gpu.uuid).health):
             print(f"\nerrors of {gpu.device_name}: {health}")
+        if usage := _usage(terms_of(terms, gpu.uuid).usage):
+            print(f"\nuse of {gpu.device_name}: {usage}")
     for conflict in conflicts:
         print(f"\n{conflict}")
     return 1 if conflicts else 0
@@ -111,6 +114,14 @@ def _health(rules: "HealthRules") -> str:
         "calm for": f"{rules.calm_s:g} s" if rules.calm_s is not None else "",
     }
     return "; ".join(f"{name} {errors}" for name, errors in parts.items() if errors)
+
+
+def _usage(rules: "UsageRules") -> str:
+    """What is done about claims beyond events; "" when nothing is."""
+    evicts = f"over their grant are evicted after {rules.grace_s} s" if rules.over_grant == "Evict" else ""
+    minutes = rules.idle_after_min
+    idle = f"without use for {minutes} min are {'reclaimed' if rules.idle == 'Reclaim' else 'told'}" if minutes else ""
+    return "; ".join(f"claims {what}" for what in (evicts, idle) if what)
 
 
 def _errors(xids: Iterable[int], causes: Iterable[str]) -> str:

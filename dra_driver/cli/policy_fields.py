@@ -23,6 +23,11 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("health.evict", "nothing"),
     ("health.calmSeconds", "by cause"),
     ("health.evictionGraceSeconds", "60"),
+    ("usage.overGrant.action", "Report"),
+    ("usage.overGrant.graceSeconds", "60"),
+    ("usage.overGrant.overheadPerProcess", "512Mi"),
+    ("usage.idle.afterMinutes", "never"),
+    ("usage.idle.action", "Report"),
 )
 """Each field below ``spec`` that decides what a GPU may be used as, and what holds without it."""
 _OF_STRATEGY: Final[Mapping[str, frozenset[str]]] = {

@@ -14,6 +14,7 @@ from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health import HealthCause
 from dra_driver.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
 from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
+from dra_driver.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, UsageRules
 from dra_driver.quantity import Quantity
 
 API_VERSION: Final = "gpu.dra-driver.io/v1alpha1"
@@ -65,6 +66,7 @@ class GpuPolicy:
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
     health: HealthRules = DEFAULT_RULES
+    usage: UsageRules = DEFAULT_USAGE
 
 
 def policy_problems(written: object) -> list[FieldProblem]:
@@ -98,6 +100,7 @@ def policy_of(written: Fields) -> GpuPolicy:
         ),
         attributes=MappingProxyType({item["name"]: _attribute(item) for item in spec.get("attributes") or ()}),
         health=_health(_section(spec, "health")),
+        usage=_usage(_section(spec, "usage")),
     )
 
 
@@ -145,6 +148,18 @@ def _health(health: Fields) -> HealthRules:
         evicting_causes=frozenset(HealthCause(cause) for cause in evict.get("causes") or ()),
         calm_s=None if calm is None else float(calm),
         grace_s=DEFAULT_GRACE_S if grace is None else float(grace),
+    )
+
+
+def _usage(usage: Fields) -> UsageRules:
+    over, idle = _section(usage, "overGrant"), _section(usage, "idle")
+    grace, overhead = over.get("graceSeconds"), _bytes(over.get("overheadPerProcess"))
+    return UsageRules(
+        over_grant=OverGrantAction(over.get("action") or DEFAULT_USAGE.over_grant),
+        grace_s=DEFAULT_USAGE.grace_s if grace is None else grace,
+        overhead_bytes=DEFAULT_USAGE.overhead_bytes if overhead is None else overhead,
+        idle_after_min=idle.get("afterMinutes"),
+        idle=IdleAction(idle.get("action") or DEFAULT_USAGE.idle),
     )
 
 

@@ -13,6 +13,7 @@ from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId
+from dra_driver.model.usage_rules import DEFAULT_USAGE, UsageRules
 
 AttributeValue = str | int | bool
 Effect = Literal["NoSchedule", "NoExecute", "None"]
@@ -99,7 +100,7 @@ class GpuTerms:
     in use that stay published although ``profiles`` does not have them. ``shares_in_use``: claims have shares of the
     GPU, or one has all of it as a share; schedulers count those only while the GPU is published as shared. ``policy``
     is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
-    ``health`` are rules for what errors of the GPU do; they apply at once.
+    ``health`` are rules for what errors of the GPU do, ``usage`` for what claims do with it; they apply at once.
 
     From the state of the hardware: ``condition_taints`` are taints of the GPU in every form, because it is not healthy;
     ``whole_taints`` are those of the whole GPU and its shares, not of its partitions; ``partition_taints`` are those of
@@ -117,6 +118,7 @@ class GpuTerms:
     shares_in_use: bool = False
     waiting: str | None = None
     health: HealthRules = DEFAULT_RULES
+    usage: UsageRules = DEFAULT_USAGE
     condition_taints: tuple[Taint, ...] = ()
     whole_taints: tuple[Taint, ...] = ()
     partition_taints: Mapping[PartitionId, tuple[Taint, ...]] = field(default_factory=lambda: MappingProxyType({}))

@@ -31,6 +31,7 @@ _SPEC = {
     "taints": "taints",
     "attributes": "attributes",
     "health": "health",
+    "usage": "usage",
 }
 """Attributes of a policy that decide terms, and their fields in its spec."""
 
@@ -127,7 +128,7 @@ def like(name: str | None, patterns: Sequence[str] | None) -> bool:
 
 def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
     if policy.availability is Availability.HIDDEN:
-        return GpuTerms(policy=policy.name, offered=False, health=policy.health)
+        return GpuTerms(policy=policy.name, offered=False, health=policy.health, usage=policy.usage)
     reserved = (Taint(key=RESERVED_TAINT, value=policy.name, effect="NoSchedule"),)
     profiles = (
         None
@@ -142,6 +143,7 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
         attributes=_attributes(policy),
         health=policy.health,
+        usage=policy.usage,
     )
 
 

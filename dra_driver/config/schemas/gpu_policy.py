@@ -238,6 +238,59 @@ class Health(Strict):
     ] = None
 
 
+class OverGrant(Strict):
+    """What becomes of a share whose processes together have more memory than its claim was granted. Memory of processes
+    that cannot be attributed to a pod of the claim never counts. Needs the usage exporter."""
+
+    action: Annotated[
+        Literal["Report", "Evict"] | None,
+        Field(
+            description="Report: metric and events. Evict: the controller also evicts a pod of the claim after the"
+            " grace time, if its chart allows it; PodDisruptionBudgets are honoured.",
+            json_schema_extra={"default": "Report"},
+        ),
+    ] = None
+    grace_seconds: Annotated[
+        Annotated[int, Field(ge=10, le=86400)] | None,
+        Field(
+            description="Seconds from the first event until a pod is evicted.",
+            json_schema_extra={"default": 60},
+        ),
+    ] = None
+    overhead_per_process: Annotated[
+        MemoryOrNone | None,
+        Field(
+            description="Memory that each process may have beyond the grant, for its CUDA context; 512Mi without it."
+        ),
+    ] = None
+
+
+class Idle(Strict):
+    """When a claim counts as idle: it has no process on its devices, or they do not compute. A claim whose use is not
+    known is never idle. Needs the usage exporter."""
+
+    after_minutes: Annotated[
+        Annotated[int, Field(ge=1, le=10080)], Field(description="Minutes without use, from when it was first watched.")
+    ]
+    action: Annotated[
+        Literal["Report", "Reclaim"] | None,
+        Field(
+            description="Report: metric and events. Reclaim: the controller also evicts the claim's pods after as many"
+            " minutes more, if its chart allows it; never a pod without a controller of its own.",
+            json_schema_extra={"default": "Report"},
+        ),
+    ] = None
+
+
+class Usage(Strict):
+    """What becomes of claims that use more than they were granted, or nothing."""
+
+    over_grant: Annotated[
+        OverGrant | None, Field(description="Claims over their memory; without it, they are reported.")
+    ] = None
+    idle: Annotated[Idle | None, Field(description="Claims without use; without it, none counts as idle.")] = None
+
+
 class PolicySpec(Strict):
     """What GPUs may be used as. For each GPU the matching policy of highest priority applies, alone. Without any, a GPU
     may be used whole or as partitions of any MIG profile, and is not shared."""
@@ -279,6 +332,7 @@ class PolicySpec(Strict):
     health: Annotated[
         Health | None, Field(description="What errors of the GPU do; without it, the default rules apply.")
     ] = None
+    usage: Annotated[Usage | None, Field(description="What claims over their grant, or without use, lead to.")] = None
 
 
 class GpuPolicy(Strict):

@@ -51,6 +51,19 @@ def test_each_example_has_the_effect_in_its_comment(
     assert line in [" ".join(found.split()) for found in lines]
 
 
+def test_what_evicts_pods_for_their_use_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As the rules for errors; nothing for the default, which only tells."""
+    head = "apiVersion: gpu.dra-driver.io/v1alpha1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {usage: "
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{head}{{overGrant: {{action: Evict}}, idle: {{afterMinutes: 30, action: Reclaim}}}}}}\n")
+    _, lines = check(capsys, str(path), "--gpus", "1xl4-24gb")
+    assert lines[-1] == (
+        "use of gpu-0: claims over their grant are evicted after 60 s; claims without use for 30 min are reclaimed"
+    )
+    path.write_text(f"{head}{{overGrant: {{graceSeconds: 30}}}}}}\n")
+    assert not any("use of" in line for line in check(capsys, str(path), "--gpus", "1xl4-24gb")[1])
+
+
 def test_rules_for_errors_are_shown_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
     """What ends pods is seen before it is applied."""
     arguments = ("--gpus", "1xh100-sxm5-80gb", "--node", "training-1")

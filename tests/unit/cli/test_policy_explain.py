@@ -62,7 +62,9 @@ def test_every_field_of_a_spec_that_decides_terms_is_listed() -> None:
     """A new field that is not here would be given by a policy and told by no command."""
     spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]
     below = {f"{name}.{inner}" for name in ("forms", "sharing", "health") for inner in spec[name]["fields"]}
-    direct = {name for name in spec if name not in {"forms", "sharing", "health", "select", "priority"}}
+    usage = spec["usage"]["fields"]
+    below |= {f"usage.{name}.{inner}" for name in usage for inner in usage[name]["fields"]}
+    direct = {name for name in spec if name not in {"forms", "sharing", "health", "usage", "select", "priority"}}
     assert {name for name, _ in FIELDS} == below | direct
 
 

@@ -9,6 +9,7 @@ from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.config.schema import schemas
 from dra_driver.model.health import HealthCause
 from dra_driver.model.health_rules import HealthRules
+from dra_driver.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -95,6 +96,11 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         (policy(health={"taint": {"xids": [0]}}), "spec.health.taint.xids[0]: expected a whole number from 1"),
         (policy(health={"calmSeconds": 86401}), "from 0 to 86400, got 86401"),
         (policy(health={"evictionGraceSeconds": -1}), "from 0 to 3600, got -1"),
+        (policy(usage={"overGrant": {"action": "Kill"}}), "spec.usage.overGrant.action: expected 'Report' or 'Evict'"),
+        (policy(usage={"overGrant": {"graceSeconds": 9}}), "from 10 to 86400, got 9"),
+        (policy(usage={"overGrant": {"overheadPerProcess": "-1Mi"}}), "expected at least 0, got '-1Mi'"),
+        (policy(usage={"idle": {"action": "Reclaim"}}), "spec.usage.idle.afterMinutes: is required"),
+        (policy(usage={"idle": {"afterMinutes": 0}}), "from 1 to 10080, got 0"),
         (policy(attributes=[{"name": "x", "string": "é"}]), "string: expected printable ASCII text, got 'é'"),
         (policy() | {"status": {"x": "y" * 70_000}}, "larger than 65536 bytes"),
     ],
@@ -123,6 +129,30 @@ def test_health_rules_are_taken_as_written_and_default_to_evicting_nothing() -> 
         grace_s=0.0,
     )
     assert decoded(policy()).health == HealthRules(calm_s=None, grace_s=60.0)
+
+
+def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
+    """No overhead is not the same as none given; without minutes no claim is ever idle."""
+    written = {
+        "overGrant": {"action": "Evict", "graceSeconds": 300, "overheadPerProcess": 0},
+        "idle": {"afterMinutes": 30, "action": "Reclaim"},
+    }
+    assert decoded(policy(usage=written)).usage == UsageRules(
+        over_grant=OverGrantAction.EVICT,
+        grace_s=300,
+        overhead_bytes=0,
+        idle_after_min=30,
+        idle=IdleAction.RECLAIM,
+    )
+    nothings: list[Any] = [{}, {"overGrant": {}}, {"overGrant": None, "idle": None}, {"overGrant": {"action": None}}]
+    for nothing in nothings:
+        assert decoded(policy(usage=nothing)).usage == UsageRules(
+            over_grant=OverGrantAction.REPORT,
+            grace_s=60,
+            overhead_bytes=512 * 2**20,
+            idle_after_min=None,
+            idle=IdleAction.REPORT,
+        )
 
 
 def test_policies_know_every_cause_of_bad_health() -> None:

@@ -8,6 +8,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.health_rules import GRACE_ATTRIBUTE, HealthRules
 from dra_driver.model.terms import DEFAULT_TERMS, Interval, SharingTerms, Strategy, Taint, terms_of
+from dra_driver.model.usage_rules import UsageRules
 from dra_driver.policy.resolve import resolve, survey
 from tests.unit.policy.hardware import NODE, ONE_G, ONE_G_ME, gpu, node, partition, policy, uuid, whole
 
@@ -80,6 +81,7 @@ def test_two_of_the_same_priority_that_differ_are_refused_by_name() -> None:
     ("first", "second", "field"),
     [
         ({"health": {"evict": {"xids": [79]}}}, {"health": {"ignore": {"xids": [79]}}}, "spec.health"),
+        ({"usage": {"overGrant": {"action": "Evict"}}}, {}, "spec.usage"),
         ({"availability": "Reserved"}, {"availability": "Reserved"}, "spec.availability"),
         ({"forms": {"whole": False}}, {"taints": [{"key": "a"}]}, "spec.forms.whole, spec.taints"),
     ],
@@ -121,6 +123,7 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
         taints=[{"key": "example.com/x", "value": "y"}],
         attributes=[{"name": "team", "string": "blue"}, {"name": "n", "int": 0}, {"name": "b", "bool": False}],
         health={"evict": {"xids": [79]}},
+        usage={"idle": {"afterMinutes": 30}},
     )
     found = resolve([told], node(1), (), NODE)[uuid(0)]
     assert found.profiles == frozenset({ONE_G, ONE_G_ME})
@@ -131,6 +134,7 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
     )
     assert found.attributes == {"team": "blue", "n": 0, "b": False}
     assert found.health == HealthRules(evicting_xids=frozenset({79}))
+    assert found.usage == UsageRules(idle_after_min=30)
     assert found.waiting is None
 
 
