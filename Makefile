@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow chaos soak check bench fuzz mutants image gen lock clean
+.PHONY: demo test test-slow chaos soak alerts check bench fuzz mutants image gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -24,6 +24,10 @@ chaos: $(VENV)/.ready         ## Faults happen to a node process; under 15 minut
 
 soak: $(VENV)/.ready          ## 10,000 mixed claims on a node and 1,000 on a cluster, under kills and faults; under 30 minutes
 	$(BIN)/python -m tests.soak
+
+alerts:                       ## The chart's rules in promtool; needs Debian's package prometheus, or promtool on PATH
+	promtool check rules deploy/chart/files/alerts.yaml
+	promtool test rules tests/prometheus/alerts_test.yaml
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
 	$(BIN)/ruff format --check .

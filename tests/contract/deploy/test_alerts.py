@@ -1,39 +1,88 @@
-"""The alerts and the PodMonitor of deploy/chart against the metrics that the processes serve."""
+"""The rules and the PodMonitor of deploy/chart against docs/metrics.md and against Prometheus' own program."""
 
 import re
+import shutil
+import subprocess
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.fakes import chart
 
-ALERTS = yaml.safe_load((chart.CHART / "files" / "alerts.yaml").read_text())["groups"][0]["rules"]
+FILES = chart.CHART / "files"
+CASES_FILE = chart.ROOT / "tests" / "prometheus" / "alerts_test.yaml"
+ALERTS = [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+CASES = yaml.safe_load(CASES_FILE.read_text())["tests"]
 DOCUMENTED = (chart.ROOT / "docs" / "metrics.md").read_text()
-FUNCTIONS = {"sum", "max", "rate", "increase", "by", "on", "unless", "or", "node", "pod", "cause", "state", "result"}
-FUNCTIONS |= {"time"}
+WORTH = DOCUMENTED[DOCUMENTED.index("## Worth an alert") :]
+LINES = dict(re.findall(r"^- \*\*(\w+)\*\*: ((?:.+\n?)(?:  .+\n?)*)", WORTH, re.MULTILINE))
+METRIC = re.compile(r"\b(?:dra_[a-z_]+|up)\b(?!:)")
+
+
+def metrics_of(text: str) -> set[str]:
+    """Names of metrics in an expression or in the code of a text."""
+    return set(METRIC.findall(re.sub(r'"[^"]*"|\[\w+\]', "", text)))
+
+
+def test_every_line_worth_an_alert_has_one_and_every_alert_has_a_line() -> None:
+    """In the same order, and each line begins with the alert's name."""
+    bullets = [line for line in WORTH.splitlines() if line.startswith("- ")]
+    assert len(bullets) == len(LINES), "a line does not begin with the name of its alert"
+    assert list(LINES) == [alert["alert"] for alert in ALERTS]
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_is_about_metrics_that_exist_and_names_what_to_look_at(alert: dict[str, str]) -> None:
-    """docs/metrics.md lists them; tests/contract/telemetry compares that page with what is served."""
-    without_values = re.sub(r'"[^"]*"|\[\w+\]', "", alert["expr"])
-    names = set(re.findall(r"[a-z_]{2,}", without_values)) - FUNCTIONS
+def test_an_alert_is_about_the_metrics_of_its_line(alert: dict[str, Any]) -> None:
+    """docs/metrics.md lists them; tests/unit/telemetry compares that page with what is served."""
+    names = metrics_of(alert["expr"])
     assert names
-    assert [name for name in names if f"`{name}`" not in DOCUMENTED] == []
+    assert names == metrics_of(" ".join(re.findall(r"`([^`]*)`", LINES[alert["alert"]])))
+    assert [name for name in names - {"up"} if f"| `{name}`" not in DOCUMENTED] == []
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_says_what_is_wrong_and_what_to_do(alert: dict[str, Any]) -> None:
+    """In two texts: the first fits a pager, the second is a sentence or more."""
     assert set(alert["annotations"]) == {"summary", "description"}
+    assert len(alert["annotations"]["summary"]) <= 120
+    assert alert["annotations"]["description"].endswith(".")
+    assert alert["labels"]["severity"] in {"warning", "critical"}
 
 
-def test_every_metric_worth_an_alert_has_one() -> None:
-    text = DOCUMENTED[DOCUMENTED.index("## Worth an alert") :]
-    wanted = set(re.findall(r"\bdra_driver_[a-z_]+", text))
-    assert wanted <= set(re.findall(r"dra_driver_[a-z_]+", str(ALERTS)))
+def test_every_alert_has_a_case_for_promtool() -> None:
+    assert [case["name"] for case in CASES] == [alert["alert"] for alert in ALERTS]
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_a_case_has_a_series_that_must_not_fire_and_all_labels_that_the_texts_name(alert: dict[str, Any]) -> None:
+    """A label that the expression drops would leave a gap in the sentence."""
+    (case,) = [case for case in CASES if case["name"] == alert["alert"]]
+    before, after = case["promql_expr_test"]
+    assert len(case["input_series"]) > len(after["exp_samples"])
+    states = {sample["labels"].partition('alertstate="')[2].partition('"')[0] for sample in before["exp_samples"]}
+    assert states == ({"pending"} if "for" in alert else set())
+    for sample in after["exp_samples"]:
+        assert 'alertstate="firing"' in sample["labels"]
+        labels = set(re.findall(r'(\w+)="', sample["labels"]))
+        assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= labels
+
+
+def test_promtool_finds_the_rules_right() -> None:
+    """Prometheus' own reading of them: the series of alerts_test.yaml fire those alerts, and no others."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH")
+    command = [promtool, "test", "rules", str(CASES_FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_rule_has_the_alerts_as_they_are() -> None:
     """Their braces are Prometheus' own: a template would have to escape them."""
     objects = chart.objects({"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}})
     rule = chart.found(objects, "PrometheusRule", "dra-driver")
-    assert rule["spec"]["groups"][0]["rules"] == ALERTS
+    assert [each for group in rule["spec"]["groups"] for each in group["rules"] if "alert" in each] == ALERTS
     assert rule["metadata"]["labels"]["release"] == "prometheus"
 
 
