@@ -16,7 +16,7 @@ ALERTS = [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())[
 CASES = yaml.safe_load(CASES_FILE.read_text())["tests"]
 DOCUMENTED = (chart.ROOT / "docs" / "metrics.md").read_text()
 WORTH = DOCUMENTED[DOCUMENTED.index("## Worth an alert") :]
-LINES = dict(re.findall(r"^- \*\*(\w+)\*\*: ((?:.+\n?)(?:  .+\n?)*)", WORTH, re.MULTILINE))
+LINES = dict(re.findall(r"^- \*\*(\w+)\*\*:\s((?:.+\n?)(?:  .+\n?)*)", WORTH, re.MULTILINE))
 METRIC = re.compile(r"\b(?:dra_[a-z_]+|up)\b(?!:)")
 
 
