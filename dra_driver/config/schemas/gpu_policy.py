@@ -238,7 +238,7 @@ class Health(Strict):
     ] = None
 
 
-class OverGrant(Strict):
+class OverGrantRule(Strict):
     """What becomes of a share whose processes together have more memory than its claim was granted. Memory of processes
     that cannot be attributed to a pod of the claim never counts. Needs the usage exporter."""
 
@@ -265,7 +265,7 @@ class OverGrant(Strict):
     ] = None
 
 
-class Idle(Strict):
+class IdleRule(Strict):
     """When a claim counts as idle: it has no process on its devices, or they do not compute. A claim whose use is not
     known is never idle. Needs the usage exporter."""
 
@@ -286,9 +286,9 @@ class Usage(Strict):
     """What becomes of claims that use more than they were granted, or nothing."""
 
     over_grant: Annotated[
-        OverGrant | None, Field(description="Claims over their memory; without it, they are reported.")
+        OverGrantRule | None, Field(description="Claims over their memory; without it, they are reported.")
     ] = None
-    idle: Annotated[Idle | None, Field(description="Claims without use; without it, none counts as idle.")] = None
+    idle: Annotated[IdleRule | None, Field(description="Claims without use; without it, none counts as idle.")] = None
 
 
 class PolicySpec(Strict):

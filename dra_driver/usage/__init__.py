@@ -1,0 +1,1 @@
+"""What claims use of their GPUs, and what is wrong about it. Pure."""
