@@ -4,7 +4,8 @@ Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontro
 slices are matched by the index in their name, older generations are obsolete, obsolete resource slices are deleted
 first, and the generation stays when at most one resource slice changes in place. One step further here: a resource
 slice that only disappeared is created again in the generation of the others, because the pool then has its former
-meaning again.
+meaning again. And after a generation that was written in part, because an API server had no time for the rest, the rest
+is written in place: those of the older generation are updated where client-go deletes and creates them.
 
 Resource slices of counter sets are written last. An API server whose gate was switched off silently drops counters, and
 overlapping devices would be allocated side by side. So the write that completes a pool never has devices that need
@@ -82,21 +83,22 @@ def compute_writes(
     """The writes for one pool; resource slices of other pools in ``actual`` are ignored, see `foreign_pools`."""
     own = [item for item in actual if belongs_to_pool(item, identity)]
     generation = max((untrusted_slice.generation(item) for item in own), default=0)
-    kept, obsolete = _match(desired, own, generation)
-    missing = [want for want in desired if want.index not in kept]
+    kept, older, obsolete = _match(desired, own, generation)
+    pending = [want for want in desired if want.index not in kept]
     count = len(desired)
     changed = [
         want
         for want in desired
         if want.index in kept and not _is_current(kept[want.index], want, identity, generation, count)
     ]
-    if not kept:
-        generation += 1  # also the very first: 0 + 1
-    elif (changed and len(changed) + len(missing) > 1) or any(want.needs_counters for want in missing):
-        # More than one write changes the meaning of the pool, and old and new resource slices must not be mixed. And
-        # devices that need counters must not complete the pool.
+    if not kept or (changed and len(changed) + len(pending) > 1) or _completes_with_counters(pending):
+        # Also the very first: 0 + 1. More than one write changes the meaning of the pool, and old and new resource
+        # slices must not be mixed. And devices that need counters must not complete the pool.
         generation += 1
         changed = [want for want in desired if want.index in kept]
+    kept |= older
+    changed += [want for want in pending if want.index in older]
+    missing = [want for want in pending if want.index not in older]
     times = known_times(own) if changed or missing else {}
     return Writes(
         deletes=tuple(_delete(item) for item in obsolete),
@@ -134,25 +136,43 @@ def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -
     return tuple(sorted(names))
 
 
+def _completes_with_counters(pending: Sequence[DesiredSlice]) -> bool:
+    """Whether the last of these writes (`Writes.in_order`) has devices that need counters."""
+    return any(want.needs_counters for want in pending) and all(want.devices for want in pending)
+
+
+_ByIndex = dict[int, Mapping[str, Any]]
+
+
 def _match(
     desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, Any]], generation: int
-) -> tuple[dict[int, Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Existing resource slices by index, and obsolete ones: old generation, extra index, or duplicate."""
+) -> tuple[_ByIndex, _ByIndex, list[Mapping[str, Any]]]:
+    """Existing resource slices by index: of this generation, those of older ones where it has none, and the rest.
+
+    The rest is obsolete: an index that is not wanted, or a duplicate.
+    """
     wanted = {want.index: want for want in desired}
-    kept: dict[int, Mapping[str, Any]] = {}
+    found: _ByIndex = {}
     obsolete = []
     for item in sorted(own, key=untrusted_slice.name):
         index = index_of(untrusted_slice.name(item))
-        if index is None or index not in wanted or untrusted_slice.generation(item) != generation:
+        if index is None or index not in wanted:
             obsolete.append(item)
-        elif index not in kept:
-            kept[index] = item
-        elif _has(item, wanted[index]) and not _has(kept[index], wanted[index]):
-            obsolete.append(kept[index])  # of two duplicates, the one that needs no write stays
-            kept[index] = item
+            continue
+        former = found.get(index)
+        if former is None:
+            found[index] = item
+        elif _rank(item, wanted[index]) > _rank(former, wanted[index]):
+            found[index] = item  # of two duplicates, the one that needs no write stays
+            obsolete.append(former)
         else:
             obsolete.append(item)
-    return kept, obsolete
+    kept = {index: item for index, item in found.items() if untrusted_slice.generation(item) == generation}
+    return kept, {index: item for index, item in found.items() if index not in kept}, obsolete
+
+
+def _rank(item: Mapping[str, Any], want: DesiredSlice) -> tuple[int, bool]:
+    return untrusted_slice.generation(item), _has(item, want)
 
 
 def _is_current(

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,59 @@ def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
     assert {delete.name for delete in writes.deletes} == set(pool) - {name}
     assert not writes.updates
     assert not writes.creates
+
+
+def counted(*names: str) -> list[DesiredSlice]:
+    """A counter set, and a slice of devices that need it for each name."""
+    taken = [{"counterSet": "c", "counters": {"memory": {"value": "1"}}}]
+    held = [[{**device, "consumesCounters": taken}] for device in devices(*names)]
+    counters: Any = [{"name": "c", "counters": {"memory": {"value": "1"}}}]
+    return [
+        DesiredSlice(index=0, counter_sets=counters),
+        *(DesiredSlice(index=index, devices=one) for index, one in enumerate(held, 1)),
+    ]
+
+
+def in_part(writes: Writes, pool: Pool, count: int) -> Pool:
+    """The slices after the first ``count`` writes; there are no deletions and no creations."""
+    assert not writes.deletes
+    assert not writes.creates
+    done = {body["metadata"]["name"] for body in writes.in_order()[:count]}
+    updates = tuple(body for body in writes.updates if body["metadata"]["name"] in done)
+    return apply(Writes(updates=updates, generation=writes.generation), pool)
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_a_change_that_was_written_in_part_is_continued_in_place(count: int) -> None:
+    """A busy API server refuses the rest; writing all of it anew, or deleting first, would keep it busy."""
+    start = apply(compute_writes(counted("a", "b", "c"), [], IDENTITY), {})
+    want = counted("x", "y", "z")
+    half = in_part(compute_writes(want, start.values(), IDENTITY), start, count)
+    rest = compute_writes(want, half.values(), IDENTITY)
+    assert (len(rest.deletes), len(rest.updates), len(rest.creates)) == (0, 4 - count, 0)
+    assert rest.generation == 2
+    assert not compute_writes(want, apply(rest, half).values(), IDENTITY)
+
+
+def test_a_change_that_was_written_in_part_and_is_outdated_is_replaced_in_place() -> None:
+    """Slices of two changes must not be mixed; those of the generation before are of use all the same."""
+    start = apply(compute_writes(counted("a", "b", "c"), [], IDENTITY), {})
+    half = in_part(compute_writes(counted("x", "y", "z"), start.values(), IDENTITY), start, 2)
+    writes = compute_writes(counted("1", "2", "3"), half.values(), IDENTITY)
+    assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 4, 0)
+    assert writes.generation == 3
+
+
+def test_devices_that_need_counters_never_complete_a_generation() -> None:
+    """An API server that drops counters would have them allocated side by side."""
+    start = apply(compute_writes(counted("a", "b"), [], IDENTITY), {})
+    for name in list(start):
+        item = start[name]
+        if not item["spec"].get("sharedCounters"):
+            item["spec"]["pool"]["generation"] -= 1
+    writes = compute_writes(counted("a", "b"), start.values(), IDENTITY)
+    assert writes.generation == 2
+    assert "devices" not in writes.in_order()[-1]["spec"]
 
 
 def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
