@@ -118,7 +118,7 @@ def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
 def counted(*names: str) -> list[DesiredSlice]:
     """A counter set, and a slice of devices that need it for each name."""
     taken = [{"counterSet": "c", "counters": {"memory": {"value": "1"}}}]
-    held = [[{**device, "consumesCounters": taken}] for device in devices(*names)]
+    held: list[list[Any]] = [[{**device, "consumesCounters": taken}] for device in devices(*names)]
     counters: Any = [{"name": "c", "counters": {"memory": {"value": "1"}}}]
     return [
         DesiredSlice(index=0, counter_sets=counters),
