@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from dra_driver.cli.progress import Progress
@@ -51,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="A=true,B=false",
         help="feature gates of the scheduler that differ from the defaults of its version",
     )
+    parser.add_argument("--totals", action="store_true", help="with -o json: leave single nodes out")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="")
 
@@ -69,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     with Progress("counting what would fit"):
         report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":
-        print(json.dumps(to_wire(report, "CapacityReport"), indent=2))
+        document = to_wire(replace(report, nodes=()) if args.totals else report, "CapacityReport")
+        print(json.dumps(document, indent=2))
         return 0
     _print(report, by_node=args.by_node)
     return 1 if _is_unknown(report) else 0

@@ -12,7 +12,7 @@ from dra_driver.config.options import Option, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 CLUSTER, EVICTION, TELEMETRY = "cluster", "eviction of pods with extended resources", "telemetry"
-POLICIES, WEBHOOK = "policies", "admission webhook"
+POLICIES, WEBHOOK, CAPACITY = "policies", "admission webhook", "capacity"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -44,6 +44,10 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def _pause(text: str) -> int:
+    return 0 if text == "0" else whole(60, 86400)(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,26 @@ class ControllerSettings:
             common_options.switch,
         ),
         True,
+    )
+    capacity_interval: int = setting(
+        Option(
+            CAPACITY,
+            "CAPACITY_INTERVAL",
+            "SECONDS",
+            "survey what is free, fragmented and stranded that often for the metrics, 60 to 86400; 0: never",
+            _pause,
+        ),
+        0,
+    )
+    capacity_memory: int = setting(
+        Option(
+            CAPACITY,
+            "CAPACITY_MEMORY",
+            "MIB",
+            "memory that the program of a survey may use, 64 to 65536",
+            whole(64, 65536),
+        ),
+        160,
     )
     webhook_dir: str | None = setting(
         Option(

@@ -5,8 +5,8 @@ Start; an error that ends it with exit status 2 comes in steps 1 and 2:
 1. HTTP endpoint: reports "not ready" with reasons from the first moment
 2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
 3. events
-4. parts that are switched on, each with its watches: evictions, the status of policies, the webhook's certificates.
-   They watch in every replica, so that a takeover takes no list
+4. parts that are switched on, each with its watches: evictions, the status of policies, the webhook's certificates,
+   the survey of free capacity. They watch in every replica, so that a takeover takes no list
 5. election: from here on this replica may act
 
 Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Final
 from dra_driver import __version__
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.capacity_gauges import CapacityGauges
+from dra_driver.controller.capacity_survey import survey, survey_command
 from dra_driver.controller.election import Election, awake_clock
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import EvictionRules, Evictions
@@ -38,6 +40,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.types import ObjectReference
+from dra_driver.telemetry import capacity_metrics
 from dra_driver.telemetry import controller_metrics as metrics
 from dra_driver.telemetry.http import ObservabilityServer
 
@@ -63,6 +66,7 @@ class ControllerProcess:
         self._policy_watches: PolicyWatches | None = None
         self._policy_status: PolicyStatusWriter | None = None
         self._webhook: WebhookPart | None = None
+        self._capacity: CapacityGauges | None = None
         self._election: Election | None = None
 
     def start(self) -> None:
@@ -103,12 +107,13 @@ class ControllerProcess:
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        parts = (self._election, self._evictions, self._policy_status, self._webhook)
+        parts = (self._election, self._evictions, self._policy_status, self._webhook, self._capacity)
         found = [part.hung for part in parts if part is not None]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
     def _serve_http(self) -> None:
         metrics.initialise(__version__)
+        capacity_metrics.initialise()
         address = self._settings.http_addr
         if not address:
             return
@@ -147,6 +152,8 @@ class ControllerProcess:
             self._start_policy_status(rest, bounded, election)
         if settings.webhook_dir is not None:
             self._start_webhook(rest, bounded, election)
+        if settings.capacity_interval:
+            self._start_capacity(election)
         election.start()
         self._running.callback(self._stop_acting(election))
         self._election = election
@@ -189,11 +196,22 @@ class ControllerProcess:
         self._webhook = WebhookPart(rest, bounded, election, self._settings)
         self._webhook.start()
 
+    def _start_capacity(self, election: Election) -> None:
+        settings = self._settings
+        command = survey_command(settings.driver_name, settings.kubeconfig)
+        self._capacity = CapacityGauges(
+            lambda goes_on: survey(command, memory_mib=settings.capacity_memory, beat=goes_on),
+            election,
+            interval_s=settings.capacity_interval,
+            clock=awake_clock,
+        )
+        self._capacity.start()
+
     def _stop_acting(self, election: Election) -> Callable[[], None]:
         """The Lease is released after the last act."""
 
         def stop() -> None:
-            for part in (self._evictions, self._policy_status, self._webhook):
+            for part in (self._capacity, self._evictions, self._policy_status, self._webhook):
                 if part is not None:
                     part.stop()
             election.stop()
@@ -206,7 +224,7 @@ class ControllerProcess:
             self._webhook.wake()
 
     def _wake(self) -> None:
-        for part in (self._evictions, self._policy_status):
+        for part in (self._evictions, self._policy_status, self._capacity):
             if part is not None:
                 part.wake()
 

@@ -10,7 +10,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dra_driver.telemetry import metrics
 
-Place = Literal["evictions", "lease", "policy-status", "webhook-keeper"]
+Place = Literal["capacity", "evictions", "lease", "policy-status", "webhook-keeper"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 EvictionResult = Literal["evicted", "refused", "opted-out", "gone", "failed"]
 EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = get_args(EvictionResult)

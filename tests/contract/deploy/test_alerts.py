@@ -13,8 +13,11 @@ from tests.fakes import chart
 FILES = chart.CHART / "files"
 CASES_FILE = chart.ROOT / "tests" / "prometheus" / "alerts_test.yaml"
 ALERTS = [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+RECORDS = [rule for group in yaml.safe_load((FILES / "records.yaml").read_text())["groups"] for rule in group["rules"]]
+RECORD_CASES_FILE = CASES_FILE.with_name("records_test.yaml")
 CASES = yaml.safe_load(CASES_FILE.read_text())["tests"]
 DOCUMENTED = (chart.ROOT / "docs" / "metrics.md").read_text()
+RECORDED = DOCUMENTED[DOCUMENTED.index("## Recorded") : DOCUMENTED.index("## Worth an alert")]
 WORTH = DOCUMENTED[DOCUMENTED.index("## Worth an alert") :]
 LINES = dict(re.findall(r"^- \*\*(\w+)\*\*:\s((?:.+\n?)(?:  .+\n?)*)", WORTH, re.MULTILINE))
 METRIC = re.compile(r"\b(?:dra_[a-z_]+|up)\b(?!:)")
@@ -68,12 +71,21 @@ def test_a_case_has_a_series_that_must_not_fire_and_all_labels_that_the_texts_na
         assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= labels
 
 
+def test_every_recording_rule_has_a_line_and_a_case_for_promtool() -> None:
+    """A rule that is not documented is a series that costs and serves nothing."""
+    names = [record["record"] for record in RECORDS]
+    assert re.findall(r"^\| `([a-z_:]+)`", RECORDED, re.MULTILINE) == names
+    cases = yaml.safe_load(RECORD_CASES_FILE.read_text())["tests"]
+    tried = {re.split(r"[{ ]", test["expr"])[0] for case in cases for test in case["promql_expr_test"]}
+    assert tried == set(names)
+
+
 def test_promtool_finds_the_rules_right() -> None:
     """Prometheus' own reading of them: the series of alerts_test.yaml fire those alerts, and no others."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool on PATH")
-    command = [promtool, "test", "rules", str(CASES_FILE)]
+    command = [promtool, "test", "rules", str(CASES_FILE), str(RECORD_CASES_FILE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -82,6 +94,7 @@ def test_the_rule_has_the_alerts_as_they_are() -> None:
     """Their braces are Prometheus' own: a template would have to escape them."""
     objects = chart.objects({"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}})
     rule = chart.found(objects, "PrometheusRule", "dra-driver")
+    assert [each for group in rule["spec"]["groups"] for each in group["rules"] if "record" in each] == RECORDS
     assert [each for group in rule["spec"]["groups"] for each in group["rules"] if "alert" in each] == ALERTS
     assert rule["metadata"]["labels"]["release"] == "prometheus"
 

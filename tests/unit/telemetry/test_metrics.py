@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.model.health import HealthCause
-from dra_driver.telemetry import controller_metrics, metrics, webhook_metrics
+from dra_driver.telemetry import capacity_metrics, controller_metrics, metrics, webhook_metrics
 
 DRIVER = "metrics-test.example"
 
@@ -80,7 +80,7 @@ def test_every_metric_and_label_value_is_documented() -> None:
     documented = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
     assert families == documented
     own_values = (*controller_metrics.PLACES, *controller_metrics.EVICTION_RESULTS, *webhook_metrics.RESULTS)
-    for own in (*own_values, *controller_metrics.CERTIFICATE_STEPS):
+    for own in (*own_values, *controller_metrics.CERTIFICATE_STEPS, *capacity_metrics.SURVEY_RESULTS):
         assert re.search(rf"\b{own}\b", document), f"{own} is not documented"
     for value in (*metrics.RESULTS, *metrics.CLAIM_EVENTS, *metrics.PLACES, *metrics.SOCKETS, *metrics.OPERATIONS):
         assert re.search(rf"\b{value}\b", document), f"{value} is not documented"
