@@ -39,5 +39,6 @@ NODE_WIDE: Final[tuple[ShownField, ...]] = (
     ("Toolkit", "string", ".status.toolkitVersion"),
     ("Runtime", "string", ".status.containerRuntimeVersion"),
     ("Version", "string", ".status.nodeProcessVersion"),
+    ("Usage", "string", ".status.summary.usage"),
     ("Problem", "string", ".status.summary.problem"),
 )

@@ -291,6 +291,16 @@ class NodeSettings:
         ),
         True,
     )
+    usage: bool = setting(
+        Option(
+            NODE,
+            "USAGE",
+            "true|false",
+            "work with the usage exporter of this node: pass on what it finds in events and in the GpuNode",
+            common_options.switch,
+        ),
+        False,
+    )
     simulate: str | None = setting(
         Option(
             HARDWARE,

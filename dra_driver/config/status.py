@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from dra_driver.config.schema import printable
+from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of
 from dra_driver.model.gpu_node import (
     MAX_GPUS,
     MAX_MESSAGE,
@@ -56,6 +57,7 @@ def node_status(status: GpuNodeStatus, observed_at: str) -> Json:
         toolkitVersion=_version(status.toolkit_version),
         containerRuntimeVersion=_version(status.container_runtime_version),
         kernelVersion=_version(status.kernel_version),
+        usage=usage_status(status.usage),
     ) | {
         "summary": summary_of(status),
         "gpus": [_gpu(gpu) for gpu in status.gpus[:MAX_GPUS]],
@@ -74,6 +76,7 @@ def summary_of(status: GpuNodeStatus) -> Json:
         usedAs=_line(_counted((gpu.used_as for gpu in status.gpus), times=" ")),
         health=_line(health) if status.gpus else None,
         policies=_line(_policies_in_words(status.policies)),
+        usage=_line(usage_in_words(status.usage) or ""),
         problems=min(len(status.problems), 1024),
         problem=_text(status.problems[0].message, _MAX_COLUMN) if status.problems else None,
     )
@@ -99,6 +102,7 @@ def node_status_of(written: object) -> GpuNodeStatus | None:
             NodeProblem(reason=_str(each, "reason") or "", message=_str(each, "message") or "")
             for each in _maps(status, "problems", MAX_PROBLEMS)
         ),
+        usage=usage_status_of(status.get("usage")),
     )
 
 

@@ -31,6 +31,8 @@ VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
 """In the folder ``usage`` of the driver's directory; the exporter may write this folder alone."""
 MAX_BYTES: Final = 2**20
+RENEW_S: Final = 60.0
+"""How often the exporter writes the file anew while there is anything in it, changed or not; else on change alone."""
 _MAX_NAME, _MAX_UID = 253, 128
 _MOST: Final = 2**60
 _T = TypeVar("_T")

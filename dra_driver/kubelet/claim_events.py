@@ -19,6 +19,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.types import ObjectReference
 from dra_driver.kubelet.health_events import Notice
 from dra_driver.kubelet.health_report import ReportedDevice, is_about
+from dra_driver.kubelet.usage_events import ClaimNotice
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.claim import ClaimRef
 from dra_driver.telemetry import metrics
@@ -87,7 +88,7 @@ class ClaimEvents:
         self, rest: ClaimGetter, recorder: FlushingRecorder, *, claims: Callable[[], Iterable[HeldDevices]]
     ) -> None:
         self._rest, self._recorder, self._claims = rest, recorder, claims
-        self._notices: queue.Queue[Notice | None] = queue.Queue(MAX_NOTICES)
+        self._notices: queue.Queue[Notice | ClaimNotice | None] = queue.Queue(MAX_NOTICES)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
@@ -102,8 +103,8 @@ class ClaimEvents:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def tell(self, notice: Notice) -> None:
-        """A condition began or ended. Returns at once."""
+    def tell(self, notice: Notice | ClaimNotice) -> None:
+        """A condition began or ended, or there is news of one claim. Returns at once."""
         try:
             self._notices.put_nowait(notice)
         except queue.Full:
@@ -115,9 +116,9 @@ class ClaimEvents:
         if notice is not None and not self._stopping.is_set():
             self._write(notice)
 
-    def _write(self, notice: Notice) -> None:
+    def _write(self, notice: Notice | ClaimNotice) -> None:
         try:
-            held = [claim.ref for claim in self._claims() if _has(claim, notice)]
+            held = self._concerned(notice)
             if len(held) > MAX_CLAIMS:
                 log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
             for ref in held[:MAX_CLAIMS]:
@@ -127,7 +128,12 @@ class ClaimEvents:
         except (StorageError, ApiUnreachableError) as error:
             log.warning("claims are not told of a condition", extra={"condition": notice.message, "reason": error})
 
-    def _tell_claim(self, ref: ClaimRef, notice: Notice) -> None:
+    def _concerned(self, notice: Notice | ClaimNotice) -> list[ClaimRef]:
+        if isinstance(notice, ClaimNotice):
+            return [notice.claim]
+        return [claim.ref for claim in self._claims() if _has(claim, notice)]
+
+    def _tell_claim(self, ref: ClaimRef, notice: Notice | ClaimNotice) -> None:
         try:
             document = self._rest.get(paths.resource_claim(ref.namespace, ref.name))
         except NotFoundError:

@@ -14,7 +14,7 @@ from dra_driver.kubelet.node_events import COMPONENT
 
 def open_claim_events(settings: NodeSettings, rest: RestClient, journal: Journal) -> ClaimEvents | None:
     """None unless the settings ask for it."""
-    if not (settings.claim_events and settings.health):
+    if not (settings.claim_events and (settings.health or settings.usage)):
         return None
     recorder = EventRecorder(rest, COMPONENT, settings.node_name, refused=Refusals())
     return ClaimEvents(rest, recorder, claims=partial(held_devices, journal))

@@ -14,7 +14,9 @@ from dra_driver.kubelet.gpu_node_status import NodeFacts, Versions, claims_by_gp
 from dra_driver.kubelet.health_events import Tell
 from dra_driver.kubelet.health_setup import HealthService
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
+from dra_driver.kubelet.usage_setup import UsageReport
 from dra_driver.model.gpu_node import GpuNodeStatus, NodeProblem
+from dra_driver.model.gpu_node_usage import NO_USAGE
 from dra_driver.policy import PolicySource, standing_of
 
 EVENT: Final = "GpuNodeNotWritten"
@@ -45,6 +47,7 @@ class GpuNodeService:
         self._settings, self._own_node, self._published, self._journal = settings, own_node, published, journal
         self._health, self._policies, self._hook_version = health, policies, hook_version
         self._not_ready, self._remarks = not_ready, remarks
+        self._usage = self._open_usage(tell) if settings.usage else None
         self._seen: tuple[Any, ...] = ()
         self._claims_changed = True
         self._keeper = GpuNodeKeeper(
@@ -67,8 +70,11 @@ class GpuNodeService:
         known = self._published.known
         if known is None:
             return
+        if self._usage is not None:
+            self._usage.look(*known)
+        told = self._usage.told if self._usage is not None else NO_USAGE
         standing = self._policies.standing
-        seen = (*known, self._health.conditions, self._own_node.current(), standing.newest, standing.in_force)
+        seen = (*known, self._health.conditions, self._own_node.current(), standing.newest, standing.in_force, told)
         is_same = len(seen) == len(self._seen) and all(a is b for a, b in zip(seen, self._seen, strict=True))
         words = (self._not_ready(), self._remarks(), self._hook_version())
         if is_same and not self._claims_changed and words == self._words:
@@ -77,6 +83,10 @@ class GpuNodeService:
         self._keeper.wake()
 
     _words: tuple[Any, ...] = ()
+
+    def _open_usage(self, tell: Tell) -> UsageReport:
+        events = self._health.claim_events
+        return UsageReport(self._settings, self._journal, tell, notify=events.tell if events is not None else None)
 
     def _owner(self) -> str:
         node = self._own_node.current()
@@ -92,6 +102,8 @@ class GpuNodeService:
         holdings = [(each.gpu_uuid, entry.ref) for entry in entries for each in entry.devices if not each.admin_access]
         problems = [NodeProblem(reason="NotReady", message=text) for text in self._not_ready()]
         problems += [NodeProblem(reason="Degraded", message=text) for text in self._remarks()]
+        if self._usage is not None and self._usage.problem is not None:
+            problems.append(NodeProblem(reason="UsageFindings", message=self._usage.problem))
         facts = NodeFacts(
             snapshot=snapshot,
             terms=terms,
@@ -103,6 +115,7 @@ class GpuNodeService:
                 self._policies.standing, snapshot, terms, self._settings.node_name, claims_by_gpu(holdings)
             ),
             problems=tuple(problems),
+            usage=self._usage.told if self._usage is not None else NO_USAGE,
         )
         versions = Versions(
             node_process=__version__,

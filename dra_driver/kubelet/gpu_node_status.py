@@ -13,6 +13,7 @@ from dra_driver.model.gpu_node import (
     NodeProblem,
     PublishedForm,
 )
+from dra_driver.model.gpu_node_usage import NO_USAGE, ToldUsage
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form, GpuTerms, Terms, Use, terms_of
@@ -37,6 +38,7 @@ class NodeFacts:
     watches_health: bool = True
     policies: tuple[NodePolicy, ...] = ()
     problems: tuple[NodeProblem, ...] = ()
+    usage: ToldUsage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ def status_of(facts: NodeFacts, driver_name: str, versions: Versions) -> GpuNode
         gpus=tuple(_gpu(gpu, facts) for gpu in facts.snapshot.gpus),
         policies=facts.policies,
         problems=(*facts.problems, *left_out),
+        usage=facts.usage,
     )
 
 

@@ -112,6 +112,11 @@ class HealthService:
         """See ``LastKnownGpus.complete``."""
         return self._known.complete(snapshot) if self._is_on else snapshot
 
+    @property
+    def claim_events(self) -> ClaimEvents | None:
+        """Writes events on claims and their pods; None where that is not allowed."""
+        return self._claim_events
+
     def claims_changed(self) -> None:
         """See ``HealthMonitor.devices_changed``."""
         if self._status is not None:

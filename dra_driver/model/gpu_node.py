@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from dra_driver.model.gpu_node_usage import NO_USAGE, ToldUsage
 from dra_driver.model.terms import Taint
 
 MAX_GPUS: Final = 64
@@ -115,6 +116,7 @@ class GpuNodeStatus:
     gpus: tuple[NodeGpu, ...] = ()
     policies: tuple[NodePolicy, ...] = ()
     problems: tuple[NodeProblem, ...] = ()
+    usage: ToldUsage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

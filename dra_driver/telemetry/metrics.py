@@ -68,6 +68,8 @@ CAUSES: Final = (
     *("xid", "ecc", "lost", "hang", "row-remap", "retired-pages", "recovery-action", "nvlink", "fabric"),
     "unmonitored",
 )
+# What the usage exporter may find (``kubelet.usage_events``).
+USAGE_FINDINGS: Final = ("over-grant", "idle", "unattributed")
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
 _CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
 _NVIDIA_BUCKETS: Final = tuple(0.05 * 2**k for k in range(9))
@@ -149,6 +151,12 @@ policies_in_force = Gauge(
     "1 while the newest policies are in force, 0 while older policies are",
     registry=REGISTRY,
 )
+usage_findings = Gauge(
+    "dra_driver_usage_findings",
+    "Claims over their grant, idle claims, and GPUs with processes of no claim, as the usage exporter found them",
+    ["kind"],
+    registry=REGISTRY,
+)
 registered = Gauge("dra_driver_registered", "1 while the kubelet has accepted the registration", registry=REGISTRY)
 registrations_total = Counter(
     "dra_driver_registrations", "Answers of the kubelet to the registration", ["result"], registry=REGISTRY
@@ -208,6 +216,7 @@ def initialise(*, driver: str, node: str, version: str) -> None:
         sockets_recreated_total.labels(socket)
     for place in PLACES:
         internal_errors_total.labels(place)
+    _initialise_usage()
     for kind in ("gpu", "mig"):
         nvidia_prepared_devices.labels(node, driver, kind)
     for form in FORMS:
@@ -216,6 +225,11 @@ def initialise(*, driver: str, node: str, version: str) -> None:
         gpu_conditions.labels(cause)
     nvidia_prepare_errors_total.labels(driver, _NVIDIA_ERROR["prepare"])
     nvidia_unprepare_errors_total.labels(driver, _NVIDIA_ERROR["unprepare"])
+
+
+def _initialise_usage() -> None:
+    for kind in USAGE_FINDINGS:
+        usage_findings.labels(kind)
 
 
 def render() -> tuple[str, bytes]:

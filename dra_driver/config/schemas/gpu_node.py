@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dra_driver.config.schemas.base import AtMost, Strict, text
+from dra_driver.config.schemas.gpu_node_usage import ToldUsageModel
 
 Word = Annotated[str, text(longest=63)]
 Version = Annotated[str, text(longest=128)]
@@ -30,6 +31,9 @@ class NodeSummaryModel(Strict):
     policies: Annotated[Line | None, Field(description="The policies in force, then those that are not, with why.")] = (
         None
     )
+    usage: Annotated[
+        Line | None, Field(description="Claims over their grant, idle claims, GPUs with processes of no claim.")
+    ] = None
     problems: Annotated[Count, Field(description="How many problems are listed.")]
     problem: Annotated[Line | None, Field(description="The first of them, cut to the length of a column.")] = None
 
@@ -141,3 +145,7 @@ class GpuNodeStatusModel(Strict):
     problems: Annotated[
         Annotated[list[NodeProblemModel], AtMost(32)], Field(description="What is wrong, in sentences.")
     ]
+    usage: Annotated[
+        ToldUsageModel | None,
+        Field(description="What the usage exporter found, as far as the node process believes it."),
+    ] = None
