@@ -20,6 +20,7 @@ from dra_driver.gpu.instance_reader import InstanceReader
 from dra_driver.gpu.notes import GpuNotes
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
+from dra_driver.kubelet.changing_gpus import ChangingGpus, NotedControl
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.mig.manager import CreationWatch, MigManager
 from dra_driver.model.gpu import Snapshot
@@ -45,7 +46,7 @@ class Hardware:
     ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as
     this process sees it, None to leave it alone; ``has_tools``: the driver root is one of a real driver. ``procs`` are
     proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs, which can
-    be made ill.
+    be made ill. ``changing`` is told of changes of MIG mode and partitions while they run.
     """
 
     backend: GpuBackend
@@ -58,6 +59,7 @@ class Hardware:
     renew_root: Callable[[], None] = lambda: None
     procs: Callable[[], Iterable[Path]] = tuple
     faulty: "FaultyGpus | None" = None
+    changing: ChangingGpus | None = None
 
     def tools(
         self,
@@ -74,8 +76,9 @@ class Hardware:
             gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
             return None if gpu is None else gpu.minor
 
+        control = self.backend if self.changing is None else NotedControl(self.backend, self.changing)
         return HardwareDependencies(
-            mig=MigManager(self.backend, notes, holders=GpuHolders(self.procs, minor), watch=watch),
+            mig=MigManager(control, notes, holders=GpuHolders(self.procs, minor), watch=watch),
             slicer=TimeSlicer(Smi(self._root_in_use), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),
             changed=changed,

@@ -38,6 +38,7 @@ from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import gauges, hardware, node_events, preflight, probe, service
+from dra_driver.kubelet.assignments_setup import AssignmentsService
 from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_events_setup import open_claim_events
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
@@ -85,8 +86,7 @@ SOCKETS_EVERY_S, NODE_EVERY_S, FILES_EVERY_S = 1.0, 1.0, 5.0
 GAUGES_EVERY_S = 15.0
 MEMORY_EVERY_S = 60.0
 # How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
-REBUILD_EVERY_S = 5.0
-SETTLE_EVERY_S = 30.0
+REBUILD_EVERY_S, SETTLE_EVERY_S = 5.0, 30.0
 
 
 class NodeProcess:
@@ -108,6 +108,9 @@ class NodeProcess:
         self._streams = HealthStreams()
         self._withholding = PartitionWithholding()
         self._fabric = FabricWatch()
+        self._assignments = AssignmentsService(
+            settings, self._plugin_dir, lambda: (self._claims, self._inventory, self._terms, self._detaching)
+        )
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
         self._policies: PolicySource | None = None
@@ -144,15 +147,8 @@ class NodeProcess:
         if self._stopping.is_set():
             return ["stopping"]
         components = (
-            self._inventory,
-            self._terms,
-            self._publisher,
-            self._inventory_publisher,
-            self._claims,
-            self._endpoints,
-            self._storage,
-            self._detaching,
-            self._follower,
+            *(self._inventory, self._terms, self._publisher, self._inventory_publisher, self._claims),
+            *(self._endpoints, self._storage, self._detaching, self._follower),
         )
         if any(component is None for component in components):
             return ["starting"]
@@ -212,10 +208,9 @@ class NodeProcess:
     # long: steps 3 to 7 of the module's docstring, whose order is the point of them, in one place
     def _start_components(self) -> None:
         settings = self._settings
-        found = hardware.choose(settings, self._plugin_dir)
+        found = self._assignments.watched(hardware.choose(settings, self._plugin_dir))
         nodes, names = HostDeviceNodes.of(found), CdiNames(settings.driver_name)
-        writer = CdiWriter(settings.cdi_dir, names)
-        provider = open_cdi(settings, found, nodes, names, writer)
+        provider = open_cdi(settings, found, nodes, names, writer := CdiWriter(settings.cdi_dir, names))
         rest = RestClient(Connection.load(settings.kubeconfig))
         own_node = self._watch_own_node(rest)
         gate, events = PrepareGate(), EventRecorder(rest, node_events.COMPONENT, settings.node_name)
@@ -265,6 +260,8 @@ class NodeProcess:
         )  # fmt: skip
         health.start()
         inventory.subscribe(self._inventory_publisher.changed)
+        self._assignments.start()
+        self._running.callback(self._assignments.stop, COMPONENT_STOP_S)
         if settings.gpu_node:
             self._keep_gpu_node(rest, own_node, tell, hook_version=lambda: provider.hook_version)
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
@@ -300,12 +297,14 @@ class NodeProcess:
             self._detaching.wake()
 
     def _claims_changed(self) -> None:
+        self._assignments.claims_changed()
         if self._gpu_node is not None:
             self._gpu_node.claims_changed()
         if self._health is not None:
             self._health.claims_changed()
 
     def _publish_changes(self) -> None:
+        self._assignments.wake()
         if self._inventory_publisher is not None:
             self._inventory_publisher.check()
 

@@ -46,7 +46,7 @@ _FILES: Final = (
     "simulated-gpus.json.open",
     *(f".{name}.????????.tmp" for name in _REPLACED),  # of a process that died in `files.replace_file`
 )
-_FOLDERS: Final = ("made", "mps", "locks", "simulated-root")
+_FOLDERS: Final = ("made", "mps", "usage", "locks", "simulated-root")
 _LOCKS: Final = ("state.db.lock", "owner-*.lock", "instances.lock", "instances.lock.next", "process.lock")
 
 Unmount = Callable[[Path], None]

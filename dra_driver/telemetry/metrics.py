@@ -30,6 +30,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 Result = Literal["ok", "configuration", "claim", "hardware", "retryable", "kubernetes-api", "internal"]
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
 Place = Literal[
+    "assignments",
     "claim-events",
     "claim-status",
     "claims",

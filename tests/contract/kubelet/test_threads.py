@@ -80,7 +80,14 @@ def node(folder: Path) -> Iterator[NodeProcess]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     kubeconfig = api.kubeconfig(folder / "kubeconfig")
-    yield NodeProcess(folder, kubeconfig=str(kubeconfig), http_addr=address, claim_status="true", claim_events="true")
+    yield NodeProcess(
+        folder,
+        kubeconfig=str(kubeconfig),
+        http_addr=address,
+        claim_status="true",
+        claim_events="true",
+        usage="true",
+    )
     api.stop()
 
 

@@ -38,11 +38,12 @@ def test_files_of_other_programs_stay_and_keep_the_folder(tmp_path: Path) -> Non
     for name in (*OWN, *FOREIGN):
         (places.plugin / name).write_text("")
     (places.plugin / "made").mkdir()
+    (places.plugin / "usage").mkdir()
     (places.cdi / "k8s.gpu.nvidia.com-claim_1.json").write_text("")
     (places.cdi / "k8s.gpu.nvidia.com-other.json").write_text("")
     (places.cdi / "nvidia.yaml").write_text("")
     (places.registry / "gpu.nvidia.com-reg.sock").write_text("no socket")
-    assert sorted(names(places)) == sorted([*OWN, "made", "k8s.gpu.nvidia.com-claim_1.json", "run", "shm"])
+    assert sorted(names(places)) == sorted([*OWN, "made", "usage", "k8s.gpu.nvidia.com-claim_1.json", "run", "shm"])
     assert sorted(path.name for path in foreign_files(places)) == sorted(FOREIGN)
     for name in FOREIGN:
         (places.plugin / name).unlink()

@@ -1,0 +1,75 @@
+"""Connects ``assignments.json`` with the journal, the inventory, the policies and detaching."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dra_driver.config.settings import NodeSettings
+from dra_driver.gpu.inventory import Inventory
+from dra_driver.kubelet.assignments_file import VERSION, AssignmentsFile, AssignmentSources, ToldGpu, time_text
+from dra_driver.kubelet.claim_manager import ClaimManager
+from dra_driver.kubelet.detaching import Detaching
+from dra_driver.kubelet.hardware import Hardware
+from dra_driver.kubelet.terms_resolver import TermsResolver
+from dra_driver.kubelet.usage_setup import FOLDER
+from dra_driver.model.terms import terms_of
+
+Parts = Callable[[], tuple[ClaimManager | None, Inventory | None, TermsResolver | None, Detaching | None]]
+"""The parts of the node process that have something to tell; each None before it is made."""
+
+
+class AssignmentsService:
+    """What the usage exporter is told; nothing unless the settings ask for it. ``start`` once all parts are made."""
+
+    def __init__(
+        self, settings: NodeSettings, plugin_dir: Path, parts: Parts, now: Callable[[], float] = time.time
+    ) -> None:
+        self._parts = parts
+        self._file: AssignmentsFile | None = None
+        if settings.usage:
+            header = {"version": VERSION, "node": settings.node_name, "driver": settings.driver_name}
+            header["processStarted"] = time_text(now())
+            sources = AssignmentSources(entries=self._entries, gpus=self._gpus, detached=self._detached)
+            self._file = AssignmentsFile(plugin_dir / FOLDER, header, sources)
+
+    def watched(self, hardware: Hardware) -> Hardware:
+        """The hardware, whose changes of MIG mode and partitions are told while they run."""
+        return hardware if self._file is None else replace(hardware, changing=self._file.changing)
+
+    def start(self) -> None:
+        if self._file is not None:
+            self._file.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Idempotent."""
+        if self._file is not None:
+            self._file.stop(timeout_s)
+
+    def claims_changed(self) -> None:
+        """Returns at once."""
+        if self._file is not None:
+            self._file.claims_changed()
+
+    def wake(self) -> None:
+        """Policies, GPUs or detaching changed. Returns at once."""
+        if self._file is not None:
+            self._file.wake()
+
+    def _entries(self) -> list[object]:
+        claims = self._parts()[0]
+        return list(claims.journal.entries()) if claims is not None else []
+
+    def _gpus(self) -> list[ToldGpu]:
+        _, inventory, resolver, _ = self._parts()
+        terms = resolver.current() if resolver is not None else {}
+        return [
+            ToldGpu(device=gpu.device_name, gpu_uuid=gpu.uuid, rules=terms_of(terms, gpu.uuid).usage)
+            for gpu in (inventory.current().gpus if inventory is not None else ())
+        ]
+
+    def _detached(self) -> str | None:
+        detaching = self._parts()[3]
+        if detaching is None or not detaching.is_detached:
+            return None
+        return detaching.problem or "the NVIDIA driver is given up"
