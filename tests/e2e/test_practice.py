@@ -146,14 +146,14 @@ def test_the_quota_counts_devices_of_claims(cluster: RealCluster, namespace: str
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
         cluster.rest.create(paths.resource_claims(namespace), body)
 
-    def first() -> str | None:
-        try:
-            claim("two", "gpu.nvidia.com", 2)
-        except ForbiddenError as error:  # until the controller has written the quota's status
-            return str(error)
-        return None
+    def counted(wanted: str) -> str | None:
+        status = cluster.rest.get(f"/api/v1/namespaces/{namespace}/resourcequotas/gpus").get("status") or {}
+        used = (status.get("used") or {}).get("gpu.nvidia.com.deviceclass.resource.k8s.io/devices")
+        return None if used == wanted else f"{used} devices are counted"
 
-    wait(first, 60.0)
+    wait(lambda: counted("0"), 60.0)  # until then the API server lets everything pass
+    claim("two", "gpu.nvidia.com", 2)
+    wait(lambda: counted("2"), 60.0)
     with pytest.raises(ForbiddenError, match="exceeded quota: gpus"):
         claim("third", "gpu.nvidia.com", 1)
     with pytest.raises(ForbiddenError, match="exceeded quota: gpus"):

@@ -20,7 +20,8 @@ POLICY: Obj = {
     "apiVersion": "gpu.dra-driver.io/v1alpha1",
     "kind": "GpuPolicy",
     "metadata": {"name": "rights-object"},
-    "spec": {},
+    # Not for other nodes: they would see its definition deleted, and a node then keeps its last policies.
+    "spec": {"select": {"nodeNames": ["rights-*"]}},
 }
 WRONG = "kind: Nonsense\n"
 RIGHT = """
