@@ -13,6 +13,19 @@ EXAMPLES: Final = {
   kubectl dra capacity                        free, fragmented and stranded GPUs, and what would still fit
   kubectl dra capacity --share 8Gi --by-node     how many shares of 8 GiB, node by node
   kubectl dra capacity --cluster-state cluster.json""",
+    "kubectl dra usage": """\
+  kubectl dra usage                           each device of each claim, as the exporters know it
+  kubectl dra usage --by namespace -o csv
+  kubectl dra usage -n team-a --prometheus http://localhost:9090 --window 7d""",
+    "kubectl dra idle": """\
+  kubectl dra idle                            by the exporters' own window
+  kubectl dra idle --idle-for 12h --prometheus http://localhost:9090 --window 7d""",
+    "kubectl dra cost": """\
+  kubectl dra cost --prices prices.yaml       the claims that exist, by namespace
+  kubectl dra cost --prices prices.yaml --by label:team --prometheus http://localhost:9090 --window 30d""",
+    "kubectl dra quota": """\
+  kubectl dra quota
+  kubectl dra quota -n team-a --idle          and how many devices are idle""",
     "kubectl dra classes": """\
   kubectl dra classes list
   kubectl dra classes apply --dry-run

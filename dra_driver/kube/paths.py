@@ -24,6 +24,10 @@ def resource_claims(namespace: str | None = None) -> str:
     return f"{RESOURCE_API}{inside}/resourceclaims"
 
 
+def device_classes() -> str:
+    return f"{RESOURCE_API}/deviceclasses"
+
+
 def namespaces() -> str:
     return f"{CORE_API}/namespaces"
 
@@ -42,6 +46,12 @@ def node(name: str) -> str:
 
 def events(namespace: str, name: str | None = None) -> str:
     return _named(f"{CORE_API}/namespaces/{_segment(namespace)}/events", name)
+
+
+def resource_quotas(namespace: str | None = None) -> str:
+    """The quotas of one namespace, or of all."""
+    inside = f"/namespaces/{_segment(namespace)}" if namespace is not None else ""
+    return f"{CORE_API}{inside}/resourcequotas"
 
 
 def pods(namespace: str | None = None) -> str:

@@ -55,6 +55,7 @@ NAMESPACED: Final = frozenset(
         "pods",
         "resourceclaims",
         "resourceclaimtemplates",
+        "resourcequotas",
     }
 )
 """Resources that this project reads or writes and that live in namespaces: a path for all of them does not tell."""

@@ -19,6 +19,10 @@ COMMANDS = {
     "devices": ("devices",),
     "claims": ("claims",),
     "capacity": ("capacity",),
+    "usage": ("usage",),
+    "idle": ("idle",),
+    "cost": ("cost", "--prices", "prices.yaml"),
+    "quota": ("quota",),
     "classes": ("classes", "list"),
     "policy": ("policy", "explain", "gpu-a/gpu-0"),
     "lint": ("lint", "--cluster"),
@@ -107,6 +111,7 @@ def kubeconfig(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
     (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "prices.yaml").write_text("otherGpuHour: 1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 
@@ -132,7 +137,17 @@ def test_the_missing_right_is_named(name: str, capsys: pytest.CaptureFixture[str
     assert status != 0 or name in ("snapshot", "support-bundle")
 
 
-CLUSTER_WIDE = ("nodes", "daemonsets.apps", "resourceslices", "deviceclasses", "gpunodes", "gpupolicies", "pods in")
+QUOTAS_AND_CLAIMS = ("resourceclaims", "resourcequotas")
+CLUSTER_WIDE = (
+    "nodes",
+    "daemonsets.apps",
+    "resourceslices",
+    "deviceclasses",
+    "gpunodes",
+    "gpupolicies",
+    "pods in",
+    *QUOTAS_AND_CLAIMS,
+)
 
 
 def test_every_command_is_tried() -> None:

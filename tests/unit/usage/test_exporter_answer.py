@@ -1,0 +1,110 @@
+"""The exporter's answer, read without belief: tenants' names are in it, and another version may have written it."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from dra_driver.usage.exporter_answer import MAX_CLAIMS, MAX_NAME, decode
+
+DEVICE: dict[str, Any] = {
+    "request": "gpu",
+    "device": "gpu-0",
+    "form": "share",
+    "share": "s1",
+    "usedBytes": 10,
+    "grantBytes": 20,
+    "peakBytes": 15,
+    "percent": 50,
+    "energyJoules": 3.5,
+    "estimated": True,
+    "processes": 2,
+    "lastUsed": "2026-11-22T20:00:00Z",
+}
+ANSWER: dict[str, Any] = {
+    "version": 1,
+    "node": "gpu-a",
+    "time": "2026-11-22T21:00:00Z",
+    "windowSeconds": 300,
+    "knows": {"processes": True, "utilisation": True},
+    "gpus": [],
+    "claims": [{"uid": "u", "namespace": "a", "name": "x", "pods": ["p", {"name": "q"}], "devices": [DEVICE]}],
+}
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """The answer with other values of its one device."""
+    found = copy.deepcopy(ANSWER)
+    found["claims"][0]["devices"][0].update(changes)
+    return found
+
+
+def one(**changes: Any) -> Any:
+    ((use,), _, _) = decode(answer(**changes))
+    return use
+
+
+def test_an_answer_becomes_values() -> None:
+    (use,), window, gaps = decode(ANSWER)
+    assert (use.namespace, use.claim, use.node, use.device, use.share) == ("a", "x", "gpu-a", "gpu-0", "s1")
+    assert (use.used_bytes, use.granted_bytes, use.peak_bytes, use.sm_ratio) == (10, 20, 15, 0.5)
+    assert (use.energy_joules, use.energy_estimated, use.processes, use.pods) == (3.5, True, 2, ("p", "q"))
+    assert (window, gaps, use.idle_s) == (300, [], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle_s"),
+    [
+        ({"percent": 0}, 3600.0),
+        ({"processes": 0, "percent": None}, 3600.0),
+        ({"processes": 0, "percent": None, "lastUsed": None}, 300),
+        ({"percent": 0, "lastUsed": "2026-11-22T22:00:00Z"}, 0.0),
+        ({"percent": None}, None),
+        ({"processes": None, "percent": 0}, None),
+        ({"processes": None}, None),
+    ],
+)
+def test_unknown_is_never_idle(changes: dict[str, Any], idle_s: float | None) -> None:
+    """A process whose utilisation is hidden may compute; a clock that went back makes nothing idle."""
+    assert one(**changes).idle_s == idle_s
+
+
+@pytest.mark.parametrize("value", [-1, "12", None, True, float("nan"), float("inf"), 2**51, [], 10**400])
+def test_a_number_that_cannot_be_is_not_known(value: Any) -> None:
+    assert one(usedBytes=value, peakBytes=value).used_bytes is None
+
+
+def test_a_peak_is_no_less_than_what_is_used_now() -> None:
+    assert one(usedBytes=10, peakBytes=5).peak_bytes == 10
+    assert one(usedBytes=10, peakBytes=None).peak_bytes == 10
+
+
+def test_names_are_cut_and_stay_on_their_line() -> None:
+    found = answer(device="\x1b[31m" + "x" * 9999)
+    found["claims"][0]["name"] = "a\nb"
+    ((use,), _, _) = decode(found)
+    assert use.claim == "a?b"
+    assert len(use.device) == MAX_NAME
+    assert use.device.isprintable()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"claims": None}, {"claims": [1, "x", None, {"devices": {}}]}, {"knows": [], "node": 7}]
+)
+def test_what_has_another_shape_is_left_out(wrong: dict[str, Any]) -> None:
+    assert decode({**ANSWER, "claims": [], **wrong})[0] == []
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="its version is '2', expected 1"):
+        decode({**ANSWER, "version": 2})
+
+
+def test_what_the_exporter_does_not_know_is_said() -> None:
+    _, _, gaps = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
+    assert gaps == ["node gpu-a: the exporter does not know processes: NVML says?no permission"]
+
+
+def test_claims_are_bounded() -> None:
+    found = decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)})
+    assert len(found[0]) == MAX_CLAIMS
