@@ -6,7 +6,7 @@ Handles are opaque: ctypes pointers that are unhashable and compare by identity.
 # ruff: noqa: N801, N802, N803, N815, N816 - these are NVML's names
 
 from collections.abc import MutableMapping, Sequence
-from ctypes import CDLL, Array, Structure, _Pointer
+from ctypes import CDLL, Array, Structure, _Pointer, c_ubyte
 from typing import Any, overload
 
 class _Opaque(Structure): ...
@@ -18,14 +18,23 @@ class c_nvmlComputeInstance_t(_Pointer[_Opaque]): ...
 class c_nvmlEventSet_t(_Pointer[_Opaque]): ...
 
 class c_nvmlGpuFabricInfo_v2_t(Structure):
+    clusterUuid: Array[c_ubyte]
+    cliqueId: int
     state: int
     status: int
     healthMask: int
 
 class c_nvmlGpuFabricInfo_v3_t(Structure):
+    clusterUuid: Array[c_ubyte]
+    cliqueId: int
     state: int
     status: int
     healthMask: int
+
+class c_nvmlConfComputeSystemState_t(Structure):
+    environment: int
+    ccFeature: int
+    devToolsMode: int
 
 class c_nvmlGpuInstancePlacement_t(Structure):
     start: int
@@ -128,6 +137,10 @@ nvmlEventMigConfigChange: int
 nvmlEventTypeXidCriticalError: int
 nvmlEventTypeDoubleBitEccError: int
 NVML_NVLINK_STATE_INACTIVE: int
+NVML_CC_SYSTEM_FEATURE_ENABLED: int
+NVML_CC_SYSTEM_DEVTOOLS_MODE_ON: int
+NVML_NVLINK_DEVICE_TYPE_GPU: int
+NVML_NVLINK_DEVICE_TYPE_SWITCH: int
 
 NVML_ERROR_UNINITIALIZED: int
 NVML_ERROR_INVALID_ARGUMENT: int
@@ -181,6 +194,7 @@ def nvmlShutdown() -> None: ...
 def nvmlSystemGetDriverVersion() -> str: ...
 def nvmlSystemGetNVMLVersion() -> str: ...
 def nvmlSystemGetCudaDriverVersion_v2() -> int: ...
+def nvmlSystemGetConfComputeState() -> c_nvmlConfComputeSystemState_t: ...
 def nvmlDeviceGetCount() -> int: ...
 def nvmlDeviceGetHandleByIndex(index: int) -> c_nvmlDevice_t: ...
 def nvmlDeviceGetUUID(handle: c_nvmlDevice_t) -> str: ...
@@ -204,6 +218,8 @@ def nvmlDeviceGetFieldValues(handle: c_nvmlDevice_t, fieldIds: Sequence[int]) ->
 def nvmlDeviceGetRemappedRows(device: c_nvmlDevice_t) -> tuple[int, int, int, int]: ...
 def nvmlDeviceGetRetiredPagesPendingStatus(device: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetNvLinkState(device: c_nvmlDevice_t, link: int) -> int: ...
+def nvmlDeviceGetNvLinkRemoteDeviceType(handle: c_nvmlDevice_t, link: int) -> int: ...
+def nvmlDeviceGetNvLinkRemotePciInfo(device: c_nvmlDevice_t, link: int) -> nvmlPciInfo_t: ...
 def nvmlDeviceGetComputeMode(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceSetComputeMode(handle: c_nvmlDevice_t, mode: int) -> None: ...
 def nvmlDeviceGetGpuInstanceProfileInfo(

@@ -61,6 +61,14 @@ class MigTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NvLinkTable:
+    """How many NVLinks a board has. They lead to NVSwitches, or to another GPU where a bridge is fitted."""
+
+    to_switches: bool
+    links: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """One board. ``pci_device_id`` is the lower 16 bits. None means that a value is not known."""
 
@@ -75,6 +83,7 @@ class GpuModel:
     pci_device_id: int
     addressing_mode: str | None
     mig: MigTable | None
+    nvlink: NvLinkTable | None = None
 
 
 @functools.cache
@@ -151,6 +160,10 @@ def _profile(profile_id: int, cut: Mapping[str, Any], body: Mapping[str, Any]) -
     )
 
 
+def _nvlink(entry: Mapping[str, Any]) -> NvLinkTable:
+    return NvLinkTable(to_switches=entry["to"] == "switch", links=entry["links"])
+
+
 def _model(key: str, entry: Mapping[str, Any], tables: Mapping[str, MigTable]) -> GpuModel:
     major, minor = entry["computeCapability"].split(".")
     return GpuModel(
@@ -165,4 +178,5 @@ def _model(key: str, entry: Mapping[str, Any], tables: Mapping[str, MigTable]) -
         pci_device_id=entry["pciDeviceId"],
         addressing_mode=entry["addressingMode"],
         mig=tables[entry["mig"]] if "mig" in entry else None,
+        nvlink=_nvlink(entry["nvlink"]) if "nvlink" in entry else None,
     )

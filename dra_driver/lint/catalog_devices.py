@@ -6,7 +6,7 @@ values differ between machines, so that lint never relies on an invented value.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
@@ -14,18 +14,23 @@ from dra_driver.cel import DeviceView
 from dra_driver.gpu import catalog
 from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.types import Device
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import ConfidentialCompute, Gpu, Snapshot
+from dra_driver.model.nvlink import NvLinks
 from dra_driver.model.terms import SharingTerms, Strategy
-from dra_driver.published import DIMENSIONS, attributes, devices, names
+from dra_driver.published import DIMENSIONS, DIRECT, SWITCH, Island, attributes, devices, names
 
 DRIVER: Final = "gpu.nvidia.com"
 VARYING: Final = frozenset(
     {names.UUID, names.PARENT_UUID, names.DRIVER_VERSION, names.CUDA_DRIVER_VERSION, names.ADDRESSING_MODE}
-    | {names.PLACEMENT_START, names.PCI_BUS_ID, names.PCIE_ROOT, names.NUMA_NODE}
+    | {names.PLACEMENT_START, names.PCI_BUS_ID, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
+    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
 )
 """Attributes whose value on a catalog device differs from that on real machines."""
 
-OPTIONAL: Final = frozenset({names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE})
+OPTIONAL: Final = frozenset(
+    {names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
+    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
+)
 """Attributes that some machines do not have at all."""
 
 # Published by versions and settings of NVIDIA's driver other than the ones that catalog devices follow.
@@ -81,17 +86,25 @@ def catalog_devices() -> tuple[KnownDevice, ...]:
 
 
 def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
-    gpu = invent(model, 0, "catalog")
-    versions = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION)
-    board = attributes.board(gpu, versions)
+    gpu, island = _linked(model, invent(model, 0, "catalog"))
+    board = attributes.board(
+        gpu,
+        Snapshot(
+            driver_version=DEFAULT_DRIVER_VERSION,
+            cuda_driver_version=DEFAULT_CUDA_VERSION,
+            confidential_compute=ConfidentialCompute.OFF if model.cuda_compute_capability >= (9, 0) else None,
+        ),
+    )
     gigabytes = _gigabytes(model.key)
     # Next to its partitions where MIG mode can be switched while the node runs.
-    whole = devices.whole_gpu(gpu, board, None, beside_partitions=bool(gpu.mig_profiles) and bool(gpu.mig_resetless))
+    beside = bool(gpu.mig_profiles) and bool(gpu.mig_resetless)
+    whole = devices.whole_gpu(gpu, board, None, beside_partitions=beside, island=island)
     unsure = frozenset({names.MEMORY}) - set(whole.get("capacity", {}))
     yield _known(model.product_name, whole, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
     for strategy in Strategy:
         # The policy decides the number of shares.
-        shared = devices.whole_gpu(gpu, board, SharingTerms(strategy=strategy), beside_partitions=False)
+        sharing = SharingTerms(strategy=strategy)
+        shared = devices.whole_gpu(gpu, board, sharing, beside_partitions=False, island=island)
         label = f"{model.product_name} shared by {strategy}"
         yield _known(label, shared, model=model.key, gigabytes=None, per_gpu=0, unsure=unsure | {names.SHARES})
     for profile in gpu.mig_profiles:
@@ -100,6 +113,15 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
         unsure = frozenset(each.capacity for each in DIMENSIONS if each.of(profile) is None) | {names.UUID}
         label, gigabytes = f"{profile.name} of {model.product_name}", _gigabytes(profile.name)
         yield _known(label, partition, model=model.key, gigabytes=gigabytes, per_gpu=len(profile.starts), unsure=unsure)
+
+
+def _linked(model: catalog.GpuModel, gpu: Gpu) -> tuple[Gpu, Island | None]:
+    """The GPU as a member of an island, where its board has NVLinks; on real machines it may be in none."""
+    if model.nvlink is None:
+        return gpu, None
+    kind = SWITCH if model.nvlink.to_switches else DIRECT
+    linked = replace(gpu, nvlinks=NvLinks(clique="00000000-0000-0000-0000-000000000000.0" if kind == SWITCH else None))
+    return linked, Island(members=(gpu.uuid, gpu.uuid), kind=kind)
 
 
 def _known(

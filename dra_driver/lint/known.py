@@ -14,7 +14,9 @@ from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.lint.catalog_devices import VARYING, KnownDevice, catalog_devices
 
 MAX_SHAPES: Final = 2_000
-_IDENTITY: Final = VARYING - {"driverVersion", "cudaDriverVersion", "addressingMode"}
+_IDENTITY: Final = VARYING - (
+    {"driverVersion", "cudaDriverVersion", "addressingMode", "confidentialCompute", "nvlinkIslandSize", "nvlinkType"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

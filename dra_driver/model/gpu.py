@@ -3,10 +3,27 @@
 A field is ``None`` when the hardware or driver does not report it.
 """
 
+from enum import StrEnum
+from typing import Final
+
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.ids import DeviceName, GpuUuid
 from dra_driver.model.mig import MigInstance, MigProfile
+from dra_driver.model.nvlink import NvLinks
+
+NO_LINKS: Final = NvLinks()
+
+
+class ConfidentialCompute(StrEnum):
+    """Confidential computing of a node's GPUs, in the words of NVIDIA's label ``nvidia.com/cc.mode``.
+
+    ``DEVTOOLS`` is on for developers: their tools can look inside.
+    """
+
+    OFF = "off"
+    ON = "on"
+    DEVTOOLS = "devtools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +61,7 @@ class Gpu:
     mig_instances: tuple[MigInstance, ...] = ()
     mig_mode_owned: bool = False
     fabric: Fabric | None = None
+    nvlinks: NvLinks = NO_LINKS
 
     @property
     def device_name(self) -> DeviceName:
@@ -74,13 +92,14 @@ class Snapshot:
     """An immutable inventory of one node, GPUs in order of ``minor``.
 
     ``driver_version`` and ``nvml_version`` are as NVML prints them (``580.65.06``, ``13.580.65.06``);
-    ``cuda_driver_version`` is ``(13, 0)``.
+    ``cuda_driver_version`` is ``(13, 0)``. ``confidential_compute`` is None on machines without it.
     Two snapshots are equal when nothing changed.
     """
 
     driver_version: str | None = None
     nvml_version: str | None = None
     cuda_driver_version: tuple[int, int] | None = None
+    confidential_compute: ConfidentialCompute | None = None
     gpus: tuple[Gpu, ...] = ()
     left_out: tuple[LeftOutGpu, ...] = ()
 

@@ -6,6 +6,7 @@ Modules that are used as a namespace (`names`, `attributes`, `devices`, `limits`
 
 from dra_driver.published import attributes, devices, limits, names
 from dra_driver.published.capacities import DIMENSIONS, Dimension, amount_text
+from dra_driver.published.islands import DIRECT, NO_ISLANDS, SWITCH, Island, Islands, in_order, islands_of
 from dra_driver.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES, STANDARD_DOMAIN
 from dra_driver.published.shares import MIB, default_percent, shareable_memory, total_memory
 
@@ -13,15 +14,22 @@ __all__ = [
     "ALL_PERCENT",
     "COMPUTE_PERCENT",
     "DIMENSIONS",
+    "DIRECT",
     "MEMORY",
     "MIB",
+    "NO_ISLANDS",
     "SHARES",
     "STANDARD_DOMAIN",
+    "SWITCH",
     "Dimension",
+    "Island",
+    "Islands",
     "amount_text",
     "attributes",
     "default_percent",
     "devices",
+    "in_order",
+    "islands_of",
     "limits",
     "names",
     "shareable_memory",

@@ -11,6 +11,7 @@ from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.mig import MigInstance
 from dra_driver.model.terms import AttributeValue
 from dra_driver.published import names
+from dra_driver.published.islands import Island
 from dra_driver.published.limits import MAX_STRING_BYTES, fits, is_attribute_name, is_attribute_value
 from dra_driver.semver import from_loose
 
@@ -19,6 +20,7 @@ Attributes = dict[str, DeviceAttribute]
 
 def board(gpu: Gpu, snapshot: Snapshot) -> Attributes:
     """The attributes that a GPU and all its partitions have in common. ``snapshot`` gives the driver's versions."""
+    mode = snapshot.confidential_compute
     found = {
         names.PRODUCT_NAME: _text(gpu.product_name),
         names.BRAND: _text(gpu.brand),
@@ -29,19 +31,32 @@ def board(gpu: Gpu, snapshot: Snapshot) -> Attributes:
         names.ADDRESSING_MODE: _text(gpu.addressing_mode),
         names.PCI_BUS_ID: _identifier(gpu.pci_bus_id),
         names.PCIE_ROOT: _identifier(gpu.pcie_root),
+        names.CONFIDENTIAL_COMPUTE: _identifier(mode.value if mode else None),
         names.NUMA_NODE: None if gpu.numa_node is None or gpu.numa_node < 0 else DeviceAttribute(int=gpu.numa_node),
     }
     return _present(found)
 
 
-def of_whole(gpu: Gpu, common: Attributes, strategy: str | None) -> Attributes:
-    """The attributes of the whole GPU. ``strategy`` is set where several claims may be allocated it at once."""
+def of_whole(gpu: Gpu, common: Attributes, strategy: str | None, island: Island | None = None) -> Attributes:
+    """The attributes of the whole GPU. ``strategy`` is set where several claims may be allocated it at once.
+
+    NVLinks are the whole GPU's alone: partitions reach no other GPU (NVIDIA's MIG guide: no GPU-to-GPU P2P).
+    """
     own = {
         names.TYPE: _identifier(names.TYPE_GPU),
         names.UUID: _identifier(gpu.uuid),
         names.SHARING_STRATEGY: _identifier(strategy),
     }
-    return {**_present(own), **common}
+    return {**_present(own), **common, **_present(_nvlink(gpu, island))}
+
+
+def _nvlink(gpu: Gpu, island: Island | None) -> Mapping[str, DeviceAttribute | None]:
+    return {
+        names.NVLINK_ISLAND: None if island is None else _identifier(island.name),
+        names.NVLINK_ISLAND_SIZE: None if island is None else DeviceAttribute(int=len(island.members)),
+        names.NVLINK_TYPE: None if island is None else _identifier(island.kind),
+        names.CLIQUE: _identifier(gpu.nvlinks.clique),
+    }
 
 
 def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes) -> Attributes:

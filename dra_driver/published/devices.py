@@ -11,6 +11,7 @@ from dra_driver.model.mig import MigInstance, MigProfile, partition_name
 from dra_driver.model.terms import SharingTerms
 from dra_driver.published import attributes, capacities, shares
 from dra_driver.published.attributes import Attributes
+from dra_driver.published.islands import Island
 from dra_driver.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 
 
@@ -23,7 +24,14 @@ class ProfileParts:
     capacity: dict[str, DeviceCapacity]
 
 
-def whole_gpu(gpu: Gpu, board: Attributes, sharing: SharingTerms | None, *, beside_partitions: bool) -> Device:
+def whole_gpu(
+    gpu: Gpu,
+    board: Attributes,
+    sharing: SharingTerms | None,
+    *,
+    beside_partitions: bool,
+    island: Island | None = None,
+) -> Device:
     """The whole GPU; ``board`` is from `attributes.board`.
 
     Under ``sharing`` it has the capacities of shares and no others: the first share consumes all of a capacity without
@@ -32,8 +40,8 @@ def whole_gpu(gpu: Gpu, board: Attributes, sharing: SharingTerms | None, *, besi
     """
     if sharing is None:
         capacity = capacities.of_whole(gpu, beside_partitions=beside_partitions)
-        return _device(gpu.device_name, attributes.of_whole(gpu, board, None), capacity)
-    described = attributes.of_whole(gpu, board, sharing.strategy.value)
+        return _device(gpu.device_name, attributes.of_whole(gpu, board, None, island), capacity)
+    described = attributes.of_whole(gpu, board, sharing.strategy.value, island)
     device = _device(gpu.device_name, described, shares.capacity_of(gpu, sharing))
     device["allowMultipleAllocations"] = True
     return device

@@ -1,7 +1,9 @@
 """Names of the attributes and capacities of a published device, and their fixed values.
 
 They are those of NVIDIA's DRA driver, so that DeviceClasses, CEL selectors and dashboards written for it work
-unchanged. This driver adds ``placementStart``, ``placementSize``, ``sharingStrategy`` and the capacities of a share.
+unchanged. This driver adds ``placementStart``, ``placementSize``, ``sharingStrategy``, ``confidentialCompute`` (its
+values are those of NVIDIA's label ``nvidia.com/cc.mode``), ``nvlink*``, ``clique`` (as NVIDIA's label
+``nvidia.com/gpu.clique``) and the capacities of a share.
 A name without a domain belongs to the driver: ``type`` is ``gpu.nvidia.com/type`` to a selector.
 """
 
@@ -23,6 +25,11 @@ COMPUTE_CAPABILITY: Final = "cudaComputeCapability"
 DRIVER_VERSION: Final = "driverVersion"
 CUDA_DRIVER_VERSION: Final = "cudaDriverVersion"
 ADDRESSING_MODE: Final = "addressingMode"
+CONFIDENTIAL_COMPUTE: Final = "confidentialCompute"
+NVLINK_ISLAND: Final = "nvlinkIsland"
+NVLINK_ISLAND_SIZE: Final = "nvlinkIslandSize"
+NVLINK_TYPE: Final = "nvlinkType"
+CLIQUE: Final = "clique"
 
 # Attributes that several drivers publish under the same name, so that a claim can ask for a GPU and a NIC that match
 # (kubernetes/dynamic-resource-allocation deviceattribute). numaNode is standard from 1.37 (KEP-6072); as a plain int
@@ -38,7 +45,8 @@ RESERVED: Final = frozenset(
     for name in (
         *(TYPE, UUID, PARENT_UUID, PROFILE, PLACEMENT_START, PLACEMENT_SIZE, SHARING_STRATEGY),
         *(PRODUCT_NAME, BRAND, ARCHITECTURE, COMPUTE_CAPABILITY, DRIVER_VERSION, CUDA_DRIVER_VERSION, ADDRESSING_MODE),
-        *(PCI_BUS_ID, PCIE_ROOT, NUMA_NODE),
+        *(PCI_BUS_ID, PCIE_ROOT, NUMA_NODE, CONFIDENTIAL_COMPUTE),
+        *(NVLINK_ISLAND, NVLINK_ISLAND_SIZE, NVLINK_TYPE, CLIQUE),
     )
 )
 """Attribute names without their domain that this driver publishes itself."""

@@ -13,6 +13,7 @@ from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import DeviceName, PoolName
 from dra_driver.model.terms import Terms, terms_of
+from dra_driver.published import Island, in_order, islands_of
 from dra_driver.slices.devices import GpuDevices
 from dra_driver.slices.forms import forms_of
 from dra_driver.slices.gates import NO_FEATURES, ApiServerFeatures
@@ -36,7 +37,7 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a node publishes, GPUs in order of ``minor``, and what it does not publish, with reasons.
+    """What a node publishes, GPUs in the order of `published.in_order`, and what it does not publish, with reasons.
 
     Wire objects share parts with each other and must not be changed.
     """
@@ -60,13 +61,14 @@ def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServ
     groups: list[GpuGroup] = []
     left_out: list[LeftOutGpu] = []
     taken: dict[DeviceName, Gpu] = {}
+    islands = islands_of(snapshot.gpus)
     for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.minor):
         other = taken.setdefault(gpu.device_name, gpu)
         if other is not gpu:
             reason = f"{gpu.device_name} is taken by {other.uuid}, which reports the same minor number"
             left_out.append(LeftOutGpu(label=gpu.uuid, reason=reason))
-            continue
-        group, reasons = _group(gpu, snapshot, terms, features)
+    for gpu in in_order(taken.values(), islands):
+        group, reasons = _group(gpu, snapshot, terms, features, islands.get(gpu.uuid))
         groups.append(group)
         left_out += [LeftOutGpu(label=gpu.uuid, reason=reason) for reason in reasons]
     return Built(groups=tuple(groups), left_out=tuple(left_out))
@@ -90,9 +92,11 @@ def pool_name(node: str, driver: str) -> PoolName:
     return PoolName(name)
 
 
-def _group(gpu: Gpu, snapshot: Snapshot, terms: Terms, features: ApiServerFeatures) -> tuple[GpuGroup, tuple[str, ...]]:
+def _group(
+    gpu: Gpu, snapshot: Snapshot, terms: Terms, features: ApiServerFeatures, island: Island | None
+) -> tuple[GpuGroup, tuple[str, ...]]:
     agreed = terms_of(terms, gpu.uuid)
     forms = forms_of(gpu, agreed, features)
-    built = GpuDevices(gpu, snapshot, agreed, forms, features)
+    built = GpuDevices(gpu, snapshot, agreed, forms, features, island=island)
     group = GpuGroup(devices=built.build(), counter_set=built.counter_set, max_devices=forms.max_devices)
     return group, (*forms.reasons, *built.notes)

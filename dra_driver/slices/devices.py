@@ -9,7 +9,7 @@ from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterCons
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.mig import MigInstance, MigProfile, PartitionId
 from dra_driver.model.terms import GpuTerms
-from dra_driver.published import attributes, devices, limits
+from dra_driver.published import Island, attributes, devices, limits
 from dra_driver.slices import counters
 from dra_driver.slices.forms import Forms
 from dra_driver.slices.gates import ApiServerFeatures
@@ -20,9 +20,16 @@ class GpuDevices:
     """Builds the devices of one GPU. ``notes`` are sentences about what did not fit, complete after ``build``."""
 
     def __init__(
-        self, gpu: Gpu, snapshot: Snapshot, terms: GpuTerms, forms: Forms, features: ApiServerFeatures
+        self,
+        gpu: Gpu,
+        snapshot: Snapshot,
+        terms: GpuTerms,
+        forms: Forms,
+        features: ApiServerFeatures,
+        *,
+        island: Island | None = None,
     ) -> None:
-        self._gpu, self._forms = gpu, forms
+        self._gpu, self._forms, self._island = gpu, forms, island
         self._board = attributes.board(gpu, snapshot)
         self._extra, refused = attributes.added(terms.attributes)
         self._taints = GpuTaints(terms, features)
@@ -55,7 +62,9 @@ class GpuDevices:
 
     def _whole(self) -> Device:
         gpu, forms = self._gpu, self._forms
-        device = devices.whole_gpu(gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements))
+        device = devices.whole_gpu(
+            gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements), island=self._island
+        )
         taken = self.counter_set["counters"] if self.counter_set is not None else None
         return self._finished(device, taken, self._taints.whole)
 

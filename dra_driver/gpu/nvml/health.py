@@ -18,7 +18,7 @@ from dra_driver.gpu.nvml.errors import driver_call, is_passing, optional
 from dra_driver.gpu.nvml.health_probes import Vitals, read_vitals
 from dra_driver.gpu.nvml.last_values import KEPT_LOOKS
 from dra_driver.gpu.nvml.node import Known, Node
-from dra_driver.gpu.nvml.properties import sysfs_address
+from dra_driver.gpu.nvml.pci import sysfs_address
 from dra_driver.gpu.nvml.reads import NoAnswerError, Reads
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.nvml.turns import GiveWay, Patience

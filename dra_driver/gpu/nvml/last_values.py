@@ -51,6 +51,7 @@ class LastValues:
         self._name = gpu
         self._generation = 0
         self._values: dict[str, tuple[int, object]] = {}  # by function: number of the session, answer
+        self._reads: dict[str, int] = {}  # of growing properties
         self._failing: set[str] = set()
         self._failed_looks = 0
         self._kept: Gpu | None = None
@@ -101,6 +102,19 @@ class LastValues:
     def constant(self, function: str, call: Callable[[], T]) -> T | None:
         """As ``read``, for a property that cannot change while a session lasts: its answer is not asked for again."""
         return cast("T", self._values[function][1]) if self._read_now(function) else self.read(function, call)
+
+    def growing(self, function: str, call: Callable[[], T], join: Callable[[T, T], T], *, every: int) -> T | None:
+        """As ``read``, for a property that is never taken back: ``join`` adds an answer to the last one, which also
+        outlives sessions. Asked at the looks 1, 2, 4, 8, ... and each time after ``every`` of them."""
+        looks = self._reads[function] = self._reads.get(function, 0) + 1
+        known = self._values.get(function)
+        if known is None:
+            return self.read(function, call)
+        last = cast("T", known[1])
+        if looks % every and (looks > every or looks & (looks - 1)):
+            return last
+        self._values[function] = self._generation, last  # a driver that lacks the call now does not take it back
+        return self.read(function, lambda: join(last, call()))
 
     def mig_facts(self, facts: MigFacts) -> MigFacts:
         """``facts`` when all could be read, else the last complete ones, marked as incomplete."""

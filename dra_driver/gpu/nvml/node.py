@@ -8,6 +8,7 @@ from functools import partial
 import pynvml
 
 from dra_driver.errors import DeviceLostError
+from dra_driver.gpu.nvml.confidential import mode_of
 from dra_driver.gpu.nvml.errors import driver_call, required
 from dra_driver.gpu.nvml.last_values import LastValues
 from dra_driver.gpu.nvml.listings import Listings
@@ -152,6 +153,7 @@ class Node:
             driver_version=driver.read("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
             nvml_version=driver.read("nvmlSystemGetNVMLVersion", pynvml.nvmlSystemGetNVMLVersion),
             cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
+            confidential_compute=mode_of(driver),
             gpus=tuple(sorted(gpus, key=lambda gpu: gpu.minor)),
             left_out=tuple(left_out),
         )

@@ -15,8 +15,10 @@ from dra_driver.gpu.nvml.fabric import FUNCTION as FABRIC
 from dra_driver.gpu.nvml.fabric import read_fabric
 from dra_driver.gpu.nvml.last_values import LastValues
 from dra_driver.gpu.nvml.mig import read_instances
+from dra_driver.gpu.nvml.nvlinks import links_of
+from dra_driver.gpu.nvml.pci import sysfs_address
 from dra_driver.gpu.nvml.profiles import MigFacts
-from dra_driver.model.gpu import Gpu
+from dra_driver.model.gpu import NO_LINKS, Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance
 
@@ -68,8 +70,7 @@ def describe_gpu(
     Without ``list_instances``, known MIG instances are taken from the last description. ``proceed`` is called during a
     listing, and may raise to end it.
 
-    Raises DeviceLostError for a lost GPU, without a minor number, and when the MIG state cannot be read and was never
-    known: the GPU could be partitioned. Raises DriverUnavailableError as all reads.
+    Raises DriverUnavailableError, and DeviceLostError for a lost GPU, without a minor number or a known MIG state.
     """
     minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
     brand = values.read("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
@@ -102,6 +103,7 @@ def describe_gpu(
         mig_profiles=() if facts is None else facts.profiles,
         mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
         fabric=values.read(FABRIC, partial(read_fabric, handle)),
+        nvlinks=links_of(handle, values) or NO_LINKS,
     )
 
 
@@ -145,10 +147,3 @@ def _instances(
         return found if before.issubset(found) else read_instances(handle, facts, proceed)
 
     return values.read("MIG instances", read, needed=True) or ()
-
-
-def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
-    """``0000:65:00.0``: NVML prints a domain of eight digits in upper case, sysfs at least four in lower case."""
-    bus_id = info.busId
-    domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"

@@ -160,8 +160,9 @@ def reading_of(gpu: Gpu, health: GpuHealth, unreachable: str | None = None) -> H
 
 
 def links_of(gpu: Gpu) -> int:
-    """How many NVLinks of the board are always connected."""
-    return LINKS.get(gpu.product_name or "", 0)
+    """How many NVLinks are connected, as described or as the board is sold."""
+    known = gpu.nvlinks.switch_links + sum(peer.links for peer in gpu.nvlinks.peers)
+    return known or LINKS.get(gpu.product_name or "", 0)
 
 
 def _has_none(value: str) -> bool:

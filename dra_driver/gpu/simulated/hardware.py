@@ -258,6 +258,7 @@ class SimulatedHardware:
             driver_version=node.driver_version,
             nvml_version=f"{node.cuda_driver_version[0]}.{node.driver_version}",
             cuda_driver_version=node.cuda_driver_version,
+            confidential_compute=node.confidential_compute,
             gpus=tuple(gpus),
             left_out=tuple(left_out),
         )

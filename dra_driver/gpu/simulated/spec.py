@@ -4,10 +4,11 @@ Checks the fields and assigns UUID, PCI address and NUMA node to each GPU. ``har
 changes.
 
 The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode switched on
-(``4xa100-sxm4-40gb+mig``). The file form::
+(``4xa100-sxm4-40gb+mig``), and ``+pairs`` for bridges between every two (``4xa30-24gb+pairs``). The file form::
 
     driverVersion: 580.65.06          # optional, like everything but gpus and model
     cudaDriverVersion: "13.0"
+    confidentialCompute: "on"         # off or devtools; left out: not supported
     driverUnavailable: why            # the driver as a whole cannot be used
     gpus:
     - model: h100-sxm5-80gb
@@ -23,7 +24,8 @@ The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a m
       - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
 
 Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, troubles (a list of
-names, see docs/simulated-gpus.md), and on boards with NVSwitches fabric: not started, in progress, or completed.
+names, see docs/simulated-gpus.md), on boards with NVSwitches fabric: not started, in progress, or completed, and on
+boards with NVLink nvlink: none, switch, pairs, or bridge-NAME on each GPU that one bridge connects.
 """
 
 import functools
@@ -37,10 +39,10 @@ from typing import Any
 from dra_driver.errors import ConfigurationError, HardwareError
 from dra_driver.gpu import catalog
 from dra_driver.gpu.simulated import mig as simulated_mig
-from dra_driver.gpu.simulated import troubles
+from dra_driver.gpu.simulated import nvlinks, troubles
 from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.fabric import Fabric, FabricState
-from dra_driver.model.gpu import Gpu
+from dra_driver.model.gpu import ConfidentialCompute, Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigProfile
 
@@ -51,7 +53,7 @@ DEFAULT_DRIVER_VERSION = "580.65.06"
 DEFAULT_CUDA_VERSION = (13, 0)
 NAMESPACE = uuid.UUID("6b0d6e7a-4b1c-5f0e-9a52-2f6c1d7e8a90")  # any constant: UUIDs are the same in every run
 
-GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?")
+GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?(\+pairs)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +65,31 @@ class SimulatedGpu:
     troubles: frozenset[Trouble] = frozenset()
 
 
+Linked = tuple[SimulatedGpu, str, catalog.GpuModel]
+"""A GPU, what its NVLinks lead to (`nvlinks.of_entry`), and its board."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
     """The description of one node, GPUs by minor. ``unavailable`` says why the driver cannot be used."""
 
     driver_version: str = DEFAULT_DRIVER_VERSION
     cuda_driver_version: tuple[int, int] = DEFAULT_CUDA_VERSION
+    confidential_compute: ConfidentialCompute | None = None
     unavailable: str | None = None
     gpus: tuple[SimulatedGpu, ...] = ()
 
 
 def parse_groups(spec: str, node_name: str) -> NodeSpec:
     """The short form. Raises ConfigurationError that quotes the wrong part."""
-    boards: list[tuple[catalog.GpuModel, bool]] = []
+    boards: list[Linked] = []
     for part in spec.split(","):
         match = GROUP.fullmatch(part.strip())
         if match is None:
             raise ConfigurationError(
                 f"simulated GPUs {spec!r}: cannot read {part.strip()!r}; expected <count>x<model> "
-                "such as 8xh100-sxm5-80gb (or 4xa100-sxm4-40gb+mig with MIG mode on), several joined by commas, "
+                "such as 8xh100-sxm5-80gb (4xa100-sxm4-40gb+mig with MIG mode on, 4xa30-24gb+pairs with bridges), "
+                "several joined by commas, "
                 "or the path of a .yaml file"
             )
         count = int(match[1])
@@ -90,13 +98,19 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
         model = catalog.model(match[2])
         if match[3] and model.mig is None:
             raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} does not support MIG; leave out +mig")
-        boards += [(model, match[3] is not None)] * count
-    return NodeSpec(
-        gpus=tuple(
-            SimulatedGpu(gpu=replace(invent(model, minor, node_name), mig_enabled=mig_enabled))
-            for minor, (model, mig_enabled) in enumerate(boards)
-        )
-    )
+        try:
+            wishes = nvlinks.of_entry(model, nvlinks.PAIRS if match[4] else None, count, len(boards))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"simulated GPUs {spec!r}: {error}") from error
+        for wish in wishes:
+            gpu = replace(invent(model, len(boards), node_name), mig_enabled=match[3] is not None)
+            boards.append((SimulatedGpu(gpu=gpu), wish, model))
+    return NodeSpec(gpus=_linked(boards))
+
+
+def _linked(boards: Sequence[Linked]) -> tuple[SimulatedGpu, ...]:
+    gpus = nvlinks.linked((item.gpu, wish, model) for item, wish, model in boards)
+    return tuple(replace(item, gpu=gpu) for (item, _, _), gpu in zip(boards, gpus, strict=True))
 
 
 def parse_document(text: str, node_name: str) -> NodeSpec:
@@ -108,11 +122,12 @@ def parse_document(text: str, node_name: str) -> NodeSpec:
     entries = raw.get("gpus")
     if not isinstance(entries, list):
         raise ConfigurationError(f"gpus: expected a list (empty for a node without GPUs), got {_kind(entries)}")
-    gpus: list[SimulatedGpu] = []
+    boards: list[Linked] = []
     for index, entry in enumerate(entries):
-        gpus.extend(_entry(entry, f"gpus[{index}]", gpus, node_name))
-        if len(gpus) > MAX_GPUS:
+        boards.extend(_entry(entry, f"gpus[{index}]", [item for item, _, _ in boards], node_name))
+        if len(boards) > MAX_GPUS:
             raise ConfigurationError(f"gpus[{index}]: more than {MAX_GPUS} GPUs on one node")
+    gpus = _linked(boards)
     _refuse_duplicates(gpus)
     return NodeSpec(gpus=tuple(sorted(gpus, key=lambda item: item.gpu.minor)), **fields)
 
@@ -166,7 +181,7 @@ def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
     )
 
 
-def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -> Iterator[SimulatedGpu]:
+def _entry(raw: object, path: str, before: Sequence[SimulatedGpu], node_name: str) -> Iterator[Linked]:
     if not isinstance(raw, dict) or not isinstance(raw.get("model"), str):
         raise ConfigurationError(f"{path}.model: expected the name of a GPU model such as h100-sxm5-80gb")
     fields = _fields(raw, GPU_FIELDS, path)
@@ -185,11 +200,15 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
     first = fields.pop("minor", max((item.gpu.minor for item in before), default=-1) + 1)
     if first + count - 1 > MAX_MINOR:
         raise ConfigurationError(f"{path}.minor: {first + count - 1} is over the highest device minor {MAX_MINOR}")
-    for minor in range(first, first + count):
+    try:
+        wishes = nvlinks.of_entry(model, fields.pop("nvlink", None), count, first)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}.{error}") from error
+    for minor, wish in zip(range(first, first + count), wishes, strict=True):
         gpu = replace(invent(model, minor, node_name), **fields)
         if gpu.memory_bytes is None:
             gpu = replace(gpu, reserved_bytes=None)
-        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost, troubles=found)
+        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost, troubles=found), wish, model
 
 
 def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
@@ -224,7 +243,7 @@ def _model(key: str, path: str) -> catalog.GpuModel:
         raise ConfigurationError(f"{path}.model: {error}") from error
 
 
-def _refuse_duplicates(gpus: list[SimulatedGpu]) -> None:
+def _refuse_duplicates(gpus: Sequence[SimulatedGpu]) -> None:
     for field in ("minor", "uuid", "pci_bus_id"):
         seen: set[object] = set()
         for item in gpus:
@@ -294,6 +313,13 @@ def _fabric(value: Any) -> Fabric:
     return Fabric(state=FabricState(value))
 
 
+def _confidential_compute(value: Any) -> ConfidentialCompute:
+    word = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML reads on as true
+    if word not in list(ConfidentialCompute):
+        raise ValueError(f"one of {', '.join(ConfidentialCompute)}")
+    return ConfidentialCompute(word)
+
+
 def _list(value: Any) -> list[object]:
     if not isinstance(value, list):
         raise ValueError("a list")  # noqa: TRY004 - the caller turns ValueError into a sentence
@@ -321,6 +347,7 @@ NODE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "gpus": None,
         "driverVersion": _Field("driver_version", _text(r"\d{1,4}(\.\d{1,4}){1,2}", "a version such as 580.65.06")),
         "cudaDriverVersion": _Field("cuda_driver_version", _cuda_version),
+        "confidentialCompute": _Field("confidential_compute", _confidential_compute, nullable=True),
         "driverUnavailable": _Field("unavailable", _REASON, nullable=True),
     }
 )
@@ -338,6 +365,7 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),
         "addressingMode": _Field("addressing_mode", _text("HMM|ATS|None", 'HMM, ATS or "None"'), nullable=True),
         "fabric": _Field("fabric", _fabric, nullable=True),
+        "nvlink": _Field("nvlink", nvlinks.parse),
         "migEnabled": _Field("mig_enabled", _yes_or_no),
         "instances": _Field("instances", _list),
         "lost": _Field("lost", _REASON, nullable=True),

@@ -62,7 +62,7 @@ def test_both_backends_report_the_same(
 def test_the_status_counts_after_the_probe_only(nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]]) -> None:
     """nvml.h: it has to be checked only if the state is completed."""
     backend, state = nvml(COMPLETED)
-    state.configure(0, fabric_status=codes.UNKNOWN, fabric_probing=2)
+    state.configure(0, fabric_status=codes.UNKNOWN, fabric_probing=3)  # the first look asks for the clique, too
     assert reported(backend) == IN_PROGRESS
     assert reported(backend) == Fabric(state=FabricState.COMPLETED, status=codes.UNKNOWN)
 
@@ -75,7 +75,7 @@ def test_a_driver_without_the_newest_structure_is_asked_for_the_older_one(
     (gpu,) = backend.snapshot().gpus
     state.inject("nvmlDeviceGetGpuFabricInfoV", 25, times=1)
     assert backend.fabric(gpu.uuid) == IN_PROGRESS
-    assert state.calls("nvmlDeviceGetGpuFabricInfoV") == 3
+    assert state.calls("nvmlDeviceGetGpuFabricInfoV") == 4  # two in the snapshot: state and clique
 
 
 @pytest.mark.parametrize("code", [codes.FUNCTION_NOT_FOUND, codes.NOT_SUPPORTED, codes.NO_PERMISSION, 25])

@@ -49,7 +49,9 @@ COMPUTE = "nvmlGpuInstanceGetComputeInstanceProfileInfoV"
 OLDER = {"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetComputeInstanceProfileInfo"}  # asked when V fails
 WHOLE = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMinorNumber")
 OPTIONAL = (*DRIVER, *PROPERTIES, MODE, *INSTANCES)
-ALL = {*OPTIONAL, RESERVED, *FACTS, COMPUTE, *OLDER, *WHOLE, "nvmlDeviceGetUUID", "nvmlDeviceGetCount_v2"}
+ELSEWHERE = ("nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlSystemGetConfComputeState")
+"""In test_nvlinks.py."""
+ALL = {*OPTIONAL, *ELSEWHERE, RESERVED, *FACTS, COMPUTE, *OLDER, *WHOLE, "nvmlDeviceGetUUID", "nvmlDeviceGetCount_v2"}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ enum {
 #define MAX_CIS 8
 #define MAX_SUBSCRIBERS 4
 #define MAX_GI_IDS 32
+#define MAX_LINKS 18
 #define MIG_CONFIG_CHANGE 0x100ull
 #define XID_CRITICAL_ERROR 0x8ull
 #define FOR_EVER 0xFFFFFFFFu /* of a number of calls */
@@ -70,6 +71,10 @@ struct gpu {
     int32_t recovery_action;     /* nvmlDeviceGpuRecoveryAction_t */
     uint32_t links, links_down;  /* number of NVLinks, and a bit for each that is down */
     uint32_t fabric_health;      /* the mask in nvmlGpuFabricInfoV_t */
+    int32_t link_types[MAX_LINKS];   /* nvmlIntNvLinkDeviceType_t of the other end, negative: not told */
+    char link_ends[MAX_LINKS][32];   /* PCI bus id of the other end, empty: not told */
+    uint8_t fabric_cluster[16];
+    uint32_t fabric_clique;
     uint32_t binding;            /* counts changes of MIG mode: handles from before are stale */
     uint32_t serial;             /* counts instances: handles of destroyed ones are stale */
     uint32_t profile_count;
@@ -93,6 +98,7 @@ struct event { uint64_t type, data; uint32_t identity, binding, gi, ci; };
 
 struct state {
     uint32_t magic, version, gpu_count, cuda_version;
+    int32_t conf_compute, conf_devtools; /* of nvmlConfComputeSystemState_t; negative: not supported */
     char driver_version[80];
     struct gpu gpus[MAX_GPUS];
     struct fault faults[MAX_FAULTS];

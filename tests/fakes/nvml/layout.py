@@ -4,8 +4,15 @@ import ctypes
 
 from tests.fakes.nvml import state_mig
 
-MAX_GPUS, MAX_FAULTS, MAX_COUNTERS, MAX_EVENTS = 64, 32, 128, 4096
-MAGIC, VERSION = 0x4C4D564E, 4
+MAX_GPUS, MAX_FAULTS, MAX_COUNTERS, MAX_EVENTS, MAX_LINKS = 64, 32, 128, 4096, 18
+MAGIC, VERSION = 0x4C4D564E, 5
+
+
+class _LinkEnd(ctypes.Structure):
+    _fields_ = (("value", ctypes.c_char * 32),)
+
+
+LinkEnds = _LinkEnd * MAX_LINKS
 
 
 class Gpu(ctypes.Structure):
@@ -48,6 +55,10 @@ class Gpu(ctypes.Structure):
         ("links", ctypes.c_uint32),
         ("links_down", ctypes.c_uint32),
         ("fabric_health", ctypes.c_uint32),
+        ("link_types", ctypes.c_int32 * MAX_LINKS),
+        ("link_ends", LinkEnds),
+        ("fabric_cluster", ctypes.c_uint8 * 16),
+        ("fabric_clique", ctypes.c_uint32),
         ("binding", ctypes.c_uint32),
         ("serial", ctypes.c_uint32),
         ("profile_count", ctypes.c_uint32),
@@ -91,6 +102,8 @@ class Layout(ctypes.Structure):
         ("version", ctypes.c_uint32),
         ("gpu_count", ctypes.c_uint32),
         ("cuda_version", ctypes.c_uint32),
+        ("conf_compute", ctypes.c_int32),
+        ("conf_devtools", ctypes.c_int32),
         ("driver_version", ctypes.c_char * 80),
         ("gpus", Gpu * MAX_GPUS),
         ("faults", Fault * MAX_FAULTS),

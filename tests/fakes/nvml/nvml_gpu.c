@@ -54,6 +54,15 @@ int nvmlSystemGetCudaDriverVersion_v2(int *out) {
     return fake_end(OK);
 }
 
+struct conf_compute { unsigned environment, feature, devtools; };
+
+int nvmlSystemGetConfComputeState(struct conf_compute *out) {
+    CALL("nvmlSystemGetConfComputeState", NULL, NONE)
+    out->environment = 2;
+    out->devtools = fake_state->conf_devtools > 0;
+    return fake_end(fake_give_number(fake_state->conf_compute, &out->feature));
+}
+
 int nvmlDeviceGetCount_v2(unsigned *out) {
     CALL("nvmlDeviceGetCount_v2", NULL, NONE)
     *out = fake_session_count();
@@ -189,7 +198,9 @@ int nvmlDeviceGetFieldValues(const void *handle, int number, struct field_value 
 static int read_fabric(struct gpu *gpu, struct fabric_v1 *out) {
     if (gpu->fabric_state < 0)
         return NOT_SUPPORTED;
-    *out = (struct fabric_v1){.status = (uint32_t)gpu->fabric_status, .state = (uint8_t)gpu->fabric_state};
+    *out = (struct fabric_v1){.status = (uint32_t)gpu->fabric_status, .state = (uint8_t)gpu->fabric_state,
+        .clique = gpu->fabric_clique};
+    memcpy(out->cluster, gpu->fabric_cluster, sizeof out->cluster);
     memset(out->padding, 0xEE, sizeof out->padding); /* the state is one byte; bindings declare four */
     if (gpu->fabric_probing) {
         out->state = FABRIC_IN_PROGRESS;

@@ -10,11 +10,12 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dra_driver.gpu.simulated.faults import GpuHealth, links_of, reading_of
 from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu
 from dra_driver.model.fabric import FabricState
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import ConfidentialCompute, Gpu, Snapshot
 from dra_driver.model.mig import ComputeInstance, MigInstance
 from tests.fakes.nvml import layout, state_mig
 from tests.fakes.nvml.futex import wake
@@ -39,6 +40,9 @@ NOT_ALWAYS_SUPPORTED = (
     "nvmlDeviceGetVirtualizationMode",
     "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetNvLinkRemoteDeviceType",
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
     "nvmlDeviceGetGpuInstanceProfileInfoV",
     "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
     "nvmlDeviceGetSupportedEventTypes",
@@ -46,6 +50,7 @@ NOT_ALWAYS_SUPPORTED = (
     "nvmlDeviceGetComputeMode",
 )
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
+LINK_TO_GPU, LINK_TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
 FABRIC_NOT_SUPPORTED, FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 0, 1, 2, 3  # nvmlGpuFabricState_t
 FABRIC_STATES = dict(zip(FabricState, (FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED), strict=True))
 FOR_EVER = 0xFFFFFFFF  # of a number of calls
@@ -94,6 +99,9 @@ class State:
         with self._locked() as state:
             state.driver_version = (node.driver_version or "").encode()
             state.cuda_version = major * 1000 + minor * 10
+            mode = node.confidential_compute
+            state.conf_compute = ABSENT if mode is None else int(mode is not ConfidentialCompute.OFF)
+            state.conf_devtools = int(mode is ConfidentialCompute.DEVTOOLS)
             known = {gpu.uuid: gpu.identity for gpu in state.gpus[: state.gpu_count] if not gpu.unbound}
             state.gpu_count = len(gpus)
             for index, item in enumerate(gpus):
@@ -134,6 +142,12 @@ class State:
     def _new_identity(self, state: layout.Layout) -> int:
         state.identities += 1
         return int(state.identities)
+
+    def register(self, index: int, cluster: bytes, clique: int) -> None:
+        """The GPU at NVML index ``index`` is in that clique of the fabric with that UUID of 16 bytes."""
+        with self._locked() as state:
+            state.gpus[index].fabric_cluster[:] = cluster
+            state.gpus[index].fabric_clique = clique
 
     def lose(self, index: int, lost: bool = True) -> None:
         """The GPU at NVML index ``index`` answers every call with GpuIsLost, or answers again."""
@@ -313,6 +327,7 @@ def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
     major, minor = gpu.cuda_compute_capability or (ABSENT, ABSENT)
     profiles = state_mig.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
     said = reading_of(gpu, GpuHealth())
+    link_types, link_ends = _wire_links(gpu)
     wired = layout.Gpu(
         uuid=gpu.uuid.encode(),
         name=(gpu.product_name or "").encode(),
@@ -336,6 +351,8 @@ def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
         rows_failed=_reported(said.rows_failed),
         pages_pending=_reported(said.pages_pending),
         links=links_of(gpu),
+        link_types=link_types,
+        link_ends=link_ends,
         profile_count=len(profiles),
         profiles=state_mig.Profiles(*profiles),
     )
@@ -347,6 +364,17 @@ def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
         number = ids.index(instance.profile_id)
         wired.serial = state_mig.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
     return wired
+
+
+def _wire_links(gpu: Gpu) -> tuple[Any, Any]:
+    types, ends = (ctypes.c_int32 * layout.MAX_LINKS)(*[ABSENT] * layout.MAX_LINKS), layout.LinkEnds()
+    links = gpu.nvlinks
+    told = [(LINK_TO_SWITCH, "")] * links.switch_links
+    told += [(LINK_TO_GPU, peer.pci_bus_id) for peer in links.peers for _ in range(peer.links)]
+    for number, (kind, end) in enumerate(told[: layout.MAX_LINKS]):
+        types[number] = kind
+        ends[number].value = f"0000{end}".upper().encode() if end else b""
+    return types, ends
 
 
 def _reported(value: bool | None) -> int:

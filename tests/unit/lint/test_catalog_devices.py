@@ -58,11 +58,18 @@ def _snapshot(gpu: Gpu) -> Snapshot:
 
 
 def _described(known: KnownDevice, published: Device) -> dict[str, Any]:
-    """Returns the attributes of a catalog device, without an invented addressing mode."""
-    attributes = dict(known.wire["attributes"])
-    if "addressingMode" not in published["attributes"]:
-        del attributes["addressingMode"]
-    return attributes
+    """Returns the attributes of a catalog device, without optional ones that are invented."""
+    invented = OPTIONAL - published["attributes"].keys()
+    return {name: value for name, value in known.wire["attributes"].items() if name not in invented}
+
+
+def test_boards_with_nvlinks_know_the_attributes_of_an_island() -> None:
+    """So that lint takes selectors and constraints on them; boards without NVLinks and partitions have none."""
+    real = [device for device in catalog_devices() if not device.bare]
+    with_islands = {device.model for device in real if "nvlinkIsland" in device.wire["attributes"]}
+    assert {"a100-pcie-80gb", "h100-sxm5-80gb"} <= with_islands
+    assert "l4-24gb" not in with_islands
+    assert not any("profile" in d.wire["attributes"] and "nvlinkIsland" in d.wire["attributes"] for d in real)
 
 
 def test_every_form_of_every_model_is_there() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.spec import parse_document
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.build import build_devices, pool_name
@@ -32,6 +34,16 @@ GB10 = gpu(
     product_name="NVIDIA GB10", architecture="Blackwell", cuda_compute_capability=(12, 1), memory_bytes=None,
     pci_bus_id="000f:01:00.0", pcie_root="pci000f:00", addressing_mode="ATS", mig_capable=False,
 )  # fmt: skip
+_BRIDGED = """
+confidentialCompute: "off"
+gpus:
+- {model: h100-pcie-80gb, nvlink: bridge-a}
+- {model: h100-pcie-80gb, nvlink: bridge-b}
+- {model: h100-pcie-80gb, nvlink: bridge-a}
+- {model: h100-pcie-80gb, nvlink: bridge-b}
+- {model: h100-pcie-80gb}
+"""
+BRIDGED = SimulatedBackend(parse_document(_BRIDGED, "node-a")).snapshot()
 SHARED = GpuTerms(
     policy="shared",
     profiles=frozenset(),
@@ -44,6 +56,9 @@ CASES: dict[str, tuple[str, Snapshot, GpuTerms, ApiServerFeatures]] = {
     "two-h100.yaml": (
         "What a node publishes whose driver tells nothing about MIG: one slice, devices in order of minor number.",
         node_of(2), GpuTerms(), ALL),
+    "five-h100-pcie-two-pairs.yaml": (
+        "Two bridge pairs, whose minor numbers are not in order, and a GPU without: it is first, then pair by pair.",
+        BRIDGED, GpuTerms(), NONE),
     "one-gb10-unified-memory.yaml": (
         "Unified memory: NVML tells no total, so there is no memory capacity, and nobody may guess one.",
         snapshot(GB10), GpuTerms(), ALL),
