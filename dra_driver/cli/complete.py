@@ -8,6 +8,7 @@ Source: kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, co
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.cli.kubectl import ABOUT, SUBCOMMANDS
@@ -18,8 +19,20 @@ NO_SPACE_NO_FILES: Final = 6
 FILES: Final = 0
 _FILES: Final = ("FILE", "DIR", "FOLDER", "PATH")
 
-Names = Callable[[str, str], list[str]]
+Names = Callable[[str, "Cluster"], list[str]]
 Candidates = tuple[list[tuple[str, str]], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where the line looks for objects: the values of ``-n`` and ``--kubeconfig`` so far, "" where it has none."""
+
+    namespace: str = ""
+    kubeconfig: str = ""
+
+    def after(self, option: argparse.Action, value: str) -> "Cluster":
+        """With the value of an option that says where."""
+        return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig") else self
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     words = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
-        found, directive = candidates(words, names_in_cluster)
+        found, directive = candidates(words, lambda kind, at: names_in_cluster(kind, at.namespace, at.kubeconfig))
     except (Exception, SystemExit):  # noqa: BLE001 - see above
         found, directive = [], NO_FILES
     for name, about in found:
@@ -38,39 +51,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def candidates(words: Sequence[str], names: Names) -> Candidates:
-    """Candidates with their descriptions, and the directive. ``names`` lists the objects of a kind in a namespace."""
+    """Candidates with their descriptions, and the directive. ``names`` lists the objects of a kind."""
     *before, last = words
     command = next((word for word in before if not word.startswith("-")), None)
     top, _ = parser_of("kubectl dra", ABOUT, SUBCOMMANDS, {command})
-    parser, positional, open_option, namespace = _walk(top, before)
+    parser, positional, open_option, cluster = _walk(top, before)
     if open_option is not None:
-        return _values(open_option, last, names, namespace)
+        return _values(open_option, last, names, cluster)
     if last.startswith("-"):
         option, equals, value = last.partition("=")
         action = _option(parser, option) if equals else None
         if action is None:
             return _options(parser, last), NO_FILES
-        found, directive = _values(action, value, names, namespace)
+        found, directive = _values(action, value, names, cluster)
         return [(f"{option}={name}", about) for name, about in found], directive
     if positional is None:
         return [], NO_FILES
-    return _values(positional, last, names, namespace)
+    return _values(positional, last, names, cluster)
 
 
 def _walk(
     parser: argparse.ArgumentParser, words: Iterable[str]
-) -> tuple[argparse.ArgumentParser, argparse.Action | None, argparse.Action | None, str]:
-    """Where the words lead: the parser, the next positional argument, the option that waits for a value, and ``-n``."""
-    positionals, waiting, namespace = _positionals(parser), None, ""
+) -> tuple[argparse.ArgumentParser, argparse.Action | None, argparse.Action | None, Cluster]:
+    """Where the words lead: the parser, the next positional argument, the option that waits for a value, the cluster."""
+    positionals, waiting, cluster = _positionals(parser), None, Cluster()
     for word in words:
         if waiting is not None:
-            namespace = word if waiting.dest == "namespace" else namespace
-            waiting = None
+            cluster, waiting = cluster.after(waiting, word), None
         elif word.startswith("-"):
             option, equals, value = word.partition("=")
             action = _option(parser, option)
-            if action is not None and action.dest == "namespace" and equals:
-                namespace = value
+            if action is not None and equals:
+                cluster = cluster.after(action, value)
             waiting = action if action is not None and not equals and action.nargs != 0 else None
         elif positionals:
             action = positionals[0]
@@ -79,7 +91,7 @@ def _walk(
                 positionals = _positionals(parser)
             elif action.nargs not in ("*", "+"):
                 positionals = positionals[1:]
-    return parser, positionals[0] if positionals else None, waiting, namespace
+    return parser, positionals[0] if positionals else None, waiting, cluster
 
 
 def _positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -100,7 +112,7 @@ def _options(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, st
     ]
 
 
-def _values(action: argparse.Action, prefix: str, names: Names, namespace: str) -> Candidates:
+def _values(action: argparse.Action, prefix: str, names: Names, cluster: Cluster) -> Candidates:
     """Values of an option or a positional argument."""
     if isinstance(action, argparse._SubParsersAction):
         about = {each.dest: each.help or "" for each in action._choices_actions}
@@ -112,21 +124,21 @@ def _values(action: argparse.Action, prefix: str, names: Names, namespace: str) 
         return [], FILES
     kinds = [part.strip().partition("/")[0] for part in metavar.split("|") if part.strip().endswith("/NAME")]
     if kinds:
-        return _objects(kinds, prefix, names, namespace)
+        return _objects(kinds, prefix, names, cluster)
     kind = {"namespace": "namespace", "node": "node", "nodes": "node"}.get(action.dest, "")
     if not kind and metavar == "NODE":
         kind = "node"
-    return _beginning(prefix, ((name, "") for name in names(kind, namespace))) if kind else [], NO_FILES
+    return _beginning(prefix, ((name, "") for name in names(kind, cluster))) if kind else [], NO_FILES
 
 
-def _objects(kinds: Sequence[str], prefix: str, names: Names, namespace: str) -> Candidates:
+def _objects(kinds: Sequence[str], prefix: str, names: Names, cluster: Cluster) -> Candidates:
     """``pod/NAME``: the kinds first, and once one is written its objects."""
     kind, slash, _ = prefix.partition("/")
     if not slash:
         return _beginning(prefix, ((f"{each}/", "") for each in kinds)), NO_SPACE_NO_FILES
     if kind not in kinds:
         return [], NO_FILES
-    return _beginning(prefix, ((f"{kind}/{name}", "") for name in names(kind, namespace))), NO_FILES
+    return _beginning(prefix, ((f"{kind}/{name}", "") for name in names(kind, cluster))), NO_FILES
 
 
 def _beginning(prefix: str, found: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

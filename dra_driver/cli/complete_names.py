@@ -12,10 +12,13 @@ _TIMEOUTS: Final = Timeouts(connect_s=1.0, read_s=2.0, total_s=2.5)
 MOST: Final = 500
 
 
-def names_in_cluster(kind: str, namespace: str) -> list[str]:
-    """Names of the nodes, namespaces, pods or claims, at most `MOST`. Raises DraError."""
+def names_in_cluster(kind: str, namespace: str, kubeconfig: str) -> list[str]:
+    """Names of the nodes, namespaces, pods or claims, at most `MOST`; where both are "", as kubectl finds them.
+
+    Raises DraError.
+    """
     logs.configure("text", "error")
-    rest = RestClient(Connection.load(None), timeouts=_TIMEOUTS)
+    rest = RestClient(Connection.load(kubeconfig or None), timeouts=_TIMEOUTS)
     page = rest.get(_path(kind, namespace or "default"), {"limit": str(MOST)})
     return [str(item["metadata"]["name"]) for item in page["items"]]
 

@@ -13,7 +13,8 @@ from dra_driver.cli.source import live_state
 DESCRIPTION: Final = """\
 Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to
 share the file. Pods are reduced to what scheduling needs: no environment, arguments, commands, volumes or annotations.
-Names, labels and opaque driver parameters of claims and classes are kept.
+Names and labels are kept, and of claims, templates and classes the opaque parameters that `--driver` reads; those of
+other drivers are left out.
 """
 
 
@@ -34,13 +35,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", help="templates, events and volume claims of this namespace only"
     )
+    parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
 
 
 def run(args: argparse.Namespace) -> int:
+    from dra_driver.kube.opaque_parameters import shareable
     from dra_driver.kube.state import KINDS
     from dra_driver.kube.state_file import dump, text_of
 
-    state = live_state(args.kubeconfig, args.namespace)
+    state = shareable(live_state(args.kubeconfig, args.namespace), (args.driver,))
     for gap in state.gaps:
         print(f"left out: {gap}", file=sys.stderr)
     if args.file == "-":

@@ -121,8 +121,11 @@ class Attempt:
         try:
             owner = self._api.create(paths.jobs(self._namespace), body)
             self._api.create(paths.resource_claims(self._namespace), claim(owner, tools.run, task.spec))
-        except (ForbiddenError, InvalidObjectError, NotFoundError) as error:  # quota, admission, no namespace
+        except (ForbiddenError, InvalidObjectError) as error:  # quota, admission
             return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=str(error)))
+        except NotFoundError:  # `check_namespace` may not look at namespaces with every user's rights
+            gone = f"namespace {self._namespace} does not exist: name one with -n"
+            return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=gone))
         return None
 
     # --- following ---

@@ -2,8 +2,8 @@
 
 usage: python -m tests.doctor_faults [--write]
 
-``--write`` writes docs/doctor-faults.md, with the runs on a real cluster from docs/doctor/lab.json. Times are of this
-machine; those of a cluster are without a network.
+``--write`` records them in docs/doctor/last-run.json, from which `make gen` makes docs/doctor-faults.md. Times are of
+this machine; those of a cluster are without a network.
 """
 
 import argparse
@@ -13,10 +13,10 @@ import re
 import shutil
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dra_driver.doctor.finding import LayerFinding
 from tests.doctor_faults import ROWS
@@ -25,62 +25,42 @@ from tests.fakes.broken_node import BrokenNode
 from tests.fakes.node_faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "doctor-faults.md"
-LAB = ROOT / "docs" / "doctor" / "lab.json"
+DATA = ROOT / "docs" / "doctor" / "last-run.json"
 _FOLDER = re.compile(r"/dn\w{8}(?=/)")
-HEAD = """\
-# The doctor's broken set-ups
-
-Written by `python -m tests.doctor_faults --write`; do not edit it. Each row is a set-up that is broken in one way, and
-what [`kubectl dra doctor`](doctor.md) or [`dra-driver doctor`](doctor-on-a-node.md) says of it first. `make test` holds
-layer, status and words of each; a healthy cluster and a healthy node have no finding but good ones.
-"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Show what the doctor says of each broken set-up")
-    parser.add_argument("--write", action="store_true", help="write docs/doctor-faults.md")
+    parser.add_argument("--write", action="store_true", help="write docs/doctor/last-run.json; then run make gen")
     arguments = parser.parse_args()
-    cluster, node = list(of_cluster()), list(of_node())
-    text = page(cluster, node)
-    print(text)
+    about = f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}."
+    found = {"about": about, "cluster": list(of_cluster()), "node": list(of_node())}
+    for row in (*found["cluster"], *found["node"]):
+        print(f"{row['name']}: {row['layer']} {row['status']} {row['ms']} ms: {row['subject']}: {row['seen']}")
     if arguments.write:
-        PAGE.write_text(text)
+        DATA.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
-def page(cluster: list[str], node: list[str]) -> str:
-    """The page with the tables."""
-    head = "| set-up | layer | status | says first | ms |\n|---|---|---|---|---|"
-    parts = [HEAD, f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.\n"]
-    if LAB.exists():
-        found = json.loads(LAB.read_text())
-        rows = [
-            f"| {row['name']} | `{row['layer']}` | {row['status']} | {cell(row['subject'] + ': ' + row['seen'])} | "
-            f"{row['seconds']} |"
-            for row in found["rows"]
-        ]
-        heading = "| set-up | layer | status | says first | s |\n|---|---|---|---|---|"
-        parts += [f"## On a real cluster: {len(rows)}\n", textwrap.fill(found["about"], 118) + "\n", heading, *rows, ""]
-    parts += [f"## Cluster: {len(cluster)}\n", "API objects, read through the same reader.\n", head, *cluster, ""]
-    parts += [f"## Node: {len(node)}\n", "Folders and sockets of a node, as the readers see them.\n", head, *node, ""]
-    return "\n".join(parts)
-
-
-def of_cluster() -> Iterator[str]:
-    """A line for each broken cluster."""
+def of_cluster() -> Iterator[dict[str, Any]]:
+    """What is said of each broken cluster."""
     for row in ROWS:
         report = examined(row)
-        yield line(row.name, first_of(report), report.took_s)
+        yield said(row.name, first_of(report), report.took_s)
 
 
-def of_node() -> Iterator[str]:
-    """A line for each broken node."""
+def of_node() -> Iterator[dict[str, Any]]:
+    """What is said of each broken node."""
     for fault in FAULTS:
         yield _examined_node(fault)
 
 
-def _examined_node(fault: Fault) -> str:
+def name_of(fault: Fault) -> str:
+    """What the page calls a broken node."""
+    return fault.breaks.__name__.replace("_", " ")
+
+
+def _examined_node(fault: Fault) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="dn"))
     node = BrokenNode(folder)
     try:
@@ -89,22 +69,20 @@ def _examined_node(fault: Fault) -> str:
     finally:
         node.close()
         shutil.rmtree(folder)
-    return line(fault.breaks.__name__.replace("_", " "), report.first_broken, report.took_s)
+    return said(name_of(fault), report.first_broken, report.took_s)
 
 
-def line(name: str, first: LayerFinding | None, took_s: float) -> str:
-    """One row of a table."""
+def said(name: str, first: LayerFinding | None, took_s: float) -> dict[str, Any]:
+    """One row of a table, without the names of temporary folders."""
+    ms = round(took_s * 1000)
     if first is None:
-        return f"| {name} | | | nothing | {took_s * 1000:.0f} |"
-    said = cell(f"{first.subject}: {first.seen}")
-    return f"| {name} | `{first.layer}` | {first.status} | {said} | {took_s * 1000:.0f} |"
+        return {"name": name, "layer": "", "status": "", "subject": "", "seen": "nothing", "ms": ms}
+    subject, seen = (without_folders(text) for text in (first.subject, first.seen))
+    return {"name": name, "layer": first.layer, "status": first.status, "subject": subject, "seen": seen, "ms": ms}
 
 
-def cell(text: str) -> str:
-    """The text in a cell of a table, without the names of temporary folders."""
-    flat = " ".join(text.split()).replace("|", "\\|").replace(tempfile.gettempdir(), "")
-    flat = _FOLDER.sub("", flat)
-    return flat if len(flat) <= 260 else f"{flat[:259]}…"
+def without_folders(text: str) -> str:
+    return _FOLDER.sub("", text.replace(tempfile.gettempdir(), ""))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ class BrokenNode:
             driver=DRIVER,
             host=str(folder),
             host_root=str(folder),
+            dev=f"{folder}/dev",
             proc_devices=f"{folder}/proc/devices",
             plugins=folder / "kubelet/plugins",
             registry=folder / "kubelet/plugins_registry",

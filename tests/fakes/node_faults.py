@@ -101,7 +101,6 @@ def file_in_place_of_node(node: BrokenNode) -> None:
 
 
 def old_capabilities(node: BrokenNode) -> None:
-    node.set_view(dev=f"{node.path}/dev")
     node.put("dev/nvidia-caps/nvidia-cap3")
     node.dev.add("/dev/nvidia-caps/nvidia-cap3", 511, 3)
 

@@ -3,12 +3,14 @@
 import pytest
 
 from dra_driver.cli import complete
-from dra_driver.cli.complete import FILES, NO_FILES, NO_SPACE_NO_FILES, candidates
+from dra_driver.cli.complete import FILES, NO_FILES, NO_SPACE_NO_FILES, Cluster, candidates
 
 
-def names(kind: str, namespace: str) -> list[str]:
+def names(kind: str, cluster: Cluster) -> list[str]:
+    if cluster.kubeconfig:
+        return ["far"] if cluster == Cluster(kubeconfig="/other") else []
     known = {("pod", ""): ["train", "infer"], ("pod", "team-a"): ["theirs"], ("node", ""): ["gpu-a", "gpu-b"]}
-    return {**known, ("namespace", ""): ["default", "team-a"]}.get((kind, namespace), [])
+    return {**known, ("namespace", ""): ["default", "team-a"]}.get((kind, cluster.namespace), [])
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,8 @@ def names(kind: str, namespace: str) -> list[str]:
         (["explain", "-n", "team-a", "pod/"], ["pod/theirs"], NO_FILES),
         (["explain", "--namespace=team-a", "pod/"], ["pod/theirs"], NO_FILES),
         (["explain", "pod/train", ""], [], NO_FILES),
+        (["explain", "--kubeconfig", "/other", "pod/"], ["pod/far"], NO_FILES),
+        (["drain", "--kubeconfig=/other", ""], ["far"], NO_FILES),
         (["explain", "-n", "te"], ["team-a"], NO_FILES),
         (["explain", "--name"], ["--namespace"], NO_FILES),
         (["explain", "-o", "j"], ["json"], NO_FILES),

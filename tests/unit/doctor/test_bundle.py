@@ -123,6 +123,8 @@ def test_parameters_of_other_drivers_do_not_get_into_it(tmp_path: Path) -> None:
     ]
     card = allocated(claim("card", namespace="team-a", config=config), "gpu-0", node_name="gpu-a")
     card["status"]["allocation"]["devices"]["config"] = config
+    applied = json.dumps({"spec": {"devices": {"config": config}}})
+    card["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": applied}
     card["status"]["devices"] = [{"driver": "net.example.com", "device": "eth0", "data": {"psk": SECRET}}]
     cluster.claims.append(card)
     cards = template("cards")
@@ -132,7 +134,7 @@ def test_parameters_of_other_drivers_do_not_get_into_it(tmp_path: Path) -> None:
     written(cluster, tmp_path / "b.tar.gz")
     text = contents(tmp_path / "b.tar.gz")
     assert SECRET not in text
-    assert text.count("GpuConfig") == 4
+    assert text.count("GpuConfig") == 5
     assert "net.example.com" in text
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.errors import ApiUnreachableError, ForbiddenError
+from dra_driver.errors import ApiUnreachableError, ForbiddenError, NotFoundError
 from dra_driver.smoke.fit import Fit
 from dra_driver.smoke.report import TryLayer, TryStatus
 from tests.unit.smoke.fake_api import LOG, UUID, FakeSmokeApi, ended, tried, unplaced, waiting
@@ -78,6 +78,15 @@ def test_a_refused_claim_is_no_lost_job() -> None:
     found, _ = tried(api)
     assert (found.layer, found.message) == (TryLayer.WORKLOAD, "exceeded quota: gpus")
     assert not api.made
+
+
+def test_a_namespace_that_is_missing_is_named_to_a_user_who_may_not_look_at_namespaces() -> None:
+    """The API server answers 404 for the Job that it was asked to create, which sounds like a missing Job."""
+    api = FakeSmokeApi()
+    api.refused["create jobs"] = NotFoundError("POST jobs: 404", status=404)
+    found, _ = tried(api)
+    message = "namespace dra-driver does not exist: name one with -n"
+    assert (found.layer, found.message) == (TryLayer.WORKLOAD, message)
 
 
 def test_a_job_without_a_pod_says_why() -> None:
