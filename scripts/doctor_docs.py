@@ -1,4 +1,4 @@
-"""Makes docs/doctor-faults.md from the records in docs/doctor: of a real cluster, and of `python -m tests.doctor_faults`.
+"""Makes docs/doctor-faults.md from records in docs/doctor: of a real cluster and of `python -m tests.doctor_faults`.
 
 `make gen` writes the page, `make check` compares. Pure: the same records give the same bytes.
 """
@@ -15,9 +15,9 @@ HEAD = """\
 # The doctor's broken set-ups
 
 Made by `make gen` from what `python -m tests.doctor_faults --write` records; do not edit it. Each row is a set-up that
-is broken in one way, and what [`kubectl dra doctor`](doctor.md) or [`dra-driver doctor`](doctor-on-a-node.md) says of it
-first. `make test` holds layer, status and words of each; a healthy cluster and a healthy node have no finding but good
-ones.
+is broken in one way, and what [`kubectl dra doctor`](doctor.md) or [`dra-driver doctor`](doctor-on-a-node.md) says of
+it first. `make test` holds layer, status and words of each; a healthy cluster and a healthy node have no finding but
+good ones.
 """
 _MOST = 260
 

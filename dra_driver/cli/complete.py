@@ -19,18 +19,18 @@ NO_SPACE_NO_FILES: Final = 6
 FILES: Final = 0
 _FILES: Final = ("FILE", "DIR", "FOLDER", "PATH")
 
-Names = Callable[[str, "Cluster"], list[str]]
+Names = Callable[[str, "AskedCluster"], list[str]]
 Candidates = tuple[list[tuple[str, str]], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class AskedCluster:
     """Where the line looks for objects: the values of ``-n`` and ``--kubeconfig`` so far, "" where it has none."""
 
     namespace: str = ""
     kubeconfig: str = ""
 
-    def after(self, option: argparse.Action, value: str) -> "Cluster":
+    def after(self, option: argparse.Action, value: str) -> "AskedCluster":
         """With the value of an option that says where."""
         return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig") else self
 
@@ -72,9 +72,9 @@ def candidates(words: Sequence[str], names: Names) -> Candidates:
 
 def _walk(
     parser: argparse.ArgumentParser, words: Iterable[str]
-) -> tuple[argparse.ArgumentParser, argparse.Action | None, argparse.Action | None, Cluster]:
-    """Where the words lead: the parser, the next positional argument, the option that waits for a value, the cluster."""
-    positionals, waiting, cluster = _positionals(parser), None, Cluster()
+) -> tuple[argparse.ArgumentParser, argparse.Action | None, argparse.Action | None, AskedCluster]:
+    """Where the words lead: parser, next positional argument, the option that waits for a value, and the cluster."""
+    positionals, waiting, cluster = _positionals(parser), None, AskedCluster()
     for word in words:
         if waiting is not None:
             cluster, waiting = cluster.after(waiting, word), None
@@ -112,7 +112,7 @@ def _options(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, st
     ]
 
 
-def _values(action: argparse.Action, prefix: str, names: Names, cluster: Cluster) -> Candidates:
+def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
     """Values of an option or a positional argument."""
     if isinstance(action, argparse._SubParsersAction):
         about = {each.dest: each.help or "" for each in action._choices_actions}
@@ -131,7 +131,7 @@ def _values(action: argparse.Action, prefix: str, names: Names, cluster: Cluster
     return _beginning(prefix, ((name, "") for name in names(kind, cluster))) if kind else [], NO_FILES
 
 
-def _objects(kinds: Sequence[str], prefix: str, names: Names, cluster: Cluster) -> Candidates:
+def _objects(kinds: Sequence[str], prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
     """``pod/NAME``: the kinds first, and once one is written its objects."""
     kind, slash, _ = prefix.partition("/")
     if not slash:

@@ -34,8 +34,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/doctor/last-run.json; then run make gen")
     arguments = parser.parse_args()
     about = f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}."
-    found = {"about": about, "cluster": list(of_cluster()), "node": list(of_node())}
-    for row in (*found["cluster"], *found["node"]):
+    cluster, node = list(of_cluster()), list(of_node())
+    found = {"about": about, "cluster": cluster, "node": node}
+    for row in (*cluster, *node):
         print(f"{row['name']}: {row['layer']} {row['status']} {row['ms']} ms: {row['subject']}: {row['seen']}")
     if arguments.write:
         DATA.write_text(json.dumps(found, indent=1) + "\n")

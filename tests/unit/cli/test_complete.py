@@ -3,12 +3,12 @@
 import pytest
 
 from dra_driver.cli import complete
-from dra_driver.cli.complete import FILES, NO_FILES, NO_SPACE_NO_FILES, Cluster, candidates
+from dra_driver.cli.complete import FILES, NO_FILES, NO_SPACE_NO_FILES, AskedCluster, candidates
 
 
-def names(kind: str, cluster: Cluster) -> list[str]:
+def names(kind: str, cluster: AskedCluster) -> list[str]:
     if cluster.kubeconfig:
-        return ["far"] if cluster == Cluster(kubeconfig="/other") else []
+        return ["far"] if cluster == AskedCluster(kubeconfig="/other") else []
     known = {("pod", ""): ["train", "infer"], ("pod", "team-a"): ["theirs"], ("node", ""): ["gpu-a", "gpu-b"]}
     return {**known, ("namespace", ""): ["default", "team-a"]}.get((kind, cluster.namespace), [])
 
