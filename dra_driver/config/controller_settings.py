@@ -90,6 +90,26 @@ class ControllerSettings:
         ),
         False,
     )
+    evict_over_grant: bool = setting(
+        Option(
+            EVICTION,
+            "EVICT_OVER_GRANT",
+            "true|false",
+            "evict pods of claims over their grant, where the GpuPolicy says so and after its grace time",
+            common_options.switch,
+        ),
+        False,
+    )
+    reclaim_idle: bool = setting(
+        Option(
+            EVICTION,
+            "RECLAIM_IDLE",
+            "true|false",
+            "evict pods of idle claims, where the GpuPolicy says so; never a pod without a controller",
+            common_options.switch,
+        ),
+        False,
+    )
     grace: int = setting(
         Option(
             EVICTION,

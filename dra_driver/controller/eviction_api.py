@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
+from dra_driver.controller.special_claims import PodRef
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
@@ -46,10 +47,10 @@ def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
     return None
 
 
-def evict(api: EvictionRequests, case: Endangered) -> EvictionOutcome:
+def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
     """Ask for the pod's eviction."""
     try:
-        create_eviction(api, case.pod.namespace, case.pod.name, case.pod.uid)
+        create_eviction(api, pod.namespace, pod.name, pod.uid)
     except (NotFoundError, ConflictError) as error:
         return EvictionOutcome(result="gone", reason=str(error))
     except ServerBusyError as error:

@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from dra_driver.backoff import Backoff
-from dra_driver.controller.brake import BrakeRules, BrakeState, brake_state, pace_s
+from dra_driver.controller.brake import BrakeRules, BrakeState, brake_state
 from dra_driver.controller.due import Endangered, endangered
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict, look
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.fleet import SliceView, fleet_of
+from dra_driver.controller.pace import Pace
 from dra_driver.controller.special_claims import SpecialClaim
 from dra_driver.controller.worker import Worker
 from dra_driver.errors import KubernetesApiError
@@ -82,12 +83,13 @@ class Evictions:
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        pace: Pace | None = None,
     ) -> None:
         self._api, self._copies, self._leadership = api, copies, leadership
         self._rules, self._events = rules, events
         self._clock, self._now = clock, now
-        self._tries: dict[str, _Tries] = {}  # by pod UID; of the thread alone, as the next
-        self._last_s: float | None = None
+        self._pace = pace if pace is not None else Pace(rules.per_minute, leadership, clock)
+        self._tries: dict[str, _Tries] = {}  # by pod UID; of the thread alone
         self._worker = Worker(THREAD_NAME, "evictions", self.step, clock=clock, after_error_s=IDLE_S, settle_s=SETTLE_S)
 
     def start(self) -> None:
@@ -110,7 +112,8 @@ class Evictions:
         """Evict who is due, as far as brake and pace allow. Returns seconds until the next look."""
         self._worker.beat()
         if not self._leadership.leads():
-            self._tries, self._last_s = {}, None
+            self._tries = {}
+            self._pace.forget()
             metrics.not_leading()
             return IDLE_S
         if self._copies.problem is not None:
@@ -136,7 +139,7 @@ class Evictions:
         wait_s = IDLE_S
         for case in cases:
             left_s = max((case.due - now).total_seconds(), self._pause_s(case))
-            if left_s <= 0 and (left_s := self._pace_left_s()) <= 0:
+            if left_s <= 0 and (left_s := self._pace.left_s()) <= 0:
                 if self._worker.is_stopping or not self._leadership.leads():
                     return 0.0
                 self._try(case)
@@ -162,23 +165,18 @@ class Evictions:
         """The write, with one more question before it, because the look may have taken seconds."""
         if not self._leadership.leads():
             return EvictionOutcome(result="failed", reason="this replica does not lead any more")
-        return evict(self._api, case)
+        return evict(self._api, case.pod)
 
     def _plan_next(self, case: Endangered, outcome: EvictionOutcome) -> None:
         tries = self._tries.setdefault(case.pod.uid, _Tries())
         pause_s = OPTED_OUT_S if outcome.result == "opted-out" else tries.backoff.next_s()
         tries.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
         if outcome.result == "evicted" or outcome.unknown:
-            self._last_s = self._clock()
+            self._pace.note()
 
     def _pause_s(self, case: Endangered) -> float:
         tries = self._tries.get(case.pod.uid)
         return 0.0 if tries is None else tries.not_before_s - self._clock()
-
-    def _pace_left_s(self) -> float:
-        """How long the pace forbids an eviction; a new leader's earlier evictions are not known, so it waits once."""
-        since_s = self._leadership.led_for_s() if self._last_s is None else self._clock() - self._last_s
-        return pace_s(self._rules.per_minute) - (since_s or 0.0)
 
 
 def _until(at: datetime | None, now: datetime) -> float:

@@ -5,8 +5,8 @@ Start; an error that ends it with exit status 2 comes in steps 1 and 2:
 1. HTTP endpoint: reports "not ready" with reasons from the first moment
 2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
 3. events
-4. parts that are switched on, each with its watches: evictions, the status of policies, the webhook's certificates,
-   the survey of free capacity. They watch in every replica, so that a takeover takes no list
+4. parts that are switched on, each with its watches: evictions, those because of use, the status of policies, the
+   webhook's certificates, the survey of free capacity. They watch in every replica, so that a takeover takes no list
 5. election: from here on this replica may act
 
 Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
@@ -32,8 +32,12 @@ from dra_driver.controller.election import Election, awake_clock
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import EvictionRules, Evictions
 from dra_driver.controller.lease import LeaseTimes
+from dra_driver.controller.pace import Pace
 from dra_driver.controller.policy_status import PolicyStatusWriter
 from dra_driver.controller.policy_watches import PolicyWatches
+from dra_driver.controller.usage_events import UsageEvictionEvents
+from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
+from dra_driver.controller.usage_watch import UsageWatch
 from dra_driver.controller.watches import EvictionWatches
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.connection import Connection
@@ -63,6 +67,8 @@ class ControllerProcess:
         # Set by start(), in this order.
         self._watches: EvictionWatches | None = None
         self._evictions: Evictions | None = None
+        self._usage_watch: UsageWatch | None = None
+        self._usage_evictions: UsageEvictions | None = None
         self._policy_watches: PolicyWatches | None = None
         self._policy_status: PolicyStatusWriter | None = None
         self._webhook: WebhookPart | None = None
@@ -101,14 +107,18 @@ class ControllerProcess:
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
         said = [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}; policy status is {writes}"]
-        waits = {"policy status": self._policy_watches, "the webhook's certificate": self._webhook}
+        waits: dict[str, UsageWatch | PolicyWatches | WebhookPart | None] = {
+            "eviction because of use": self._usage_watch,
+            "policy status": self._policy_watches,
+            "the webhook's certificate": self._webhook,
+        }
         problems = {what: part.problem for what, part in waits.items() if part is not None}
         return [*said, *(f"{what} waits: {problem}" for what, problem in problems.items() if problem is not None)]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        parts = (self._election, self._evictions, self._policy_status, self._webhook, self._capacity)
-        found = [part.hung for part in parts if part is not None]
+        parts = (self._election, self._evictions, self._usage_evictions, self._policy_status, self._webhook)
+        found = [part.hung for part in (*parts, self._capacity) if part is not None]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
     def _serve_http(self) -> None:
@@ -146,8 +156,11 @@ class ControllerProcess:
             times=times,
             on_change=self._leadership_changed,
         )
+        pace = Pace(settings.max_evictions_per_minute, election, awake_clock)
         if settings.evict_extended_resource_pods:
-            self._start_evictions(rest, bounded, election, recorder)
+            self._start_evictions(rest, bounded, election, recorder, pace)
+        if settings.evict_over_grant or settings.reclaim_idle:
+            self._start_usage_evictions(rest, bounded, election, recorder, pace)
         if settings.policy_status:
             self._start_policy_status(rest, bounded, election)
         if settings.webhook_dir is not None:
@@ -161,27 +174,44 @@ class ControllerProcess:
         switched["webhook"] = settings.webhook_dir is not None
         log.info("started", extra={"identity": identity, **switched})
 
+    @property
+    def _lease(self) -> ObjectReference:
+        namespace = self._settings.namespace
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "namespace": namespace, "name": LEASE}
+
+    @property
+    def _brake(self) -> BrakeRules:
+        settings = self._settings
+        return BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window, grace_s=settings.grace)
+
     def _start_evictions(
-        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder
+        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder, pace: Pace
     ) -> None:
         settings = self._settings
         self._watches = EvictionWatches(rest, settings.driver_name, self._wake)
-        lease: ObjectReference = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "namespace": settings.namespace,
-            "name": LEASE,
-        }
-        rules = EvictionRules(
-            grace_s=settings.grace,
-            per_minute=settings.max_evictions_per_minute,
-            brake=BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window, grace_s=settings.grace),
-        )
-        events = EvictionEvents(recorder, lease)
-        self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock)
+        rules = EvictionRules(grace_s=settings.grace, per_minute=settings.max_evictions_per_minute, brake=self._brake)
+        events = EvictionEvents(recorder, self._lease)
+        self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock, pace=pace)
         self._watches.start()
         self._running.callback(self._watches.stop)
         self._evictions.start()
+
+    def _start_usage_evictions(
+        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder, pace: Pace
+    ) -> None:
+        settings = self._settings
+        self._usage_watch = watch = UsageWatch(rest, self._wake)
+        rules = UsageEvictionRules(
+            driver=settings.driver_name,
+            over_grant=settings.evict_over_grant,
+            idle=settings.reclaim_idle,
+            brake=self._brake,
+        )
+        events = UsageEvictionEvents(recorder, self._lease)
+        self._usage_evictions = UsageEvictions(bounded, watch, election, rules, events, pace=pace, clock=awake_clock)
+        watch.start()
+        self._running.callback(watch.stop)
+        self._usage_evictions.start()
 
     def _start_policy_status(self, rest: RestClient, bounded: RestClient, election: Election) -> None:
         self._policy_watches = PolicyWatches(rest, self._wake)
@@ -211,7 +241,10 @@ class ControllerProcess:
         """The Lease is released after the last act."""
 
         def stop() -> None:
-            for part in (self._capacity, self._evictions, self._policy_status, self._webhook):
+            for part in (
+                *(self._capacity, self._evictions, self._usage_evictions),
+                *(self._policy_status, self._webhook),
+            ):
                 if part is not None:
                     part.stop()
             election.stop()
@@ -224,7 +257,7 @@ class ControllerProcess:
             self._webhook.wake()
 
     def _wake(self) -> None:
-        for part in (self._evictions, self._policy_status, self._capacity):
+        for part in (self._evictions, self._usage_evictions, self._policy_status, self._capacity):
             if part is not None:
                 part.wake()
 

@@ -10,10 +10,13 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dra_driver.telemetry import metrics
 
-Place = Literal["capacity", "evictions", "lease", "policy-status", "webhook-keeper"]
+Place = Literal["capacity", "evictions", "lease", "policy-status", "usage-evictions", "webhook-keeper"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
-EvictionResult = Literal["evicted", "refused", "opted-out", "gone", "failed"]
-EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = get_args(EvictionResult)
+EvictionResult = Literal["evicted", "announced", "refused", "opted-out", "gone", "failed"]
+UsageKind = Literal["over-grant", "idle"]
+USAGE_KINDS: Final[tuple[UsageKind, ...]] = get_args(UsageKind)
+EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = ("evicted", "refused", "opted-out", "gone", "failed")
+"""Those that are counted."""
 WriteResult = Literal["written", "outdated", "failed"]
 WRITE_RESULTS: Final[tuple[WriteResult, ...]] = get_args(WriteResult)
 CERTIFICATE_STEPS: Final = ("replace", "prepare", "announced", "serve", "forget")
@@ -35,6 +38,17 @@ pods_endangered = Gauge(
 )
 eviction_brake = Gauge(
     "dra_driver_eviction_brake", "1 while no pod is evicted because too many GPUs became tainted at once",
+    registry=REGISTRY,
+)  # fmt: skip
+usage_evictions_total = Counter(
+    "dra_driver_usage_evictions", "Tries to evict a pod because of its claim's use, by kind and result",
+    ["kind", "result"], registry=REGISTRY,
+)  # fmt: skip
+usage_cases = Gauge(
+    "dra_driver_usage_cases", "Claims that nodes ask to act on: over their grant, or idle", ["kind"], registry=REGISTRY
+)
+usage_brake = Gauge(
+    "dra_driver_usage_brake", "1 while no pod is evicted because too many claims are over their grant or idle at once",
     registry=REGISTRY,
 )  # fmt: skip
 fleet_gpus = Gauge("dra_driver_fleet_gpus", "GPUs that all nodes publish", registry=REGISTRY)
@@ -59,6 +73,10 @@ def initialise(version: str) -> None:
     metrics.build_info.labels(version).set(1)
     for result in EVICTION_RESULTS:
         evictions_total.labels(result)
+    for kind in USAGE_KINDS:
+        usage_cases.labels(kind)
+        for result in EVICTION_RESULTS:
+            usage_evictions_total.labels(kind, result)
     for written in WRITE_RESULTS:
         policy_status_writes_total.labels(written)
     for step in CERTIFICATE_STEPS:
@@ -71,6 +89,13 @@ def not_leading() -> None:
     """Only the replica that acts tells about evictions: the sum over all replicas is what holds."""
     for gauge in (pods_endangered, eviction_brake, fleet_gpus, fleet_gpus_tainted):
         gauge.set(0)
+
+
+def no_usage_cases() -> None:
+    """As `not_leading`, for evictions because of use."""
+    usage_brake.set(0)
+    for kind in USAGE_KINDS:
+        usage_cases.labels(kind).set(0)
 
 
 def internal_error(place: Place) -> None:

@@ -16,6 +16,7 @@ def test_every_thread_of_a_controller_is_documented(tmp_path: Path) -> None:
         "kubeconfig": str(api.kubeconfig(tmp_path / "kubeconfig")),
         "http_addr": "127.0.0.1:0",
         "evict_extended_resource_pods": "true",
+        "evict_over_grant": "true",
         "capacity_interval": "3600",
         "webhook_dir": str(tmp_path),
     }

@@ -1,0 +1,227 @@
+"""Evicts pods of claims over their grant, and of idle claims, as nodes ask in their GpuNodes. A thread of its own.
+
+Each case is announced on its pods first, and only what still stands when its wait is over is acted on, if its node has
+renewed it meanwhile: a GpuNode stays when its node dies. The wait counts from the announcement by this process' clock:
+a new leader announces again, and no clock of a node can shorten it. One pod leaves at a time, with the pace of all
+evictions and a brake (`usage_cases`); then the claim is looked at anew.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from dra_driver.backoff import Backoff
+from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict
+from dra_driver.controller.pace import Pace
+from dra_driver.controller.special_claims import PodRef
+from dra_driver.controller.usage_cases import FRESH_S, CaseKey, NodeUse, UsageCase, is_braked, usage_cases
+from dra_driver.controller.usage_events import UsageEvictionEvents
+from dra_driver.controller.usage_look import MayLeave, candidates, gone, still_asked
+from dra_driver.controller.worker import Worker
+from dra_driver.errors import KubernetesApiError
+from dra_driver.telemetry import controller_metrics as metrics
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "usage-evictions"
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
+OPTED_OUT_S: Final = 30.0
+SETTLE_S: Final = 0.5
+IDLE_S: Final = 30.0
+
+
+class EvictingReplica(Protocol):
+    """Whether this replica may act."""
+
+    def leads(self) -> bool: ...
+
+
+class GpuNodeCopies(Protocol):
+    """What `usage_watch.UsageWatch` offers."""
+
+    @property
+    def problem(self) -> str | None: ...
+    def nodes(self) -> Sequence[NodeUse]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageEvictionRules:
+    """What is switched on, and the brake. ``driver`` is this driver's name."""
+
+    driver: str
+    over_grant: bool
+    idle: bool
+    brake: BrakeRules
+
+
+@dataclass(slots=True)
+class _Open:
+    """A case that was announced at ``announced_s`` to the pods of these UIDs; the next try is due at ``not_before_s``.
+
+    Times are monotonic.
+    """
+
+    announced_s: float
+    not_before_s: float
+    told: set[str] = field(default_factory=set)
+    backoff: Backoff = field(
+        default_factory=lambda: Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
+    )
+
+
+class UsageEvictions:
+    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+
+    def __init__(
+        self,
+        api: EvictionRequests,
+        copies: GpuNodeCopies,
+        leadership: EvictingReplica,
+        rules: UsageEvictionRules,
+        events: UsageEvictionEvents,
+        *,
+        pace: Pace,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api, self._copies, self._leadership = api, copies, leadership
+        self._rules, self._events, self._pace, self._clock = rules, events, pace, clock
+        self._open: dict[CaseKey, _Open] = {}  # of the thread alone, as the next
+        self._renewed: dict[str, tuple[str | None, float]] = {}
+        self._worker = Worker(
+            THREAD_NAME, "usage evictions", self.step, clock=clock, after_error_s=IDLE_S, settle_s=SETTLE_S
+        )
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End after the request in flight. Idempotent; allowed without a start."""
+        self._worker.stop(timeout_s)
+
+    def wake(self) -> None:
+        """Look at the copies soon."""
+        self._worker.wake()
+
+    @property
+    def hung(self) -> str | None:
+        """Why only a restart would help, None otherwise."""
+        return self._worker.hung
+
+    def step(self) -> float:
+        """Announce what is new, and evict who is due. Returns seconds until the next look."""
+        self._worker.beat()
+        if not self._leadership.leads():
+            self._open, self._renewed = {}, {}
+            self._pace.forget()
+            metrics.no_usage_cases()
+            return IDLE_S
+        if self._copies.problem is not None:
+            return 1.0
+        nodes = self._copies.nodes()
+        cases = self._current(nodes)
+        self._announce(cases)
+        announced = {key: case.announced_s for key, case in self._open.items()}
+        braked = is_braked(cases, announced, sum(node.gpus for node in nodes), self._rules.brake, self._clock())
+        self._publish(cases, braked)
+        return IDLE_S if braked else self._evict_due(cases)
+
+    def _current(self, nodes: Sequence[NodeUse]) -> list[UsageCase]:
+        """The cases of nodes that renew what they ask; a node that does not may have died."""
+        now_s = self._clock()
+        renewed = self._renewed
+        self._renewed = {
+            node.name: renewed[node.name]
+            if node.name in renewed and renewed[node.name][0] == node.told.checked_at
+            else (node.told.checked_at, now_s)
+            for node in nodes
+        }
+        fresh = [node for node in nodes if now_s - self._renewed[node.name][1] <= FRESH_S and node.told.checked_at]
+        cases = usage_cases(fresh, over_grant=self._rules.over_grant, idle=self._rules.idle)
+        alive = {case.key for case in cases}
+        self._open = {key: case for key, case in self._open.items() if key in alive}
+        return cases
+
+    def _announce(self, cases: Sequence[UsageCase]) -> None:
+        for case in cases:
+            if case.key in self._open or self._worker.is_stopping:
+                continue
+            self._worker.beat()
+            now_s = self._clock()
+            self._open[case.key] = known = _Open(announced_s=now_s, not_before_s=now_s + case.wait_s)
+            self._tell(case, known, self._candidates(case).pods)
+
+    def _tell(self, case: UsageCase, known: _Open, pods: Sequence[PodRef]) -> None:
+        known.told.update(pod.uid for pod in pods)
+        self._events.announced(case, pods)
+
+    def _publish(self, cases: Sequence[UsageCase], braked: bool) -> None:
+        metrics.usage_brake.set(braked)
+        for kind in metrics.USAGE_KINDS:
+            metrics.usage_cases.labels(kind).set(sum(case.kind == kind for case in cases))
+        self._events.brake(braked, waiting=len(cases))
+
+    def _evict_due(self, cases: Sequence[UsageCase]) -> float:
+        wait_s = IDLE_S
+        for case in cases:
+            known = self._open.get(case.key)
+            if known is None or self._renewed[case.node][1] <= known.announced_s:
+                continue
+            left_s = known.not_before_s - self._clock()
+            if left_s <= 0 and (left_s := self._pace.left_s()) <= 0:
+                if self._worker.is_stopping or not self._leadership.leads():
+                    return 0.0
+                self._try(case, known)
+                left_s = known.not_before_s - self._clock()
+            wait_s = min(wait_s, max(left_s, SETTLE_S))
+        return wait_s
+
+    def _try(self, case: UsageCase, known: _Open) -> None:
+        self._worker.beat()
+        pod, outcome = self._one(case, known)
+        if outcome.result == "announced":
+            known.not_before_s = self._clock() + case.wait_s
+            return
+        metrics.usage_evictions_total.labels(case.kind, outcome.result).inc()
+        log.info(
+            "pod evicted" if outcome.result == "evicted" else "pod not evicted",
+            extra={"claim": f"{case.namespace}/{case.claim}", "node": case.node, "kind": case.kind}
+            | {"pod": str(pod), "result": outcome.result, "reason": outcome.reason},
+        )
+        if pod is not None:
+            self._events.outcome(case, pod, outcome)
+        pause_s = OPTED_OUT_S if outcome.result == "opted-out" else known.backoff.next_s()
+        if outcome.result == "evicted" and case.kind == "over-grant":
+            pause_s = max(case.wait_s, OPTED_OUT_S)  # memory that is given back is seen a while later
+        known.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
+
+    def _one(self, case: UsageCase, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:
+        """Evicts the first pod that may be, with all questions asked once more right before."""
+        try:
+            outcome = still_asked(self._api, case)
+        except KubernetesApiError as error:
+            outcome = EvictionOutcome(result="failed", reason=str(error))
+        if outcome is not None:
+            return None, outcome
+        found = self._candidates(case)
+        if found.outcome is not None:
+            return (case.pods[0] if case.pods else None), found.outcome
+        pod = found.pods[0]
+        if pod.uid not in known.told:  # it came later, or could not be read then
+            self._tell(case, known, [pod])
+            return pod, EvictionOutcome(result="announced")
+        if not self._leadership.leads():
+            return pod, EvictionOutcome(result="failed", reason="this replica does not lead any more")
+        if not self._pace.take():
+            return pod, EvictionOutcome(result="failed", reason="another pod was evicted at the same time")
+        return pod, evict(self._api, pod)
+
+    def _candidates(self, case: UsageCase) -> MayLeave:
+        try:
+            return candidates(self._api, case, self._rules.driver)
+        except KubernetesApiError as error:
+            return MayLeave(outcome=EvictionOutcome(result="failed", reason=str(error)))
+        except (AttributeError, TypeError) as error:
+            return MayLeave(outcome=gone(f"the claim or a pod of it is malformed: {error}"))

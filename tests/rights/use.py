@@ -1,0 +1,110 @@
+"""A controller that evicts because of use, through a proxy that records its requests. As its node, GpuNode, claim, pod
+and kubelet, this file: on a real API server or on the embedded one.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dra_driver.errors import NotFoundError
+from dra_driver.kube import paths
+from dra_driver.kube.rest import RestClient
+from tests.fakes.dra_objects import DRIVER
+from tests.fakes.node_process import DriverProcess
+from tests.fakes.recording_proxy import RecordingProxy
+from tests.rights.accounts import pod_on
+
+Obj = dict[str, Any]
+WAIT_S = 60.0
+
+
+class UsageControllerLife:
+    """It lists GpuNodes, warns a pod, evicts it, and releases its Lease."""
+
+    def __init__(
+        self, folder: Path, admin: RestClient, proxy: RecordingProxy, *, lease: str, tenant: str, node: str
+    ) -> None:
+        self._admin, self._proxy, self._tenant, self._node = admin, proxy, tenant, node
+        flags: dict[str, str | None] = {
+            "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
+            "namespace": lease,
+            "pod_name": "rights",
+            "max_evictions_per_minute": "600",
+            "evict_over_grant": "true",
+            "policy_status": "false",
+            "lease_duration": "3",
+        }
+        self._process = DriverProcess("controller", folder, flags)
+
+    def live(self) -> list[tuple[str, str]]:
+        """All requests. Waits at most a minute for each step."""
+        claim = self._claim_in_use("goes")
+        self._ask(claim, "2026-07-01T12:00:00Z")
+        try:
+            self._process.start()
+            self._wait(lambda: self._asked("POST", "/events"))
+            self._ask(claim, "2026-07-01T12:01:00Z")
+            self._wait(lambda: is_leaving(self._admin, self._tenant, "goes"))
+            assert self._process.end()[0] == 0
+        finally:
+            self._process.kill()
+        return list(self._proxy.requests)
+
+    def _wait(self, condition: Callable[[], object]) -> None:
+        self._process.wait_for(condition, WAIT_S)
+
+    def _asked(self, method: str, part: str) -> bool:
+        return any(verb == method and part in path for verb, path in self._proxy.requests)
+
+    def _claim_in_use(self, pod: str) -> Obj:
+        """A claim with a share of gpu-0 of the node, reserved for a pod that runs there."""
+        made = self._admin.create(paths.pods(self._tenant), pod_on(self._node, "default", self._tenant, pod))
+        self._admin.merge_patch(f"{paths.pod(self._tenant, pod)}/status", {"status": {"phase": "Running"}})
+        request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+        body = {"metadata": {"name": "over"}, "spec": {"devices": {"requests": [request]}}}
+        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        claim = self._admin.create(paths.resource_claims(self._tenant), {**kind, **body})
+        result = {"request": "gpu", "driver": DRIVER, "pool": f"{self._node}/{DRIVER}", "device": "gpu-0"}
+        user = {"resource": "pods", "name": pod, "uid": made["metadata"]["uid"]}
+        claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+        self._admin.update(f"{paths.resource_claim(self._tenant, 'over')}/status", claim)
+        return {"claim": claim["metadata"]["uid"], "pod": pod, "podUid": made["metadata"]["uid"]}
+
+    def _ask(self, claim: Obj, checked_at: str) -> None:
+        """As the node process of the node writes it."""
+        entry = {
+            "namespace": self._tenant,
+            "claim": "over",
+            "claimUid": claim["claim"],
+            "gpu": "gpu-0",
+            "pods": [{"name": claim["pod"], "uid": claim["podUid"]}],
+            "used": "20Gi",
+            "granted": "12Gi",
+            "processes": 2,
+            "since": "2026-07-01T12:00:00Z",
+            "action": "Evict",
+            "graceSeconds": 0,
+        }
+        gpu = {"name": "gpu-0", "uuid": "GPU-0", "offeredAs": [], "usedAs": "Shared", "health": "Healthy"}
+        status = {
+            "observedAt": checked_at,
+            "driverName": DRIVER,
+            "summary": {"gpus": 1, "problems": 0},
+            "gpus": [gpu],
+            "policies": [],
+            "problems": [],
+            "usage": {"checkedAt": checked_at, "overGrant": [entry]},
+        }
+        head = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuNode", "metadata": {"name": self._node}}
+        try:
+            self._admin.get(paths.gpu_nodes(self._node))
+        except NotFoundError:
+            self._admin.create(paths.gpu_nodes(), head)
+        self._admin.apply(f"{paths.gpu_nodes(self._node)}/status", {**head, "status": status}, "test")
+
+
+def is_leaving(admin: RestClient, namespace: str, name: str) -> bool:
+    try:
+        return "deletionTimestamp" in admin.get(paths.pod(namespace, name))["metadata"]
+    except NotFoundError:
+        return True

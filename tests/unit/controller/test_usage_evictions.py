@@ -1,0 +1,356 @@
+"""Evictions because of use: announced, waited for, looked at again, one at a time, and only pods of the node."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.pace import Pace
+from dra_driver.controller.usage_cases import FRESH_S, NodeUse, node_use
+from dra_driver.controller.usage_events import UsageEvictionEvents
+from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
+from dra_driver.errors import ApiUnreachableError, DraError, NotFoundError, ServerBusyError
+from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.telemetry.controller_metrics import REGISTRY
+from tests.unit.controller.objects import DRIVER
+from tests.unit.controller.usage_objects import FOREIGN, IDLE, claim_object, gpu_node, over, pod
+
+BRAKE = BrakeRules(percent=20, window_s=600)
+
+
+class World:
+    """GpuNodes, claims and pods; the copies, the API, the leadership, the recorder and the clock of one controller."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.nodes_: dict[str, dict[str, Any]] = {}
+        self.claims: dict[str, dict[str, Any]] = {}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.stale: set[str] = set()
+        self.evicted: list[tuple[float, str]] = []
+        self.events: list[tuple[str, str, str]] = []
+        self.refusal: DraError | None = None
+        self.leading_since: float | None = -1000.0
+        self.problem: str | None = None
+        self.evictions = self.controller()
+
+    def controller(self, *, over_grant: bool = True, idle: bool = True, per_minute: int = 60) -> UsageEvictions:
+        rules = UsageEvictionRules(driver=DRIVER, over_grant=over_grant, idle=idle, brake=BRAKE)
+        events = UsageEvictionEvents(self, {"kind": "Lease", "name": "lease"})
+        pace = Pace(per_minute, self, lambda: self.seconds)
+        return UsageEvictions(self, self, self, rules, events, pace=pace, clock=lambda: self.seconds)
+
+    def tell(self, *entries: Mapping[str, Any], node: str = "gpu-a", kind: str = "overGrant", gpus: int = 8) -> None:
+        self.nodes_[node] = gpu_node(node, gpus=gpus, **{kind: list(entries)})
+
+    def run(self, *, names: tuple[str, ...] = ("llm",)) -> None:
+        for name in names:
+            self.claims[name] = claim_object(name)
+            self.pods[f"{name}-0"] = pod(f"{name}-0")
+
+    def run_until(self, seconds: float) -> None:
+        """Turns as the thread makes them, and nodes that renew what they ask every minute."""
+        while self.seconds < seconds:
+            minute = int(self.seconds // 60)
+            for name, node in self.nodes_.items():
+                if name not in self.stale and "checkedAt" in node["status"]["usage"]:
+                    node["status"]["usage"]["checkedAt"] = f"minute {minute}"
+            wait_s = self.evictions.step()
+            self.seconds += min(max(wait_s, 0.1), 1.0)
+
+    @property
+    def reasons(self) -> list[tuple[str, str]]:
+        return [(name, reason) for name, reason, _ in self.events]
+
+    # Copies and leadership
+    def nodes(self) -> list[NodeUse]:
+        return [found for item in self.nodes_.values() if (found := node_use(item)) is not None]
+
+    def leads(self) -> bool:
+        return self.leading_since is not None
+
+    def led_for_s(self) -> float | None:
+        return None if self.leading_since is None else self.seconds - self.leading_since
+
+    # The API and the recorder
+    def get(self, path: str) -> dict[str, Any]:
+        kind, _, name = path.rpartition("/")
+        found = {"gpunodes": self.nodes_, "resourceclaims": self.claims, "pods": self.pods}[kind.rpartition("/")[2]]
+        if name not in found:
+            raise NotFoundError(path)
+        return found[name]
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        name = body["metadata"]["name"]
+        assert body["deleteOptions"]["preconditions"]["uid"] == self.pods[name]["metadata"]["uid"]
+        assert path == f"/api/v1/namespaces/team/pods/{name}/eviction"
+        del self.pods[name]
+        self.evicted.append((self.seconds, name))
+        return {}
+
+    def record(self, about: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
+        self.events.append((about["name"], reason, message))
+
+
+@pytest.fixture
+def world() -> World:
+    found = World()
+    found.run()
+    return found
+
+
+def test_a_pod_over_its_grant_is_told_first_and_evicted_after_the_grace_time(world: World) -> None:
+    """And no earlier: the node's own times do not count."""
+    world.tell(over())
+    world.run_until(59)
+    assert world.evicted == []
+    assert world.reasons == [("llm-0", "GpuEvictionAnnounced")]
+    assert "have 20Gi of gpu-0 on node gpu-a, and it was granted 12Gi" in world.events[0][2]
+    assert "evicted if that lasts for 60 s" in world.events[0][2]
+    world.run_until(70)
+    assert [name for _, name in world.evicted] == ["llm-0"]
+    assert world.reasons[1:] == [("llm-0", "GpuEviction")]
+
+
+def test_a_claim_that_keeps_its_grant_again_keeps_its_pod(world: World) -> None:
+    world.tell(over())
+    world.run_until(50)
+    world.tell()
+    world.run_until(100)
+    world.tell(over())
+    world.run_until(150)
+    assert world.evicted == []
+
+
+@pytest.mark.parametrize("action", ["Report", "Delete"])
+def test_without_the_policys_consent_nothing_happens(world: World, action: str) -> None:
+    world.tell(over(action=action))
+    world.run_until(200)
+    assert (world.evicted, world.events) == ([], [])
+
+
+def test_processes_of_no_claim_never_lead_to_an_eviction(world: World) -> None:
+    """Also where the entry is dressed up as one that asks."""
+    world.tell(FOREIGN | over() | {"pods": []}, FOREIGN)
+    world.run_until(200)
+    assert (world.evicted, world.events) == ([], [])
+    world.tell(FOREIGN, FOREIGN | over(), kind="unattributed")
+    world.run_until(400)
+    assert (world.evicted, world.events) == ([], [])
+
+
+@pytest.mark.parametrize("kind", ["overGrant", "idle"])
+def test_a_node_reaches_only_pods_that_run_on_it(world: World, kind: str) -> None:
+    """gpu-b names a claim that is allocated on gpu-a; then one of its own whose pod runs on gpu-a."""
+    entry = over() if kind == "overGrant" else IDLE
+    world.tell(entry, node="gpu-b", kind=kind)
+    world.pods["llm-0"] = pod("llm-0", node="gpu-b")
+    world.run_until(700)
+    assert world.evicted == []
+    world.claims["llm"], world.pods["llm-0"] = claim_object("llm", node="gpu-b"), pod("llm-0", node="gpu-a")
+    world.run_until(1400)
+    assert world.evicted == []
+    world.pods["llm-0"] = pod("llm-0", node="gpu-b")
+    world.run_until(2100)
+    assert [name for _, name in world.evicted] == ["llm-0"]
+
+
+def test_a_pod_that_does_not_have_the_claim_is_never_evicted(world: World) -> None:
+    """A node may name any pod of the namespace; the claim's own status decides."""
+    world.pods["web-0"] = pod("web-0")
+    world.tell(over(pods=[{"name": "web-0", "uid": "uid-web-0"}]))
+    world.run_until(300)
+    assert world.evicted == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"claimUid": "uid-former"}, {"gpu": "gpu-1"}, {"pods": [{"name": "llm-0", "uid": "uid-former"}]}],
+)
+def test_a_later_claim_or_pod_of_the_name_is_safe(world: World, changed: dict[str, Any]) -> None:
+    world.tell(over(**changed))
+    world.run_until(300)
+    assert world.evicted == []
+
+
+def test_a_node_that_has_died_asks_for_nothing(world: World) -> None:
+    """Its GpuNode stays as it was; what it said must be renewed after the announcement."""
+    world.tell(over())
+    world.stale.add("gpu-a")
+    world.run_until(FRESH_S + 200)
+    assert world.evicted == []
+    world.nodes_["gpu-a"] = gpu_node(checked=None, overGrant=[over()])
+    world.run_until(FRESH_S + 500)
+    assert world.evicted == []
+
+
+def test_what_no_longer_stands_at_the_last_look_is_left(world: World) -> None:
+    """The copy of the watch may be a second old."""
+    world.tell(over())
+    world.run_until(55)
+    world.nodes_["gpu-a"]["status"]["usage"]["checkedAt"] = "later"
+    copies = world.nodes()
+    world.nodes = lambda: copies  # type: ignore[method-assign]
+    world.evictions.step()
+    fine, over_it = gpu_node(), world.nodes_["gpu-a"]
+    world.nodes_["gpu-a"], world.seconds = fine, 80
+    world.evictions.step()
+    assert world.evicted == []
+    world.nodes_["gpu-a"], world.seconds = over_it, 200
+    world.evictions.step()
+    assert len(world.evicted) == 1
+
+
+def test_pods_that_opt_out_stay_and_are_told_why(world: World) -> None:
+    world.pods["llm-0"] = pod("llm-0", annotations={NO_EVICTION: "true"})
+    world.tell(over())
+    world.run_until(100)
+    assert world.evicted == []
+    assert ("llm-0", "GpuEvictionOptedOut") in world.reasons
+
+
+def test_a_budget_is_honoured(world: World) -> None:
+    error = ServerBusyError("Cannot evict pod", status=429, reason="TooManyRequests")
+    error.details = {"causes": [{"reason": "DisruptionBudget", "message": "needs 1 healthy pod"}]}
+    world.refusal = error
+    world.tell(over())
+    world.run_until(100)
+    assert ("llm-0", "GpuEvictionRefused") in world.reasons
+    world.refusal = None
+    world.run_until(300)
+    assert [name for _, name in world.evicted] == ["llm-0"]
+
+
+def test_one_pod_leaves_at_a_time_the_one_with_most_memory_first(world: World) -> None:
+    """Then the claim is looked at for as long again."""
+    world.claims["llm"] = claim_object("llm", pods=("llm-0", "llm-1"))
+    world.pods["llm-1"] = pod("llm-1")
+    world.tell(over(pods=[{"name": "llm-1", "uid": "uid-llm-1"}, {"name": "llm-0", "uid": "uid-llm-0"}]))
+    world.run_until(70)
+    assert [name for _, name in world.evicted] == ["llm-1"]
+    world.run_until(120)
+    assert len(world.evicted) == 1
+    world.run_until(140)
+    assert [name for _, name in world.evicted] == ["llm-1", "llm-0"]
+
+
+def test_a_pod_that_came_after_the_announcement_is_told_before_it_leaves(world: World) -> None:
+    world.tell(over())
+    world.run_until(50)
+    world.pods = {"llm-9": pod("llm-9")}
+    world.claims["llm"] = claim_object("llm", pods=("llm-9",))
+    world.tell(over(pods=[{"name": "llm-9", "uid": "uid-llm-9"}]))
+    world.run_until(110)
+    assert world.evicted == []
+    assert ("llm-9", "GpuEvictionAnnounced") in world.reasons
+    world.run_until(140)
+    assert [name for _, name in world.evicted] == ["llm-9"]
+
+
+def test_an_idle_claim_is_reclaimed_after_as_many_minutes_more(world: World) -> None:
+    """All of its pods, one after the other."""
+    world.claims["llm"] = claim_object("llm", pods=("llm-0", "llm-1"))
+    world.pods["llm-1"] = pod("llm-1")
+    world.tell(IDLE, kind="idle")
+    world.run_until(299)
+    assert world.evicted == []
+    assert world.reasons == [("llm-0", "GpuEvictionAnnounced"), ("llm-1", "GpuEvictionAnnounced")]
+    world.run_until(330)
+    assert [name for _, name in world.evicted] == ["llm-0", "llm-1"]
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "x"}], [{"kind": "X", "controller": False}]])
+def test_an_idle_pod_without_a_controller_is_never_evicted(world: World, owners: Any) -> None:
+    """It would not come back. Nor are others of its claim, which stays in use by it."""
+    world.claims["llm"] = claim_object("llm", pods=("llm-1", "llm-0"))
+    world.pods |= {"llm-0": pod("llm-0", ownerReferences=owners), "llm-1": pod("llm-1")}
+    world.tell(IDLE, kind="idle")
+    world.run_until(900)
+    assert world.evicted == []
+
+
+@pytest.mark.parametrize(("over_grant", "idle", "leaves"), [(True, False, "a-0"), (False, True, "b-0")])
+def test_each_kind_has_its_switch(world: World, over_grant: bool, idle: bool, leaves: str) -> None:
+    world.run(names=("a", "b"))
+    world.evictions = world.controller(over_grant=over_grant, idle=idle)
+    world.nodes_["gpu-a"] = gpu_node(overGrant=[over("a")], idle=[IDLE | {"claim": "b", "claimUid": "uid-b"}])
+    world.run_until(700)
+    assert [name for _, name in world.evicted] == [leaves]
+
+
+def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> None:
+    """Two of eight GPUs within the window; when it is over, they leave at the pace."""
+    world.run(names=("a", "b"))
+    for name, gpu in (("a", "gpu-0"), ("b", "gpu-1")):
+        world.claims[name] = claim_object(name, device=gpu)
+    world.tell(over("a"), over("b", gpu="gpu-1"))
+    world.run_until(500)
+    assert world.evicted == []
+    assert ("lease", "GpuEvictionBraked") in world.reasons
+    assert REGISTRY.get_sample_value("dra_driver_usage_brake") == 1
+    world.run_until(700)
+    assert len(world.evicted) == 2
+    assert ("lease", "GpuEvictionResumed") in world.reasons
+
+
+def test_two_claims_on_one_gpu_are_one_gpu_for_the_brake(world: World) -> None:
+    """A shared GPU has many claims."""
+    world.run(names=("a", "b"))
+    world.tell(over("a"), over("b"))
+    world.run_until(80)
+    assert len(world.evicted) == 2
+
+
+def test_the_pace_holds(world: World) -> None:
+    world.run(names=("a", "b"))
+    world.evictions = world.controller(per_minute=2)
+    world.tell(over("a"), over("b"))
+    world.run_until(75)
+    assert len(world.evicted) == 1
+    world.run_until(100)
+    assert len(world.evicted) == 2
+
+
+def test_a_new_leader_announces_again(world: World) -> None:
+    world.tell(over())
+    world.run_until(50)
+    world.leading_since = None
+    world.run_until(55)
+    world.leading_since = 55.0
+    world.run_until(110)
+    assert world.evicted == []
+    world.run_until(140)
+    assert len(world.evicted) == 1
+
+
+def test_without_current_copies_or_an_api_server_nothing_happens(world: World) -> None:
+    world.tell(over())
+    world.problem = "cannot watch GpuNodes"
+    world.run_until(100)
+    assert world.events == []
+    world.problem = None
+    world.refusal = ApiUnreachableError("down")
+    world.run_until(200)
+    assert world.evicted == []
+    world.refusal = None
+    world.run_until(400)
+    assert len(world.evicted) == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"status": {"reservedFor": 7}},
+        {"status": {"allocation": {"devices": {"results": [None]}}}},
+        {"metadata": None},
+        {"metadata": {"uid": "uid-llm"}, "status": {"allocation": []}},
+    ],
+)
+def test_a_malformed_claim_is_no_reason_to_end(world: World, broken: dict[str, Any]) -> None:
+    world.claims["llm"] = world.claims["llm"] | broken
+    world.tell(over())
+    world.run_until(100)
+    assert world.evicted == []
