@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow chaos soak alerts check bench fuzz mutants image gen lock clean
+.PHONY: demo test test-slow chaos soak alerts prometheus check bench fuzz mutants image gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -28,6 +28,9 @@ soak: $(VENV)/.ready          ## 10,000 mixed claims on a node and 1,000 on a cl
 alerts:                       ## The chart's rules in promtool; needs Debian's package prometheus, or promtool on PATH
 	promtool check rules deploy/chart/files/alerts.yaml deploy/chart/files/records.yaml
 	promtool test rules tests/prometheus/alerts_test.yaml tests/prometheus/records_test.yaml
+
+prometheus: $(VENV)/.ready    ## A Prometheus scrapes for ten minutes; every dashboard's queries, and an alert; needs Debian's prometheus, prometheus-alertmanager
+	$(BIN)/python -m tests.prometheus
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
 	$(BIN)/ruff format --check .

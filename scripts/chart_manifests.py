@@ -45,7 +45,9 @@ def _render(root: Path, target: Path) -> None:
     """With the CRDs, the schema and the generated policy of ``target``, which may be newer than those of ``root``."""
     chart = target / render_chart.CHART
     if root != target:
-        made = shutil.ignore_patterns("crds", chart_settings.SCHEMA.name, admission_manifests.PARAMETERS.name)
+        made = shutil.ignore_patterns(
+            "crds", "dashboards", chart_settings.SCHEMA.name, admission_manifests.PARAMETERS.name
+        )
         shutil.copytree(root / render_chart.CHART, chart, ignore=made, dirs_exist_ok=True)
     for folder in (BASE, CLEANUP.parent):
         (target / folder).mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
 deploy/base from deploy/chart, docs/performance.md and docs/faults.md from their last runs, the tables of
 docs/conformance.md from the checks, docs/cli.md from the parsers, docs/doctor-faults.md from what the doctor said last,
-the table of XIDs in docs/health.md from the data of the package.
+the table of XIDs in docs/health.md from the data of the package, Grafana's dashboards from deploy/dashboards.yaml.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -29,6 +29,7 @@ import admission_manifests  # noqa: E402 - as below
 import chart_manifests  # noqa: E402 - as below
 import cli_docs  # noqa: E402 - as below
 import conformance_docs  # noqa: E402 - as below
+import dashboards  # noqa: E402 - as below
 import doctor_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
@@ -81,6 +82,7 @@ def generate(target: Path) -> None:
     rights_docs.generate(ROOT, target)
     cli_docs.generate(target)
     admission_manifests.generate(target)
+    dashboards.generate(ROOT, target)
     chart_manifests.generate(ROOT, target)  # after everything that it renders
 
 
@@ -114,7 +116,7 @@ def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, *CRDS) if (root / path).exists()]
     found += performance_docs.outputs(root) + conformance_docs.outputs(root) + health_docs.outputs(root)
-    found += rights_docs.outputs(root) + cli_docs.outputs(root) + doctor_docs.outputs(root)
+    found += rights_docs.outputs(root) + cli_docs.outputs(root) + doctor_docs.outputs(root) + dashboards.outputs(root)
     found += faults_docs.outputs(root) + chart_manifests.outputs(root) + admission_manifests.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 

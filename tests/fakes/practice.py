@@ -14,8 +14,8 @@ NEEDS: Final = "# needs: "
 """Begins a line that names an API which clusters may not serve."""
 EXPANDED: Final = frozenset({"StatefulSet"})
 """Run on the embedded cluster as the pods that their controller would make."""
-SKIPPED: Final = frozenset({"HorizontalPodAutoscaler", "ResourceQuota", "LimitRange"})
-"""The embedded cluster has no controller and no admission for them."""
+SKIPPED: Final = frozenset({"HorizontalPodAutoscaler", "ResourceQuota", "LimitRange", "ConfigMap"})
+"""The embedded cluster has no controller and no admission for them, and does not serve ConfigMaps."""
 _SERVED: Final = frozenset((kind.api_version, kind.kind) for kind in ALL_KINDS)
 Wire = dict[str, Any]
 

@@ -20,6 +20,7 @@ SEEN = {
     "notebook-share": (1, ()),
     "statefulset-workers": (1, ()),
     "training-first-available": (2, ()),
+    "triton-autoscaled-share": (1, ()),
     "triton-mig-slice": (0, ("1g.10gb",)),
     "triton-share": (1, ()),
     "triton-whole-gpu": (1, ()),

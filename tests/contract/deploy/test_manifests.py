@@ -26,7 +26,11 @@ CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.nam
 SWITCHES = ("mpsHost", "controller", "eviction", "claimStatus", "claimEvents", "drainer", "networkPolicy")
 EVERYTHING: Obj = {
     **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration", "webhook")},
-    "metrics": {"podMonitor": {"enabled": True, "labels": {"a": "b"}}, "prometheusRule": {"enabled": True}},
+    "metrics": {
+        "podMonitor": {"enabled": True, "labels": {"a": "b"}},
+        "prometheusRule": {"enabled": True},
+        "dashboards": {"enabled": True},
+    },
     "namespace": {"create": True},
     "cleanup": {"node": "node-a"},
     "imagePullSecrets": [{"name": "registry"}],
@@ -36,7 +40,7 @@ EVERYTHING: Obj = {
 }
 """All switches at once, so that every template is rendered."""
 
-UNSERVED = NOT_EMBEDDED | {"NetworkPolicy", "ResourceQuota", "PodMonitor", "PrometheusRule"}
+UNSERVED = NOT_EMBEDDED | {"NetworkPolicy", "ResourceQuota", "PodMonitor", "PrometheusRule", "ConfigMap"}
 
 
 @pytest.fixture(scope="module")

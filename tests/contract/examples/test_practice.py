@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dra_driver.cli import kubectl
 from dra_driver.quantity import Quantity
 from tests.fakes.practice import PRACTICE, ROOT, Wire, needed_api, objects_of
+from tests.prometheus.dashboards import EXPORTER, adapter_query
 
 GOLDEN = json.loads((ROOT / "tests/golden/openapi/practice.json").read_text(encoding="utf-8"))
 SCALARS: dict[str, tuple[type, ...]] = {
@@ -83,3 +85,19 @@ def test_only_the_pod_group_needs_more_than_the_defaults() -> None:
     assert {path.stem: needed_api(path) for path in PRACTICE if needed_api(path)} == {
         "podgroup-shared-claim": "scheduling.k8s.io/v1alpha2"
     }
+
+
+def test_the_autoscaler_asks_for_the_metric_that_the_adapter_makes_of_ours() -> None:
+    """Three names have to agree: the exporter's series, the adapter's metric, and the autoscaler's."""
+    objects = {item["kind"]: item for item in objects_of(ROOT / "examples/practice/triton-autoscaled-share.yaml")}
+    (rule,) = yaml.safe_load(objects["ConfigMap"]["data"]["config.yaml"])["rules"]
+    (metric,) = objects["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    series = rule["seriesQuery"].partition("{")[0]
+    assert f"# TYPE {series} gauge" in EXPORTER.read_text(encoding="utf-8")
+    resources = {label: item["resource"] for label, item in rule["resources"]["overrides"].items()}
+    assert resources == {"namespace": "namespace", "pod": "pod"}
+    assert adapter_query(rule, "team-a", ["train-0"]) == (
+        "avg by (pod) (sum by (pod, claim, request, device, share) "
+        '(dra_claim_sm_utilization_ratio{namespace="team-a",pod=~"train-0"}))'
+    )

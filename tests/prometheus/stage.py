@@ -1,0 +1,145 @@
+"""What is scraped: two node processes with simulated GPUs, a controller that surveys capacity, and an exporter.
+
+The API server is the embedded one. Claims come and go on one node, a partition stays, and a GPU of the other node falls
+off its bus, so that there is an alert. The exporter is a recorded exposition of the exporter's metrics.
+"""
+
+import shutil
+import tempfile
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.bench.claims_api import CLAIMS, NAMESPACE, SLICES, ClaimMaker
+from tests.fakes.kubelet import DraClient, dial, register
+from tests.fakes.node_process import DriverProcess, NodeProcess
+from tests.prometheus.dashboards import EXPORTER
+from tests.prometheus.programs import TextServer, free_port, serving
+
+DRIVER = "gpu.nvidia.com"
+SPECS = {"node-a": "4xh100-sxm5-80gb", "node-b": "2xh100-sxm5-80gb"}
+JOB = "dra-driver/dra-driver"
+START_S = 60.0
+FAULT = "ecc"
+
+
+class Stage:
+    """A context manager. ``targets`` are labels and port of each process that serves metrics."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="dra-prometheus-"))
+        self._stack = ExitStack()
+        self._api = ApiServer()
+        self._nodes: dict[str, NodeProcess] = {}
+        self.targets: list[tuple[dict[str, str], int]] = []
+
+    def __enter__(self) -> "Stage":
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._api.start()
+        self._stack.callback(self._api.stop)
+        for name in ("dra-driver", NAMESPACE):
+            self._api.store.create(NAMESPACES, {"metadata": {"name": name}})
+        for name in SPECS:
+            self._api.store.create(NODES, {"metadata": {"name": name}})
+        config = self._api.kubeconfig(self._folder / "admin.conf")
+        self._rest = RestClient(Connection.load(str(config)))
+        for name in SPECS:
+            self._start_node(name, config)
+        self._start_controller(config)
+        exporter = TextServer(EXPORTER.read_text())
+        self._stack.enter_context(serving(exporter.server))
+        self.targets.append(({"job": JOB, "pod": "exporter-a", "node": "node-a"}, exporter.port))
+        self._prepare_partition()
+
+    def _start_node(self, name: str, config: Path) -> None:
+        port, folder = free_port(), self._folder / name
+        folder.mkdir()
+        process = NodeProcess(
+            folder, node_name=name, simulate=SPECS[name], kubeconfig=str(config), http_addr=f"127.0.0.1:{port}"
+        ).start()
+        self._stack.callback(process.kill)
+        process.wait_for(process.registration.exists, START_S)
+        register(process.registration)
+        process.wait_for(lambda: self._has_slices(name), START_S)
+        self._nodes[name] = process
+        self.targets.append(({"job": JOB, "pod": f"driver-{name[-1]}", "node": name}, port))
+
+    def _has_slices(self, name: str) -> bool:
+        selector = {"fieldSelector": f"spec.nodeName={name},spec.driver={DRIVER}"}
+        return any(item["spec"].get("devices") for item in self._rest.list(SLICES, selector)["items"])
+
+    def _start_controller(self, config: Path) -> None:
+        port, folder = free_port(), self._folder / "controller"
+        folder.mkdir()
+        flags: dict[str, str | None] = {
+            "kubeconfig": str(config),
+            "http_addr": f"127.0.0.1:{port}",
+            "capacity_interval": "60",
+            "evict_extended_resource_pods": "true",
+        }
+        process = DriverProcess("controller", folder, flags).start()
+        self._stack.callback(process.kill)
+        self.targets.append(({"job": JOB, "pod": "controller-1"}, port))
+
+    def _prepare_partition(self) -> None:
+        """One that stays, so that its GPU is fragmented and its others are stranded."""
+        pool, device = next(
+            (item["spec"]["pool"]["name"], device["name"])
+            for item in self._rest.list(SLICES)["items"]
+            for device in item["spec"].get("devices") or ()
+            if device["name"].startswith("gpu-3-mig-1g10gb-19-")
+        )
+        maker = ClaimMaker(self._rest, node="node-a", driver=DRIVER)
+        maker.gpus = [(pool, device)]
+        self._prepare("node-a", maker.make(0))
+
+    def turn(self, index: int) -> None:
+        """A claim is prepared and unprepared on the first node."""
+        maker = ClaimMaker(self._rest, node="node-a", driver=DRIVER)
+        claim = maker.make(index % 3)
+        self._prepare("node-a", claim)
+        with dial(self._nodes["node-a"].dra) as channel:
+            DraClient(channel).unprepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
+        maker.drop(claim)
+
+    def fail_one(self) -> None:
+        """The kubelet asks for a claim that does not exist."""
+        with dial(self._nodes["node-a"].dra) as channel:
+            DraClient(channel).prepare(str(uuid.uuid4()), namespace=NAMESPACE, name="no-such-claim")
+
+    def _prepare(self, node: str, claim: dict[str, str]) -> None:
+        with dial(self._nodes[node].dra) as channel:
+            answer: Any = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
+        assert answer.claims[claim["uid"]].error == "", f"{CLAIMS}: {answer.claims[claim['uid']].error}"
+
+    def lose_a_gpu(self) -> None:
+        """A GPU of the second node falls off its bus, and the other one fails."""
+        gpus = self._simulated_b()
+        self._lost, self._failed = (gpu.uuid for gpu in gpus.snapshot().gpus)
+        gpus.inject(self._lost, "xid=79")
+        gpus.inject(self._failed, FAULT)
+
+    def repair_the_other(self) -> None:
+        """The one that failed is well again."""
+        self._simulated_b().recover(self._failed)
+
+    def _simulated_b(self) -> SimulatedBackend:
+        state = self._nodes["node-b"].dra.with_name("simulated-gpus.json")
+        return SimulatedBackend.from_spec(SPECS["node-b"], "node-b", state_file=state)
