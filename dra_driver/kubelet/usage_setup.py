@@ -19,7 +19,7 @@ from dra_driver.model.terms import Terms
 
 FOLDER: Final = "usage"
 """In the driver's directory: what node process and usage exporter tell each other."""
-CHECKED_S: Final = 60.0
+CHECKED_S: Final = 20.0
 """How often ``checkedAt`` of the GpuNode is renewed while the controller is asked to act."""
 
 

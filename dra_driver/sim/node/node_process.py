@@ -133,14 +133,18 @@ class MpsHostSubprocess(DriverSubprocess):
 
 
 class ControllerSubprocess(DriverSubprocess):
-    """``dra-driver controller`` with evictions switched on, and its Lease in namespace default."""
+    """``dra-driver controller`` with evictions switched on, and its Lease in namespace default.
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    ``more`` are further flags.
+    """
+
+    def __init__(self, kubeconfig: Path, log: Path, more: Sequence[str] = ()) -> None:
         arguments = [
             "controller",
             *("--kubeconfig", str(kubeconfig)),
             *("--namespace", "default"),
             *("--max-evictions-per-minute", "600"),
             "--evict-extended-resource-pods",
+            *more,
         ]
         super().__init__("controller", arguments, log)

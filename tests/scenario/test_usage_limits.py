@@ -1,0 +1,161 @@
+"""A claim over its grant on the embedded cluster: told by its node, evicted by the controller, and no other pod.
+
+The exporter's file is written here; all else is real: node process, GpuNode, events, controller, Deployment.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dra_driver.config.usage_findings import encode
+from dra_driver.model.claim import ClaimRef
+from dra_driver.model.ids import ClaimUid
+from dra_driver.model.usage_findings import OverGrant, Unattributed, UsageFindings, UsingPod
+from dra_driver.model.usage_rules import OverGrantAction
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import (
+    DEPLOYMENTS,
+    EVENTS,
+    GPU_NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+)
+from dra_driver.sim.cluster import DRIVER, Cluster
+from dra_driver.sim.demo import demo
+from dra_driver.sim.node.node_process import ControllerSubprocess
+from dra_driver.sim.objects import is_ready
+from tests.scenario.conftest import ROOT, TIMEOUT_S
+
+POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
+EVICTED_S = 120.0
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes; the node process of gpu-a works with an exporter."""
+    with Cluster({"gpu-a": "1xa100-sxm4-40gb", "gpu-b": "4xa100-sxm4-40gb"}, policies=[POLICY]) as running:
+        running.apply(ROOT / demo.CLASSES)
+        process = running.nodes["gpu-a"].process
+        process.stop()
+        process.command += ["--usage", "true"]
+        process.start()
+        running.wait_published()
+        yield running
+
+
+@pytest.fixture
+def controller(cluster: Cluster, tmp_path: Path) -> Iterator[ControllerSubprocess]:
+    process = ControllerSubprocess(
+        cluster.kubeconfig, tmp_path / "log", ["--evict-over-grant", "true", "--reclaim-idle", "true"]
+    )
+    process.start()
+    yield process
+    assert process.stop() == 0
+
+
+def deploy(cluster: Cluster, namespace: str, name: str) -> Obj:
+    """A Deployment of one pod with a share of 12Gi on gpu-a; returns its pod when it runs."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "12Gi"}}}}
+    template = {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+    cluster.store.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=namespace)
+    container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
+    pod = {
+        "metadata": {"labels": {"app": name}},
+        "spec": {
+            "containers": [container],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
+            "nodeSelector": {"kubernetes.io/hostname": "gpu-a"},
+        },
+    }
+    spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": pod}
+    cluster.store.create(DEPLOYMENTS, {"metadata": {"name": name}, "spec": spec}, namespace=namespace)
+    cluster.wait(lambda: None if ready(cluster, namespace, name) else "no pod", TIMEOUT_S, f"{name} to run")
+    (found,) = ready(cluster, namespace, name)
+    return found
+
+
+def ready(cluster: Cluster, namespace: str, name: str) -> list[Obj]:
+    pods = [
+        each for each in cluster.store.list(PODS, namespace).items if dig(each, "metadata", "labels", "app") == name
+    ]
+    return [each for each in pods if is_ready(each) and dig(each, "metadata", "deletionTimestamp") is None]
+
+
+def claim_of(cluster: Cluster, pod: Obj) -> ClaimRef:
+    name = pod["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
+    namespace = pod["metadata"]["namespace"]
+    uid = cluster.store.get(RESOURCE_CLAIMS, name, namespace)["metadata"]["uid"]
+    return ClaimRef(namespace=namespace, name=name, uid=ClaimUid(uid))
+
+
+def find(cluster: Cluster, *over: tuple[ClaimRef, Obj]) -> None:
+    """What the exporter of gpu-a writes: claims whose pods have 20 GiB, and a process of no claim."""
+    now = datetime.now(UTC)
+    found = [
+        OverGrant(
+            claim=claim,
+            device="gpu-0",
+            pods=(UsingPod(namespace=claim.namespace, name=pod["metadata"]["name"], uid=pod["metadata"]["uid"]),),
+            used_bytes=20 * GIB,
+            grant_bytes=12 * GIB,
+            processes=1,
+            since=now,
+            action=OverGrantAction.EVICT,
+        )
+        for claim, pod in over
+    ]
+    uuid = cluster.store.get(GPU_NODES, "gpu-a")["status"]["gpus"][0]["uuid"]
+    other = Unattributed(gpu_uuid=uuid, device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",))
+    folder = cluster.nodes["gpu-a"].folders.plugins / DRIVER / "usage" / "findings"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "new").write_bytes(encode(UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,))))
+    (folder / "new").rename(folder / "findings.json")
+
+
+def reasons(cluster: Cluster, namespace: str, name: str) -> set[str]:
+    found = cluster.store.list(EVENTS, namespace).items
+    return {item["reason"] for item in found if item["involvedObject"]["name"] == name}
+
+
+def missing(found: set[str], wanted: set[str]) -> str | None:
+    return None if wanted <= found else f"only {sorted(found)}"
+
+
+def usage(cluster: Cluster) -> Obj:
+    found: Obj = cluster.store.get(GPU_NODES, "gpu-a")["status"].get("usage") or {}
+    return found
+
+
+@pytest.mark.slow
+def test_a_claim_over_its_grant_is_told_then_evicted_and_its_neighbour_stays(
+    cluster: Cluster, namespace: str, controller: ControllerSubprocess
+) -> None:
+    """Also an entry that lies about a pod of another node changes nothing."""
+    greedy, fine = deploy(cluster, namespace, "greedy"), deploy(cluster, namespace, "fine")
+    foreign = ClaimRef(namespace=namespace, name="of-gpu-b", uid=ClaimUid("0"))
+    find(cluster, (claim_of(cluster, greedy), greedy), (foreign, fine))
+    cluster.wait(lambda: None if usage(cluster) else "no findings", TIMEOUT_S, "the GpuNode to tell")
+    (told,) = usage(cluster)["overGrant"]
+    assert (told["claim"], told["used"], told["granted"]) == (claim_of(cluster, greedy).name, "20Gi", "12Gi")
+    assert usage(cluster)["unattributed"][0]["commands"] == ["miner"]
+    wanted = {"GpuMemoryOverGrant", "GpuUsedByOthers"}
+    cluster.wait(lambda: missing(reasons(cluster, "default", "gpu-a"), wanted), TIMEOUT_S, "the Node's events")
+
+    def moved() -> str | None:
+        running = ready(cluster, namespace, "greedy")
+        same = [each for each in running if each["metadata"]["uid"] == greedy["metadata"]["uid"]]
+        return "it still runs" if same or not running else None
+
+    cluster.wait(moved, EVICTED_S, "the greedy pod to be evicted and made again")
+    wanted, name = {"GpuEvictionAnnounced", "GpuEviction"}, greedy["metadata"]["name"]
+    cluster.wait(lambda: missing(reasons(cluster, namespace, name), wanted), TIMEOUT_S, "the pod's events")
+    assert [each["metadata"]["uid"] for each in ready(cluster, namespace, "fine")] == [fine["metadata"]["uid"]]
+    # The file still names the claim that has ended: the node no longer passes it on.
+    cluster.wait(lambda: str(usage(cluster)) if usage(cluster).get("overGrant") else None, TIMEOUT_S, "the entry to go")
+    for name in ("greedy", "fine"):
+        cluster.store.delete(DEPLOYMENTS, name, namespace)
+    assert controller.is_running
