@@ -6,6 +6,9 @@ EXAMPLES: Final = {
     "kubectl dra devices": """\
   kubectl dra devices --node gpu-a            what the node publishes, and who has it
   kubectl dra devices -n team-a -o json       what the claims of a namespace have""",
+    "kubectl dra topology": """\
+  kubectl dra topology --node gpu-a           its GPUs, what links them, and who has them
+  kubectl dra topology -o json""",
     "kubectl dra claims": """\
   kubectl dra claims --pending                what still waits, in all namespaces
   kubectl dra claims -n team-a --node gpu-a""",

@@ -17,6 +17,7 @@ NOT_ASKED = frozenset({"version", "migrate"})
 """Commands that ask no API server for objects: the version, and manifests of files."""
 COMMANDS = {
     "devices": ("devices",),
+    "topology": ("topology",),
     "claims": ("claims",),
     "capacity": ("capacity",),
     "usage": ("usage",),
