@@ -147,6 +147,12 @@ static inline const struct profile *profile_of(const struct gpu *gpu, const stru
     return &gpu->profiles[gi->profile];
 }
 
+/* A process of the file of nvml_usage.c; gi is -1 for none. */
+#define MAX_USED 256
+struct used_process { char kind; unsigned pid; int gi; unsigned long long memory, stamp; unsigned sm, mem; };
+/* Those of a kind (0: any) on a GPU, at most room of them; their number. */
+unsigned fake_used_processes(int device, char kind, struct used_process *out, unsigned room);
+
 /* Whether MIG mode is on. */
 static inline int is_cut(const struct gpu *gpu) { return gpu->mig_current == 1; }
 

@@ -136,7 +136,11 @@ int nvmlDeviceGetMemoryInfo_v2(const void *handle, struct memory_v2 *out) {
         return fake_end(NOT_SUPPORTED);
     unsigned long long total = (unsigned long long)call.gpu->memory_bytes;
     unsigned long long reserved = (unsigned long long)call.gpu->reserved_bytes;
-    *out = (struct memory_v2){out->version, total, reserved, total - reserved, 0};
+    struct used_process used[MAX_USED];
+    unsigned long long in_use = 0;
+    for (unsigned i = fake_used_processes(call.device, 'c', used, MAX_USED); i > 0; i--)
+        in_use += used[i - 1].memory == ~0ull ? 0 : used[i - 1].memory;
+    *out = (struct memory_v2){out->version, total, reserved, total - reserved - in_use, in_use};
     return fake_end(OK);
 }
 
