@@ -20,6 +20,7 @@ ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
 SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
     "mps-host": ("dra_driver.cli.mps_host", "run this node's MPS daemons"),
+    "exporter": ("dra_driver.cli.exporter", "run the usage exporter of a node"),
     "controller": ("dra_driver.cli.controller", "run the cluster-wide controller"),
     "webhook": ("dra_driver.cli.webhook", "run the admission webhook"),
     "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),

@@ -40,6 +40,7 @@ class ToldGpu:
 
     device: DeviceName
     gpu_uuid: GpuUuid
+    model: str | None
     rules: UsageRules
 
 
@@ -198,6 +199,7 @@ def _gpu(gpu: ToldGpu, changing: bool) -> Json:
     return {
         "device": gpu.device,
         "gpu": gpu.gpu_uuid,
+        "model": gpu.model,
         "changing": changing,
         "usage": {
             "onOverGrant": rules.over_grant.value,

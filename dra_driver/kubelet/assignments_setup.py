@@ -64,7 +64,12 @@ class AssignmentsService:
         _, inventory, resolver, _ = self._parts()
         terms = resolver.current() if resolver is not None else {}
         return [
-            ToldGpu(device=gpu.device_name, gpu_uuid=gpu.uuid, rules=terms_of(terms, gpu.uuid).usage)
+            ToldGpu(
+                device=gpu.device_name,
+                gpu_uuid=gpu.uuid,
+                model=gpu.product_name,
+                rules=terms_of(terms, gpu.uuid).usage,
+            )
             for gpu in (inventory.current().gpus if inventory is not None else ())
         ]
 

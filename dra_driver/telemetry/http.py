@@ -9,8 +9,10 @@ line, written for a person who runs curl. Remarks follow in both cases and do no
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 
 from dra_driver.telemetry import metrics
 from dra_driver.telemetry.http_loop import BACKLOG, MAX_CONNECTIONS, HttpLoop
@@ -32,7 +34,7 @@ class ObservabilityServer:
 
     Raises OSError when the address cannot be bound, ValueError when it is no address. ``ready``, ``live`` and
     ``remarks``, which ``/readyz`` adds, are called in request threads, as ``scrape``, the content of ``/metrics``.
-    ``connections`` are open at most.
+    ``connections`` are open at most. ``pages`` are further paths with what makes their content.
     """
 
     def __init__(
@@ -44,12 +46,13 @@ class ObservabilityServer:
         *,
         connections: int = MAX_CONNECTIONS,
         scrape: Scrape = metrics.render,
+        pages: Mapping[str, Scrape] = MappingProxyType({}),
     ) -> None:
         host, _, port = addr.rpartition(":")
         listener = listen(host.strip("[]"), int(port))
         self.port = int(listener.getsockname()[1])
         self._routes: dict[str, Callable[[], Answer]] = {
-            "/metrics": lambda: (HTTPStatus.OK, *scrape()),
+            **{path: partial(_page, make) for path, make in {"/metrics": scrape, **pages}.items()},
             "/healthz": lambda: _verdict(live()),
             "/readyz": lambda: _verdict(ready(), remarks()),
         }
@@ -91,6 +94,10 @@ class ObservabilityServer:
             log.exception("health or metrics request failed", extra={"path": request.path})
             metrics.internal_error("http")
             return _verdict(["internal error, see the log"])
+
+
+def _page(make: Scrape) -> Answer:
+    return HTTPStatus.OK, *make()
 
 
 def listen(host: str, port: int) -> socket.socket:

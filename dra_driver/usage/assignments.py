@@ -68,6 +68,7 @@ def _gpu(found: _Found) -> AssignedGpu | None:
     return AssignedGpu(
         device=device,
         gpu_uuid=GpuUuid(uuid),
+        model=_text(found, "model") or "",
         changing=found.get("changing") is True,
         rules=_rules(usage if isinstance(usage, dict) else {}),
     )

@@ -234,7 +234,7 @@ def _totals(gpu: _Gpu, named: AssignedGpu | None, uses: Sequence[DeviceUse], fou
         unattributed_bytes=rest,
         unattributed=tuple(found.foreign) if found is not None else None,
     )
-    return plain if named is None else replace(plain, changing=named.changing, rules=named.rules)
+    return plain if named is None else replace(plain, model=named.model, changing=named.changing, rules=named.rules)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

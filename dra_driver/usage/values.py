@@ -59,6 +59,7 @@ class AssignedGpu:
 
     device: str
     gpu_uuid: GpuUuid
+    model: str = ""
     changing: bool = False
     rules: UsageRules = DEFAULT_USAGE
 
@@ -141,6 +142,7 @@ class GpuUse:
 
     device: str
     gpu_uuid: GpuUuid
+    model: str = ""
     reading: GpuUsage | None = None
     changing: bool = False
     rules: UsageRules = DEFAULT_USAGE

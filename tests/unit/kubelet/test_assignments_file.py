@@ -67,7 +67,7 @@ class Node:
         self.detached: str | None = None
         self.fails, self.reads = False, 0
         self.folder = folder / "usage"
-        gpus = [ToldGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, rules=RULES)]
+        gpus = [ToldGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
         sources = AssignmentSources(entries=self.read, gpus=lambda: gpus, detached=lambda: self.detached)
         self.file = AssignmentsFile(self.folder, HEADER, sources)
 
@@ -103,7 +103,7 @@ def test_the_exporter_reads_what_the_node_process_writes(tmp_path: Path) -> None
     assert (admin.admin_access, admin.form, admin.uuid, admin.gi_id) == (True, Form.WHOLE, GPU, None)
     assert (shared.form, shared.share_id, shared.memory_bytes, shared.percent) == (Form.SHARE, "s1", 2**30, 20)
     assert (cut.form, cut.gi_id, cut.uuid, cut.profile) == (Form.PARTITION, 7, "MIG-x", "1g.10gb")
-    assert found.gpus[0].rules == RULES
+    assert (found.gpus[0].rules, found.gpus[0].model) == (RULES, "NVIDIA H100")
     assert found.claims[0].prepared.isoformat() == "2026-07-01T12:00:00+00:00"
 
 

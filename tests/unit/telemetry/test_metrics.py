@@ -1,12 +1,16 @@
 """Which series exist, and how a call changes them."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dra_driver.model.health import HealthCause
-from dra_driver.telemetry import capacity_metrics, controller_metrics, metrics, webhook_metrics
+from dra_driver.telemetry import capacity_metrics, controller_metrics, exporter_metrics, metrics, webhook_metrics
+from dra_driver.usage.ledger import UsageLedger
+from dra_driver.usage.series import Family, Judged, families
+from dra_driver.usage.values import JoinedUsage, Knows
 
 DRIVER = "metrics-test.example"
 
@@ -72,15 +76,29 @@ def test_labels_come_from_closed_sets() -> None:
     assert names <= allowed
 
 
+def nothing_in_use() -> list[Family]:
+    """The families of a node without GPUs."""
+    knows = Knows(driver="none", processes="none", utilisation="none", containers="none", claims="none")
+    joined = JoinedUsage(node="n", at=datetime(2026, 7, 1, tzinfo=UTC), elapsed_s=0.0, knows=knows)
+    return families(joined, UsageLedger(), Judged(idle_s={}, over_bytes={}))
+
+
 def test_every_metric_and_label_value_is_documented() -> None:
     """Authors of alerts and dashboards read docs/metrics.md."""
     document = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    text = (metrics.render()[1] + controller_metrics.render()[1] + webhook_metrics.render()[1]).decode()
+    renders = (metrics.render, controller_metrics.render, webhook_metrics.render, exporter_metrics.render)
+    exporter_metrics.usage.set(nothing_in_use())
+    text = b"".join(render()[1] for render in renders).decode()
     families = {name for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not name.startswith("process_")}
     documented = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
     assert families == documented
     own_values = (*controller_metrics.PLACES, *controller_metrics.EVICTION_RESULTS, *webhook_metrics.RESULTS)
-    for own in (*own_values, *controller_metrics.CERTIFICATE_STEPS, *capacity_metrics.SURVEY_RESULTS):
+    for own in (
+        *own_values,
+        *controller_metrics.CERTIFICATE_STEPS,
+        *capacity_metrics.SURVEY_RESULTS,
+        *exporter_metrics.SOURCES,
+    ):
         assert re.search(rf"\b{own}\b", document), f"{own} is not documented"
     for value in (*metrics.RESULTS, *metrics.CLAIM_EVENTS, *metrics.PLACES, *metrics.SOCKETS, *metrics.OPERATIONS):
         assert re.search(rf"\b{value}\b", document), f"{value} is not documented"
