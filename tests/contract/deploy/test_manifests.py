@@ -23,7 +23,16 @@ NOT_EMBEDDED = frozenset(
 )
 """Kinds of the cluster that the embedded API server does not have."""
 CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
-SWITCHES = ("mpsHost", "controller", "eviction", "claimStatus", "claimEvents", "drainer", "networkPolicy")
+SWITCHES = (
+    "mpsHost",
+    "controller",
+    "eviction",
+    "claimStatus",
+    "claimEvents",
+    "drainer",
+    "networkPolicy",
+    "usageReader",
+)
 EVERYTHING: Obj = {
     **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration", "webhook")},
     "metrics": {
