@@ -6,6 +6,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 DATA = Path("docs/rights/last-run.json")
 PAGE = Path("docs/rights.md")
 MAX_SAID = 150
+MAX_COLUMNS = 120
 INTRODUCTION = """# Rights: what is used, and what is refused
 
 This page is made from `docs/rights/last-run.json`; do not edit it. `tests/e2e/test_rights.py` ran on Kubernetes
@@ -32,9 +34,10 @@ Each request was allowed, and each right was used; the test fails where one is n
 OPTIONAL = """## Parts that are off as delivered
 
 `tests/e2e/test_optional_rights.py` did the same on Kubernetes {version} with
-`{values}`.
+{values}.
 Of the node process these are the rights that two of the switches add; the drainer is an administrator's account with
-the chart's roles, for `kubectl dra drain --evict` and `undrain`. The verb `associated-node:patch` is asked for by the
+the chart's roles, for `kubectl dra drain --evict` and `undrain`; the controller has no other part than
+[eviction because of use](usage-limits.md). The verb `associated-node:patch` is asked for by the
 API server itself, in each write of a claim's status: with it a node writes this driver's entries of claims that are
 allocated on it.
 """
@@ -61,7 +64,7 @@ def page(figures: Mapping[str, Any]) -> str:
     parts += [used(process, rows) for process, rows in figures["used"].items()]
     optional = figures.get("optional", {"used": {}, "refused": {}})
     if optional["used"]:
-        more = "`, `".join(f"{name}={str(value).lower()}" for name, value in sorted(optional["values"].items()))
+        more = textwrap.fill(values(optional["values"]), MAX_COLUMNS - 1, break_on_hyphens=False)
         parts.append(OPTIONAL.format(values=more, version=optional["version"].lstrip("v")))
         parts += [used(process, rows) for process, rows in optional["used"].items()]
     parts.append(REFUSED)

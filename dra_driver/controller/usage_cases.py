@@ -19,7 +19,7 @@ from dra_driver.model.usage_rules import IdleAction, OverGrantAction
 
 CaseKind = Literal["over-grant", "idle"]
 FRESH_S: Final = 180.0
-"""How long an entry counts after its node renewed it; nodes renew every minute."""
+"""How long an entry counts after its node renewed it; nodes renew every 20 to 60 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

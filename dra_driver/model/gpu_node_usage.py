@@ -71,8 +71,8 @@ class ToldIdle:
 class ToldUsage:
     """All of one node.
 
-    ``checked_at`` (RFC 3339) is renewed every minute while the controller is asked to act: without that, an entry of a
-    node process that has ended would stand for ever. None while it is not asked.
+    ``checked_at`` (RFC 3339) is renewed several times a minute while the controller is asked to act: without that, an
+    entry of a node process that has ended would stand for ever. None while it is not asked.
     """
 
     over_grant: tuple[ToldOverGrant, ...] = ()

@@ -30,12 +30,14 @@ from tests.rights.figures import Figures, accesses
 from tests.rights.installation import installed, until
 from tests.rights.optional import Drainer, TellingNode
 from tests.rights.request import Obj, Request
+from tests.rights.use import UsageControllerLife
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER, ELSEWHERE = (f"optional-{name}-{SUFFIX}" for name in ("own", "other", "elsewhere"))
 NAMESPACE, TENANT = f"optional-{SUFFIX}", f"optional-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
 VALUES = {name: {"enabled": True} for name in ("claimStatus", "claimEvents", "drainer")}
+VALUES |= {"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}}
 DRAINER = "rights-drainer"
 SWITCHED_ON = ("dra-driver-claim-status", "dra-driver-claim-events")
 """Roles of the node process that two of these values add, and their bindings."""
@@ -204,12 +206,29 @@ def test_a_drain_has_the_rights_that_it_uses(
     assert proxy.refused == []
     figures.judge("drainer", rules, asked, plain)
     rest = account.client(Path(kubeconfig), folder / "c")
-    refused = [each for each in forbidden.of_a_controller(WORLD) if not may_drain(rules, each)]
+    refused = [each for each in forbidden.of_a_controller(WORLD) if not may(rules, each)]
     assert len(refused) >= 40
     figures.refuse_all("a drainer's token", rest, refused, plain)
 
 
-def may_drain(rules: Rules, request: Request) -> bool:
-    """Whether the role of a drainer is meant to allow it."""
+def test_a_controller_that_evicts_because_of_use_has_the_rights_that_it_uses(
+    admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
+) -> None:
+    """It reads single claims and pods, and can neither list nor delete them."""
+    account = account_on(admin, "dra-driver-controller", NAMESPACE, OTHER)
+    with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
+        life = UsageControllerLife(folder, admin, proxy, lease=NAMESPACE, tenant=TENANT, node=OTHER, protected="stays")
+        asked = accesses(life.live())
+    rules = Rules(manifests, account=account.name, namespace=NAMESPACE)
+    assert proxy.refused == []
+    figures.judge("controller that evicts because of use", rules, asked, plain)
+    rest = account.client(Path(kubeconfig), folder / "c")
+    refused = [each for each in forbidden.of_a_controller(WORLD) if not may(rules, each)]
+    assert len(refused) >= 40
+    figures.refuse_all("the token of a controller that evicts because of use", rest, refused, plain)
+
+
+def may(rules: Rules, request: Request) -> bool:
+    """Whether the account's role is meant to allow it."""
     access = Access.of_request(request.verb, request.path)
     return access is not None and rules.allow(access)

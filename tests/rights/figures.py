@@ -33,7 +33,7 @@ class Figures:
     def write(self, target: Path, values: Mapping[str, Any], part: str = "") -> None:
         """Replace the file's figures, or those of one ``part`` of it; the others stay."""
         stored: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
-        switches = {f"{name}.enabled": value["enabled"] for name, value in values.items()}
+        switches = {f"{name}.{switch}": on for name, value in values.items() for switch, on in value.items()}
         own = {"version": self.version, "values": switches, "used": self.used, "refused": self.refused}
         target.write_text(json.dumps({**stored, part: own} if part else {**stored, **own}, indent=1) + "\n")
 

@@ -19,12 +19,24 @@ WAIT_S = 60.0
 
 
 class UsageControllerLife:
-    """It lists GpuNodes, warns a pod, evicts it, and releases its Lease."""
+    """It lists GpuNodes, warns a pod, evicts it, and releases its Lease.
+
+    With ``protected``, the name of a second pod that a PodDisruptionBudget keeps, it says twice that it is refused.
+    """
 
     def __init__(
-        self, folder: Path, admin: RestClient, proxy: RecordingProxy, *, lease: str, tenant: str, node: str
+        self,
+        folder: Path,
+        admin: RestClient,
+        proxy: RecordingProxy,
+        *,
+        lease: str,
+        tenant: str,
+        node: str,
+        protected: str = "",
     ) -> None:
         self._admin, self._proxy, self._tenant, self._node = admin, proxy, tenant, node
+        self._protected = protected
         flags: dict[str, str | None] = {
             "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
             "namespace": lease,
@@ -38,13 +50,18 @@ class UsageControllerLife:
 
     def live(self) -> list[tuple[str, str]]:
         """All requests. Waits at most a minute for each step."""
-        claim = self._claim_in_use("goes")
-        self._ask(claim, "2026-07-01T12:00:00Z")
+        claims = [self._claim_in_use(name) for name in ("goes", self._protected) if name]
+        if self._protected:
+            self._protect()
+        self._ask(claims, "2026-07-01T12:00:00Z")
         try:
             self._process.start()
-            self._wait(lambda: self._asked("POST", "/events"))
-            self._ask(claim, "2026-07-01T12:01:00Z")
+            self._wait(lambda: self._asked("POST", "/events") >= len(claims))
+            self._ask(claims, "2026-07-01T12:01:00Z")
             self._wait(lambda: is_leaving(self._admin, self._tenant, "goes"))
+            if self._protected:
+                self._wait(lambda: self._asked("POST", f"/pods/{self._protected}/eviction") >= 2)
+                self._wait(lambda: self._asked("PATCH", "/events"))
             assert self._process.end()[0] == 0
         finally:
             self._process.kill()
@@ -53,38 +70,50 @@ class UsageControllerLife:
     def _wait(self, condition: Callable[[], object]) -> None:
         self._process.wait_for(condition, WAIT_S)
 
-    def _asked(self, method: str, part: str) -> bool:
-        return any(verb == method and part in path for verb, path in self._proxy.requests)
+    def _asked(self, method: str, part: str) -> int:
+        return sum(verb == method and part in path for verb, path in self._proxy.requests)
+
+    def _protect(self) -> None:
+        budget = {"selector": {"matchLabels": {"name": self._protected}}, "minAvailable": 1}
+        kind = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "kept"}}
+        path = f"/apis/policy/v1/namespaces/{self._tenant}/poddisruptionbudgets"
+        self._admin.create(path, {**kind, "spec": budget})
 
     def _claim_in_use(self, pod: str) -> Obj:
         """A claim with a share of gpu-0 of the node, reserved for a pod that runs there."""
-        made = self._admin.create(paths.pods(self._tenant), pod_on(self._node, "default", self._tenant, pod))
-        self._admin.merge_patch(f"{paths.pod(self._tenant, pod)}/status", {"status": {"phase": "Running"}})
+        body = pod_on(self._node, "default", self._tenant, pod)
+        body["metadata"]["labels"] = {"name": pod}
+        made = self._admin.create(paths.pods(self._tenant), body)
+        running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self._admin.merge_patch(f"{paths.pod(self._tenant, pod)}/status", {"status": running})
         request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
-        body = {"metadata": {"name": "over"}, "spec": {"devices": {"requests": [request]}}}
+        body = {"metadata": {"name": pod}, "spec": {"devices": {"requests": [request]}}}
         kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
         claim = self._admin.create(paths.resource_claims(self._tenant), {**kind, **body})
         result = {"request": "gpu", "driver": DRIVER, "pool": f"{self._node}/{DRIVER}", "device": "gpu-0"}
         user = {"resource": "pods", "name": pod, "uid": made["metadata"]["uid"]}
         claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
-        self._admin.update(f"{paths.resource_claim(self._tenant, 'over')}/status", claim)
+        self._admin.update(f"{paths.resource_claim(self._tenant, pod)}/status", claim)
         return {"claim": claim["metadata"]["uid"], "pod": pod, "podUid": made["metadata"]["uid"]}
 
-    def _ask(self, claim: Obj, checked_at: str) -> None:
+    def _ask(self, claims: list[Obj], checked_at: str) -> None:
         """As the node process of the node writes it."""
-        entry = {
-            "namespace": self._tenant,
-            "claim": "over",
-            "claimUid": claim["claim"],
-            "gpu": "gpu-0",
-            "pods": [{"name": claim["pod"], "uid": claim["podUid"]}],
-            "used": "20Gi",
-            "granted": "12Gi",
-            "processes": 2,
-            "since": "2026-07-01T12:00:00Z",
-            "action": "Evict",
-            "graceSeconds": 0,
-        }
+        entries = [
+            {
+                "namespace": self._tenant,
+                "claim": claim["pod"],
+                "claimUid": claim["claim"],
+                "gpu": "gpu-0",
+                "pods": [{"name": claim["pod"], "uid": claim["podUid"]}],
+                "used": "20Gi",
+                "granted": "12Gi",
+                "processes": 2,
+                "since": "2026-07-01T12:00:00Z",
+                "action": "Evict",
+                "graceSeconds": 0,
+            }
+            for claim in claims
+        ]
         gpu = {"name": "gpu-0", "uuid": "GPU-0", "offeredAs": [], "usedAs": "Shared", "health": "Healthy"}
         status = {
             "observedAt": checked_at,
@@ -93,7 +122,7 @@ class UsageControllerLife:
             "gpus": [gpu],
             "policies": [],
             "problems": [],
-            "usage": {"checkedAt": checked_at, "overGrant": [entry]},
+            "usage": {"checkedAt": checked_at, "overGrant": entries},
         }
         head = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuNode", "metadata": {"name": self._node}}
         try:

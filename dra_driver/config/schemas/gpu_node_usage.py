@@ -77,7 +77,8 @@ class ToldUsageModel(Strict):
     checked_at: Annotated[
         Annotated[str, text(longest=32)] | None,
         Field(
-            description="Renewed every minute while the controller is asked to act; it does not act on old entries.",
+            description="Renewed while the controller is asked to act, at least every other minute; it does not act on"
+            " old entries.",
             json_schema_extra={"format": "date-time"},
         ),
     ] = None
