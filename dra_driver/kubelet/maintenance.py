@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from dra_driver.errors import DraError
 from dra_driver.lean_dataclasses import dataclass
@@ -16,10 +17,12 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
+EARLY_S: Final = 0.001  # a wait may end this much too soon
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chore:
-    """``work`` runs every ``every_s`` seconds, counted from its last end."""
+    """``work`` runs every ``every_s`` seconds, counted from its last end, to half of the thread's shortest interval."""
 
     name: str
     every_s: float
@@ -30,9 +33,11 @@ class Maintenance:
     """``start`` and ``stop`` once, by one owner. The first round comes one interval after the start."""
 
     def __init__(self, name: str, chores: Sequence[Chore], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self._clock, self._began = clock, clock()
         self._chores = chores
-        self._due = {chore.name: clock() + chore.every_s for chore in chores}
+        # Chores are due together, at multiples of the shortest interval: each wake-up costs more than most of them.
+        self._tick_s = min(chore.every_s for chore in chores)
+        self._due = {chore.name: self._next(chore) for chore in chores}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -48,10 +53,15 @@ class Maintenance:
     def step(self) -> float:
         """Runs the due chores and returns the seconds until the next one. One step of the thread; tests call it."""
         for chore in self._chores:
-            if self._due[chore.name] <= self._clock():
+            if self._due[chore.name] <= self._clock() + EARLY_S:
                 self._do(chore)
-                self._due[chore.name] = self._clock() + chore.every_s
+                self._due[chore.name] = self._next(chore)
         return max(0.0, min(self._due.values()) - self._clock())
+
+    def _next(self, chore: Chore) -> float:
+        passed = (self._clock() + EARLY_S - self._began) / self._tick_s
+        ticks = max(int(passed) + 1, round(passed + chore.every_s / self._tick_s))
+        return self._began + ticks * self._tick_s
 
     def _run(self) -> None:
         wait_s = self.step()

@@ -105,6 +105,7 @@ class NodeProcess:
             pod_uid=settings.pod_uid,
         )
         self._registration = Registration(driver=driver, endpoint=self._paths.dra)
+        self._probe = probe.Probe(partial(probe.problems, self._paths))
         self._streams = HealthStreams()
         self._withholding = PartitionWithholding()
         self._fabric = FabricWatch()
@@ -173,7 +174,7 @@ class NodeProcess:
             return []
         dead = [self._claims.problem] if self._claims.problem else []
         # Maintenance replaces a socket that is gone or foreign; a restart would not do it better.
-        return dead if self._endpoints.problem else dead + probe.problems(self._paths)
+        return dead if self._endpoints.problem else dead + self._probe.problems()
 
     def _check_and_lock(self) -> None:
         settings, paths = self._settings, self._paths

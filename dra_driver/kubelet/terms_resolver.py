@@ -34,17 +34,18 @@ class Policies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """Terms and the snapshot that they were resolved for; no snapshot before the first success."""
+    """Terms, and the snapshot and uses that they were resolved for; no snapshot before the first success."""
 
     snapshot: Snapshot | None = None
     terms: Terms = field(default_factory=dict)
+    uses: tuple[Use, ...] = ()
 
 
 class TermsResolver:
     """The terms in force. Thread-safe.
 
     Terms are resolved when the inventory or the policies change. While they depend on the forms in use (newer terms
-    wait for a form to become free, or a GPU is shared), they are resolved at every ``update``.
+    wait for a form to become free, or a GPU is shared), they are resolved when these change, too.
     """
 
     def __init__(self, policies: Policies, uses: Callable[[], Iterable[Use]]) -> None:
@@ -101,14 +102,22 @@ class TermsResolver:
             changed = self._policies.check()
             resolved = self._resolved
             depends_on_uses = any(terms.waiting or terms.sharing for terms in resolved.terms.values())
-            if changed or depends_on_uses or self._problem is not None or snapshot is not resolved.snapshot:
+            changed = changed or (depends_on_uses and self._uses_changed())
+            if changed or self._problem is not None or snapshot is not resolved.snapshot:
                 self._resolve(snapshot)
             return self._resolved.terms
+
+    def _uses_changed(self) -> bool:
+        try:
+            return tuple(self._uses()) != self._resolved.uses
+        except DraError:
+            return True  # the resolution meets the error too, and tells it
 
     def _resolve(self, snapshot: Snapshot) -> None:
         before = self._resolved
         try:
-            terms = self._policies.terms(snapshot, self._uses())
+            uses = tuple(self._uses())
+            terms = self._policies.terms(snapshot, uses)
         except DraError as error:
             if str(error) != self._problem and self._policies.is_known:
                 log.warning("policies cannot be applied", extra={"reason": error})
@@ -120,7 +129,7 @@ class TermsResolver:
             terms = before.terms  # callers compare by identity to see whether anything changed
         else:
             _log_waiting(before.terms, terms)
-        self._resolved = _Resolved(snapshot, terms)
+        self._resolved = _Resolved(snapshot, terms, uses)
 
 
 def _log_waiting(before: Terms, terms: Mapping[GpuUuid, GpuTerms]) -> None:
@@ -136,4 +145,4 @@ def _with_unknown_gpus_closed(before: _Resolved, snapshot: Snapshot) -> _Resolve
     new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in before.terms]
     if not new:
         return before
-    return _Resolved(before.snapshot, {**before.terms, **dict.fromkeys(new, CLOSED)})
+    return _Resolved(before.snapshot, {**before.terms, **dict.fromkeys(new, CLOSED)}, before.uses)

@@ -30,6 +30,7 @@ class SimulatedHealth(SimulatedHardware):
     _told: Counter[HealthEvent] | None = None  # what the waiting thread has told, or was too late to tell
     _look = False
     _seen_faults: tuple[GpuFault, ...] | None = None
+    _seen_at: tuple[object, object] | None = None  # what `_new_events` last saw
     _unmonitored: Mapping[GpuUuid, str] = {}
     _known: Mapping[GpuUuid, Gpu] = {}  # as last seen; replaced as a whole
 
@@ -45,7 +46,7 @@ class SimulatedHealth(SimulatedHardware):
             change_count = self._change_count
             if self._attachment.detached is not None:
                 return ()
-            if (found := self._new_events()) or self._look:
+            if (found := self._new_events() if self._may_have_events() else ()) or self._look:
                 return found
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -112,12 +113,20 @@ class SimulatedHealth(SimulatedHardware):
                 self._store.write(replace(changes, injected=injected))
                 self._announce()
 
+    def _may_have_events(self) -> bool:
+        """Whether description or state changed since `_new_events` looked: between two changes this is all that is
+        done, once a second."""
+        with self._lock:
+            now = (self._current(), self._store.marker())
+        return self._told is None or now != self._seen_at
+
     def _new_events(self) -> tuple[HealthEvent, ...]:
         with self._lock:
-            node, changes = self._current(), self._store.read()
+            node, marker, changes = self._current(), self._store.marker(), self._store.read()
             deaf = {item.gpu.uuid for item in node.gpus if Trouble.NO_EVENTS in self._troubles(item, changes)}
             heard = {item.gpu.uuid for item in node.gpus} - deaf
         self._unmonitored = dict.fromkeys(deaf, NO_EVENTS)
+        self._seen_at = (node, marker)
         now = faults.events_of(one for one in changes.injected if one.gpu in heard)
         self._look = self._look or self._seen_faults not in (None, changes.injected)
         self._seen_faults = changes.injected

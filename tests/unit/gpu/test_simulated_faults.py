@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.gpu.simulated.faults import FaultKind, GpuFault, HardwareFault, events_of, health_of
-from dra_driver.model.health import HealthEventKind, RecoveryAction
+from dra_driver.gpu.simulated.spec import parse_groups
+from dra_driver.model.health import HealthEvent, HealthEventKind, RecoveryAction
 from dra_driver.model.ids import GpuUuid
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "simulated-gpus.md"
@@ -83,3 +85,27 @@ def test_the_table_of_faults_in_the_documentation_is_complete() -> None:
     section = DOCUMENT.read_text().partition("| fault |")[2].partition("\n\n")[0]
     named = re.findall(r"^\| `([a-z-]+)` \|", section, re.M)
     assert sorted(named) == sorted(FaultKind)
+
+
+class Counted(SimulatedBackend):
+    """Counts looks for events."""
+
+    looks = 0
+
+    def _new_events(self) -> tuple[HealthEvent, ...]:
+        self.looks += 1
+        return super()._new_events()
+
+
+def test_a_wait_looks_for_events_after_changes_alone(tmp_path: Path) -> None:
+    """A node of simulated GPUs asks once a second for its whole life; other processes change its GPUs."""
+    node, file = parse_groups("1xh100-sxm5-80gb", "node"), tmp_path / "state"
+    waits, other = Counted(node, state_file=file), SimulatedBackend(node, state_file=file)
+    for _ in range(3):
+        assert waits.wait_for_health_events(0.0) == ()
+    assert waits.looks == 1
+    other.inject(node.gpus[0].gpu.uuid, "xid=48")
+    assert [event.xid for event in waits.wait_for_health_events(0.0)] == [48]
+    assert waits.health_look_wanted()
+    waits.wait_for_health_events(0.0)
+    assert waits.looks == 2

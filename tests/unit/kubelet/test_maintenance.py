@@ -1,5 +1,7 @@
 """When chores run, on a fake clock."""
 
+from itertools import pairwise
+
 import pytest
 
 from dra_driver.errors import StorageError
@@ -26,6 +28,32 @@ def test_each_chore_runs_at_its_own_interval() -> None:
         clock.now = float(second)
         assert maintenance.step() == 1.0
     assert done == ["often", "often", "often", "rarely", "often", "often", "often", "rarely"]
+
+
+def test_chores_run_together() -> None:
+    """Each wake-up of a thread costs as much as most chores; but none is run much more often than it asks."""
+    clock, done = Clock(), []
+
+    def takes(name: str, seconds: float) -> None:
+        done.append((name, clock.now))
+        clock.now += seconds
+
+    chores = [
+        Chore(name="often", every_s=1.0, work=lambda: takes("often", 0.02)),
+        Chore(name="slow", every_s=5.0, work=lambda: takes("slow", 0.2)),
+        Chore(name="rarely", every_s=5.0, work=lambda: takes("rarely", 0.0)),
+    ]
+    maintenance = Maintenance("test", chores, clock)
+    steps = 0
+    while clock.now < 30.0:
+        wait_s = maintenance.step()  # moves the clock, too
+        clock.now += wait_s
+        steps += 1
+    assert steps <= 31  # not much more than once a second
+    for name, every_s in (("often", 0.5), ("slow", 4.5), ("rarely", 4.5)):
+        times = [at for each, at in done if each == name]
+        assert all(after - before >= every_s for before, after in pairwise(times)), times
+        assert len(times) >= 30 // (every_s + 0.5) - 1
 
 
 def test_a_failing_chore_is_repeated_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -69,6 +69,16 @@ def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time() -> None:
     assert [len(asked) for asked in policies.asked] == [1, 0]
 
 
+def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay() -> None:
+    """A node with shares looks every five seconds for its whole life."""
+    policies = Policies()
+    policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    resolver = TermsResolver(policies, lambda: [Use(gpu_uuid=UUID, form=Form.SHARE)])
+    for _ in range(3):
+        resolver.update(SNAPSHOT)
+    assert len(policies.asked) == 1
+
+
 def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
     """Shares in use decide what is published when the API server stops keeping share fields."""
     policies = Policies()
