@@ -85,7 +85,7 @@ def _empty(monitoring: Monitoring) -> list[str]:
 
 def _no_scale(monitoring: Monitoring) -> list[str]:
     """The question of the Prometheus adapter for the autoscaler of examples/practice has a value for each pod."""
-    query = dashboards.adapter_query(dashboards.example_rule(), "team-a", ["train-0", "notebook-0"])
+    query = dashboards.adapter_query(dashboards.example_rule(), "team", ["pod-a", "pod-b"])
     found = {item["metric"]["pod"]: item["value"][1] for item in monitoring.ask(query)}
     print(f"the adapter's question for two pods: {found}")
     return [] if len(found) == 2 else [f"the adapter's question {query} has {found}"]

@@ -11,8 +11,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "chart" / "files" / "dashboards"
-EXPORTER = Path(__file__).with_name("exporter.prom")
-"""An exposition of the usage exporter's metrics, recorded."""
 RATE_INTERVAL = "1m"
 """Grafana takes four scrape intervals, and at least this much is enough for the scrapes here."""
 

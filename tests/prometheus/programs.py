@@ -61,27 +61,6 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
 
 
-class TextServer:
-    """Serves one text under every path, as a process serves /metrics."""
-
-    def __init__(self, text: str) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                data = text.encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.port = int(self.server.server_address[1])
-
-
 @contextmanager
 def serving(server: ThreadingHTTPServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,7 +1,8 @@
 """What is scraped: two node processes with simulated GPUs, a controller that surveys capacity, and an exporter.
 
 The API server is the embedded one. Claims come and go on one node, a partition stays, and a GPU of the other node falls
-off its bus, so that there is an alert. The exporter is a recorded exposition of the exporter's metrics.
+off its bus, so that there is an alert. The exporter has a node of its own: two claims share a simulated GPU, one over
+its grant, beside a process of no claim.
 """
 
 import shutil
@@ -17,10 +18,10 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.bench.claims_api import CLAIMS, NAMESPACE, SLICES, ClaimMaker
+from tests.contract.exporter.test_process import Node as ExporterNode
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import DriverProcess, NodeProcess
-from tests.prometheus.dashboards import EXPORTER
-from tests.prometheus.programs import TextServer, free_port, serving
+from tests.prometheus.programs import free_port
 
 DRIVER = "gpu.nvidia.com"
 SPECS = {"node-a": "4xh100-sxm5-80gb", "node-b": "2xh100-sxm5-80gb"}
@@ -63,9 +64,7 @@ class Stage:
         for name in SPECS:
             self._start_node(name, config)
         self._start_controller(config)
-        exporter = TextServer(EXPORTER.read_text())
-        self._stack.enter_context(serving(exporter.server))
-        self.targets.append(({"job": JOB, "pod": "exporter-a", "node": "node-a"}, exporter.port))
+        self._start_exporter()
         self._prepare_partition()
 
     def _start_node(self, name: str, config: Path) -> None:
@@ -80,6 +79,16 @@ class Stage:
         process.wait_for(lambda: self._has_slices(name), START_S)
         self._nodes[name] = process
         self.targets.append(({"job": JOB, "pod": f"driver-{name[-1]}", "node": name}, port))
+
+    def _start_exporter(self) -> None:
+        folder = self._folder / "exporter"
+        folder.mkdir()
+        self.exporter = ExporterNode(folder)
+        self._stack.callback(self.exporter.kubelet.stop)
+        process = self.exporter.exporter()
+        self._stack.callback(process.kill)
+        process.wait_for(lambda: self.exporter.usage().get("claims"), START_S)
+        self.targets.append(({"job": JOB, "pod": "exporter-a", "node": "node-a"}, self.exporter.port))
 
     def _has_slices(self, name: str) -> bool:
         selector = {"fieldSelector": f"spec.nodeName={name},spec.driver={DRIVER}"}

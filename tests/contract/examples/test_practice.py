@@ -14,7 +14,7 @@ import yaml
 from dra_driver.cli import kubectl
 from dra_driver.quantity import Quantity
 from tests.fakes.practice import PRACTICE, ROOT, Wire, needed_api, objects_of
-from tests.prometheus.dashboards import EXPORTER, adapter_query
+from tests.prometheus.dashboards import adapter_query
 
 GOLDEN = json.loads((ROOT / "tests/golden/openapi/practice.json").read_text(encoding="utf-8"))
 SCALARS: dict[str, tuple[type, ...]] = {
@@ -94,7 +94,7 @@ def test_the_autoscaler_asks_for_the_metric_that_the_adapter_makes_of_ours() -> 
     (metric,) = objects["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     series = rule["seriesQuery"].partition("{")[0]
-    assert f"# TYPE {series} gauge" in EXPORTER.read_text(encoding="utf-8")
+    assert f"| `{series}` | gauge |" in (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     resources = {label: item["resource"] for label, item in rule["resources"]["overrides"].items()}
     assert resources == {"namespace": "namespace", "pod": "pod"}
     assert adapter_query(rule, "team-a", ["train-0"]) == (
