@@ -5,6 +5,7 @@ The exporter's file is written here; all else is real: node process, GpuNode, ev
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from dra_driver.config.usage_findings import encode
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid
-from dra_driver.model.usage_findings import OverGrant, Unattributed, UsageFindings, UsingPod
+from dra_driver.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
 from dra_driver.model.usage_rules import OverGrantAction
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import (
@@ -92,8 +93,8 @@ def claim_of(cluster: Cluster, pod: Obj) -> ClaimRef:
     return ClaimRef(namespace=namespace, name=name, uid=ClaimUid(uid))
 
 
-def find(cluster: Cluster, *over: tuple[ClaimRef, Obj]) -> None:
-    """What the exporter of gpu-a writes: claims whose pods have 20 GiB, and a process of no claim."""
+def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
+    """What the exporter of gpu-a writes: claims whose pods have 20 GiB, an idle claim, and a process of no claim."""
     now = datetime.now(UTC)
     found = [
         OverGrant(
@@ -110,9 +111,15 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj]) -> None:
     ]
     uuid = cluster.store.get(GPU_NODES, "gpu-a")["status"]["gpus"][0]["uuid"]
     other = Unattributed(gpu_uuid=uuid, device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",))
+    findings = UsageFindings(
+        written=now,
+        over_grant=tuple(found),
+        unattributed=(other,),
+        idle=(IdleClaim(claim=idle, since=now),),
+    )
     folder = cluster.nodes["gpu-a"].folders.plugins / DRIVER / "usage" / "findings"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "new").write_bytes(encode(UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,))))
+    (folder / "new").write_bytes(encode(findings))
     (folder / "new").rename(folder / "findings.json")
 
 
@@ -121,7 +128,8 @@ def reasons(cluster: Cluster, namespace: str, name: str) -> set[str]:
     return {item["reason"] for item in found if item["involvedObject"]["name"] == name}
 
 
-def missing(found: set[str], wanted: set[str]) -> str | None:
+def untold(cluster: Cluster, namespace: str, name: str, wanted: set[str]) -> str | None:
+    found = reasons(cluster, namespace, name)
     return None if wanted <= found else f"only {sorted(found)}"
 
 
@@ -131,31 +139,33 @@ def usage(cluster: Cluster) -> Obj:
 
 
 @pytest.mark.slow
-def test_a_claim_over_its_grant_is_told_then_evicted_and_its_neighbour_stays(
+def test_claims_over_their_grant_and_idle_ones_are_evicted_and_no_others(
     cluster: Cluster, namespace: str, controller: ControllerSubprocess
 ) -> None:
-    """Also an entry that lies about a pod of another node changes nothing."""
-    greedy, fine = deploy(cluster, namespace, "greedy"), deploy(cluster, namespace, "fine")
+    """And an idle one is reclaimed. An entry that lies about a claim of another node changes nothing."""
+    greedy, fine, sleepy = (deploy(cluster, namespace, name) for name in ("greedy", "fine", "sleepy"))
     foreign = ClaimRef(namespace=namespace, name="of-gpu-b", uid=ClaimUid("0"))
-    find(cluster, (claim_of(cluster, greedy), greedy), (foreign, fine))
+    find(cluster, (claim_of(cluster, greedy), greedy), (foreign, fine), idle=claim_of(cluster, sleepy))
     cluster.wait(lambda: None if usage(cluster) else "no findings", TIMEOUT_S, "the GpuNode to tell")
     (told,) = usage(cluster)["overGrant"]
     assert (told["claim"], told["used"], told["granted"]) == (claim_of(cluster, greedy).name, "20Gi", "12Gi")
     assert usage(cluster)["unattributed"][0]["commands"] == ["miner"]
     wanted = {"GpuMemoryOverGrant", "GpuUsedByOthers"}
-    cluster.wait(lambda: missing(reasons(cluster, "default", "gpu-a"), wanted), TIMEOUT_S, "the Node's events")
+    cluster.wait(partial(untold, cluster, "default", "gpu-a", wanted), TIMEOUT_S, "the Node's events")
 
-    def moved() -> str | None:
-        running = ready(cluster, namespace, "greedy")
-        same = [each for each in running if each["metadata"]["uid"] == greedy["metadata"]["uid"]]
+    def moved(name: str, former: Obj) -> str | None:
+        running = ready(cluster, namespace, name)
+        same = [each for each in running if each["metadata"]["uid"] == former["metadata"]["uid"]]
         return "it still runs" if same or not running else None
 
-    cluster.wait(moved, EVICTED_S, "the greedy pod to be evicted and made again")
-    wanted, name = {"GpuEvictionAnnounced", "GpuEviction"}, greedy["metadata"]["name"]
-    cluster.wait(lambda: missing(reasons(cluster, namespace, name), wanted), TIMEOUT_S, "the pod's events")
+    told_of = {"GpuEvictionAnnounced", "GpuEviction"}
+    for name, pod in (("greedy", greedy), ("sleepy", sleepy)):
+        cluster.wait(partial(moved, name, pod), EVICTED_S, f"{name} to be evicted and made again")
+        told_it = partial(untold, cluster, namespace, pod["metadata"]["name"], told_of)
+        cluster.wait(told_it, TIMEOUT_S, "the pod's events")
     assert [each["metadata"]["uid"] for each in ready(cluster, namespace, "fine")] == [fine["metadata"]["uid"]]
     # The file still names the claim that has ended: the node no longer passes it on.
     cluster.wait(lambda: str(usage(cluster)) if usage(cluster).get("overGrant") else None, TIMEOUT_S, "the entry to go")
-    for name in ("greedy", "fine"):
+    for name in ("greedy", "fine", "sleepy"):
         cluster.store.delete(DEPLOYMENTS, name, namespace)
     assert controller.is_running
