@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of processes; without bytecode each would compile the whole package anew.
+unexport PYTHONDONTWRITEBYTECODE
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
 .PHONY: demo test test-slow chaos soak alerts prometheus check bench fuzz mutants image gen lock clean

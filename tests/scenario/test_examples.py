@@ -39,9 +39,13 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(pool: ClusterPool, path: Path) -> None:
-    """State, number of GPUs, exactly the allocated GPUs in the logs, no leftovers."""
+    """State, number of GPUs, exactly the allocated GPUs in the logs, no leftovers.
+
+    The demo below runs every example in the same way; here each one stands alone.
+    """
     cluster = pool.cluster(read_requirements(path))
     scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     result = scenario.run(path, namespace=f"x-{path.stem}"[:63])

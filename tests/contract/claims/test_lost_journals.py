@@ -32,7 +32,7 @@ from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_kill_hardware import STEPS, mps_config, slice_config
 from tests.unit.claims.test_recover import lose_journal
 
-HISTORIES = 40
+HISTORIES, MORE_HISTORIES = 15, 40
 MOVES = 60
 BY_MPS, IN_TURNS = 2, 3
 FAULTY = ("create_gpu_instance", "set_mig_mode", "destroy_gpu_instance", "mig_instances", "set_compute_mode")
@@ -230,7 +230,10 @@ class History:
         assert not list((self.claims_node.folder / "made").glob("*"))
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(HISTORIES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(HISTORIES, MORE_HISTORIES))],
+)
 def test_answered_claims_stay_prepared_and_nothing_is_left(seed: int) -> None:
     """For any number of lost journals, alone or with other failures."""
     with TemporaryDirectory(dir=memory_folder()) as folder:

@@ -90,7 +90,8 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
     for folder in folders.values():
         folder.mkdir()
     node = NodeProcess(folders["node"], kubeconfig=kubeconfig, simulate="1xl4-24gb", policy_dir=str(POLICIES))
-    mps = MpsHostProcess(folders["mps"], folders["node"] / "plugins", "gpu.nvidia.com")
+    own = {"namespaces": "none", "shm_dir": str(folders["mps"])}  # /run and mounts are root's
+    mps = MpsHostProcess(folders["mps"], folders["node"] / "plugins", "gpu.nvidia.com", **own)
     flags = {"kubeconfig": kubeconfig, "http_addr": "127.0.0.1:0", "evict_extended_resource_pods": "true"}
     controller = DriverProcess("controller", folders["controller"], flags)
     flags["webhook_dir"] = str(folders["webhook"])

@@ -144,7 +144,7 @@ def wait_for_metrics(address: str) -> None:
 
 def test_every_thread_of_an_mps_host_is_documented(folder: Path) -> None:
     """It has one: sharing/ has no locks between threads."""
-    host = MpsHostProcess(folder, folder / "plugins", DRIVER)
+    host = MpsHostProcess(folder, folder / "plugins", DRIVER, run_dir=str(folder))
     with started(host.command(), host.environ) as child:
         names = [name for _ in range(3) for name in child.names()]
     assert set(names) - {"environ"} == set(documented("MPS host"))  # the page has that one below the table

@@ -57,7 +57,7 @@ def look(slices: Any, claims: Any, nodes: Any) -> int:
     return answered
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 300))])
 def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311  not a secret
     parts = sample()

@@ -7,6 +7,7 @@ opens the same journal and finds the same hardware, as after ``kill -9``.
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -125,16 +126,16 @@ def share(node: KillableNode) -> AllocatedClaim:
 
 MPS = SharingTerms(strategy=Strategy.MPS)
 SLICED = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT)
-CASES: list[tuple[Callable[[KillableNode], AllocatedClaim], SharingTerms | None, Sequence[str]]] = [
+CASES: list[Any] = [  # the claim, how its GPU is shared, and claims beside it
     (partition, None, ()),
-    (partition, None, ("1g.10gb",)),
+    pytest.param(partition, None, ("1g.10gb",), marks=pytest.mark.slow),
     (four_partitions, None, ()),
     (partition_under_mps, None, ()),
     (gpus_under_mps, None, ()),
     (gpu_with_a_time_slice, None, ()),
     (share, MPS, ()),
     (share, MPS, ("share",)),
-    (share, SLICED, ()),
+    pytest.param(share, SLICED, (), marks=pytest.mark.slow),
     (share, SLICED, ("share",)),
 ]
 

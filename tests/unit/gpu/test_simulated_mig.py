@@ -75,7 +75,7 @@ def test_a_walk_of_makes_and_removals_obeys_the_rules_at_every_step(key: str) ->
     choices = [(found, start) for found in gpu.mig_profiles for start in found.starts]
     walk = random.Random(key)  # noqa: S311 - the same walk every time
     outcomes: Counter[bool] = Counter()
-    for _ in range(150):
+    for _ in range(80):
         before = backend.mig_instances(gpu.uuid)
         if before and walk.random() < 0.4:
             gone = walk.choice(before)
@@ -96,8 +96,8 @@ def test_a_walk_of_makes_and_removals_obeys_the_rules_at_every_step(key: str) ->
         assert [instance.start for instance in now] == sorted(instance.start for instance in now)
         assert len({instance.gi_id for instance in now}) == len(now)
         assert all(instance.device is not None and not instance.owned for instance in now)
-    assert outcomes[True] > 10
-    assert outcomes[False] > 10
+    assert outcomes[True] > 5
+    assert outcomes[False] > 5
     for instance in backend.mig_instances(gpu.uuid):
         backend.destroy_compute_instance(gpu.uuid, instance.gi_id, 0)
         backend.destroy_gpu_instance(gpu.uuid, instance.gi_id)
