@@ -1,5 +1,6 @@
 """Allocated claims for measuring, created through the API in the state in which a scheduler leaves them."""
 
+import time
 import uuid
 from typing import Any
 
@@ -69,8 +70,15 @@ class ClaimMaker:
 
 
 def ensure_namespace(rest: RestClient) -> None:
-    """Create the namespace with the admin-access label, which the API server requires for claims that overlap."""
-    existing = {item["metadata"]["name"] for item in rest.get("/api/v1/namespaces")["items"]}
-    if NAMESPACE not in existing:
-        metadata = {"name": NAMESPACE, "labels": {ADMIN_LABEL: "true"}}
-        rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    """Create the namespace with the admin-access label, which the API server requires for claims that overlap.
+
+    Waits a minute for one that is being deleted.
+    """
+    deadline = time.monotonic() + 60.0
+    while found := [item for item in rest.get("/api/v1/namespaces")["items"] if item["metadata"]["name"] == NAMESPACE]:
+        if "deletionTimestamp" not in found[0]["metadata"]:
+            return
+        assert time.monotonic() < deadline, f"namespace {NAMESPACE} is still being deleted"
+        time.sleep(0.2)
+    metadata = {"name": NAMESPACE, "labels": {ADMIN_LABEL: "true"}}
+    rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})

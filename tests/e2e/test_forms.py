@@ -117,9 +117,8 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
         forms.create(name, share(f"{memory_gib}Gi", percent))
         forms.wait_ready(name)  # one after the other: see REACH_S
     for name, (memory_gib, percent) in asked.items():
-        lines = forms.log(name).splitlines()
-        assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_gib * 1024}M" in lines
-        assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}" in lines
+        forms.wait_line(name, f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_gib * 1024}M")
+        forms.wait_line(name, f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}")
     assert len({forms.sees(name).gpus for name in asked}) == 1
     assert len(own_host.hardware.daemons()) == 1
 
@@ -131,7 +130,7 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
     assert explained(forms, "slice", kubeconfig)[0] == 1
     forms.delete("ten")
     forms.wait_ready("fourth")
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M" in forms.log("fourth").splitlines()
+    forms.wait_line("fourth", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M")
     assert forms.waits("slice")
 
     forms.delete("twenty", "thirty", "fourth")

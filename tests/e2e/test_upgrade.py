@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
@@ -30,6 +31,8 @@ PODS = {
     "small": slice_of("1g.10gb"),
     "larger": slice_of("2g.20gb"),
 }
+PARTITIONED = ("small", "larger")
+"""Pods that the older version can place on Kubernetes 1.35 and newer only: it does not know how 1.34 takes counters."""
 
 pytestmark = [
     pytest.mark.needs(PARTITIONS, SHARES),
@@ -55,6 +58,18 @@ def requirements() -> Requirements:
 
 
 @pytest.fixture
+def pods(cluster: RealCluster) -> dict[str, Obj]:
+    """Requests of pods by name."""
+    left_out = PARTITIONED if cluster.version().startswith("v1.34.") else ()
+    return {name: request for name, request in PODS.items() if name not in left_out}
+
+
+def beside(pods: dict[str, Obj]) -> Obj:
+    """A request for what is still free."""
+    return slice_of("1g.10gb") if "small" in pods else whole()
+
+
+@pytest.fixture
 def old(own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path) -> Iterator[OldProcess]:
     """The node process of the older version, in place of this one's; its MPS host too, until the test is over."""
     node, mps = OldProcess(own_host.process, tmp_path / "node"), OldProcess(own_host.mps, tmp_path / "mps")
@@ -74,62 +89,73 @@ def old(own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path) ->
     own_host.mps.start()
 
 
-def test_pods_of_the_older_version_do_not_notice_the_new_one(
-    own_host: Host, cluster: RealCluster, namespace: str, old: OldProcess, node_folders: Folders
+def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 - fixtures
+    own_host: Host,
+    cluster: RealCluster,
+    namespace: str,
+    pods: dict[str, Obj],
+    old: OldProcess,
+    node_folders: Folders,
 ) -> None:
     """Whole GPU, partitions and MPS shares: same containers, journal and CDI files; a new pod runs beside them."""
     assert version(old.command()[0], "-P") != version(own_host.process.command()[0])
     forms = Forms(cluster, namespace)
-    for name, request in PODS.items():
+    for name, request in pods.items():
         forms.create(name, request)
         forms.wait_ready(name)
-    logs = {name: forms.log(name) for name in PODS}
-    before = {name: containers(forms.get(name)) for name in PODS}
+    logs = {name: forms.log(name) for name in pods}
+    before = {name: containers(forms.get(name)) for name in pods}
     claims, files = node_folders.claims_in_journal(), contents(node_folders)
     daemons = own_host.hardware.daemons()
-    assert len(claims) == len(PODS)
+    assert len(claims) == len(pods)
     assert len(daemons) == 1
     old.end()
 
     own_host.restart()
-    forms.create("next", slice_of("1g.10gb"))
+    forms.create("next", beside(pods))
     forms.wait_ready("next")
-    assert {name: containers(forms.get(name)) for name in PODS} == before
-    assert {name: forms.log(name) for name in PODS} == logs
+    assert {name: containers(forms.get(name)) for name in pods} == before
+    assert {name: forms.log(name) for name in pods} == logs
     assert claims <= node_folders.claims_in_journal()
     assert files.items() <= contents(node_folders).items()
     assert own_host.hardware.daemons() == daemons
-    for name in PODS:
+    for name in pods:
         forms.sees(name)
 
-    forms.delete("next", *PODS)
+    forms.delete("next", *pods)
     wait(own_host.hardware.traces, GONE_S)
     assert node_folders.claims_in_journal() == node_folders.claims_with_files() == set()
 
 
-def test_pods_survive_a_rollback_to_the_older_version_and_back(
-    own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path, node_folders: Folders
+def test_pods_survive_a_rollback_to_the_older_version_and_back(  # noqa: PLR0917 - fixtures
+    own_host: Host,
+    cluster: RealCluster,
+    namespace: str,
+    pods: dict[str, Obj],
+    tmp_path: Path,
+    node_folders: Folders,
 ) -> None:
     """The older version answers for, prepares and unprepares claims of this one; nothing is lost between the two."""
     forms = Forms(cluster, namespace)
-    for name, request in PODS.items():
+    for name, request in pods.items():
         forms.create(name, request)
         forms.wait_ready(name)
-    before = {name: containers(forms.get(name)) for name in PODS}
+    before = {name: containers(forms.get(name)) for name in pods}
     claims = node_folders.claims_in_journal()
+    gone = [name for name in ("small", "ten") if name in pods]
     older = OldProcess(own_host.process, tmp_path / "older")
     own_host.process.end()
     older.start()
     try:
         older.wait_for(lambda: REGISTERED in older.text, START_S)
         assert node_folders.claims_in_journal() == claims
-        forms.create("next", slice_of("1g.10gb"))
+        forms.create("next", beside(pods))
         forms.wait_ready("next")
-        forms.delete("small", "ten")
+        forms.delete(*gone)
     finally:
         older.end()
         own_host.restart()
-    rest = [name for name in PODS if name not in ("small", "ten")]
+    rest = [name for name in pods if name not in gone]
     assert {name: containers(forms.get(name)) for name in rest} == {name: before[name] for name in rest}
     assert not list(node_folders.state.glob("state.db.damaged-*"))
     forms.delete("next", *rest)
