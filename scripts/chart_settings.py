@@ -1,5 +1,5 @@
-"""What `settings` of node, mpsHost, controller and webhook may name in deploy/chart/values.schema.json: the options of
-each process that the chart does not set by another value."""
+"""What `settings` of node, mpsHost, exporter, controller and webhook may name in deploy/chart/values.schema.json: the
+options of each process that the chart does not set by another value."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import render_chart
 
 from dra_driver.cli.mps_host import MpsHostSettings
 from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import flags_of
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.webhook_settings import WebhookSettings
@@ -18,7 +19,7 @@ PLACES = frozenset({"KUBECONFIG", "DRIVER_NAME", "KUBELET_PLUGINS_DIR", "DRIVER_
 NODE = PLACES | {
     *("NODE_NAME", "POD_UID", "KUBELET_REGISTRAR_DIR", "CDI_DIR", "POLICY_DIR", "SIMULATE", "CLAIM_EVENTS"),
     *("CLAIM_STATUS", "DRIVER_ROOT_ON_HOST", "DEV_ROOT", "DEV_ROOT_ON_HOST", "NVIDIA_CDI_HOOK_PATH", "POLICY_OBJECTS"),
-    "GPU_NODE",
+    *("GPU_NODE", "USAGE"),
 }
 CONTROLLER = (
     PLACES
@@ -29,6 +30,10 @@ DEFINITIONS = {
     "nodeSettings": (NodeSettings, NODE),
     "mpsHostSettings": (MpsHostSettings, PLACES | {"MPS_RUN_DIR", "MPS_SHM_DIR"}),
     "controllerSettings": (ControllerSettings, CONTROLLER),
+    "exporterSettings": (
+        ExporterSettings,
+        PLACES | {"NODE_NAME", "SIMULATE", "POD_RESOURCES_SOCKET", "PROC_DIR", "LOG_DIR"},
+    ),
     "webhookSettings": (WebhookSettings, PLACES | {"WEBHOOK_DIR", "WEBHOOK_ADDR", "POLICY_FILES"}),
 }
 

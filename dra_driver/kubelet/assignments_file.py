@@ -152,6 +152,8 @@ def make_folders(folder: Path) -> None:
     """The folder, and the one in it that the exporter writes: for root alone."""
     for each in (folder, folder / FINDINGS):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if each.stat().st_mode & 0o077:  # the kubelet made it, for the exporter's mount
+            each.chmod(0o700)
 
 
 def claims_of(entries: Iterable[Any]) -> list[Json]:

@@ -101,7 +101,8 @@ def test_the_rule_has_the_alerts_as_they_are() -> None:
 
 def test_the_pod_monitor_finds_the_port_of_every_process_that_serves_metrics() -> None:
     every = {"enabled": True}
-    objects = chart.objects({"metrics": {"podMonitor": every}, "controller": every, "mpsHost": every})
+    on = {"controller": every, "mpsHost": every, "exporter": every}
+    objects = chart.objects({"metrics": {"podMonitor": every}, **on})
     monitor = chart.found(objects, "PodMonitor", "dra-driver")["spec"]
     (expression,) = monitor["selector"]["matchExpressions"]
     (endpoint,) = monitor["podMetricsEndpoints"]

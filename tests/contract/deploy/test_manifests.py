@@ -25,6 +25,7 @@ NOT_EMBEDDED = frozenset(
 CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
 SWITCHES = (
     "mpsHost",
+    "exporter",
     "controller",
     "eviction",
     "claimStatus",
@@ -145,7 +146,7 @@ def test_every_pod_gets_the_pull_secrets() -> None:
     objects = chart.objects(EVERYTHING)
     specs = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
     specs += [obj["spec"] for obj in objects if obj["kind"] == "Pod"]
-    assert len(specs) == 4
+    assert len(specs) == 5
     assert all(spec["imagePullSecrets"] == [{"name": "registry"}] for spec in specs)
 
 

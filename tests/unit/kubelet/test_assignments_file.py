@@ -110,6 +110,7 @@ def test_the_exporter_reads_what_the_node_process_writes(tmp_path: Path) -> None
 def test_the_files_are_roots_alone(tmp_path: Path) -> None:
     """Names of claims and programs are not for every user of the node."""
     node = Node(tmp_path)
+    (node.folder / "findings").mkdir(mode=0o755, parents=True)  # as the kubelet makes folders that it mounts
     node.file.step()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (node.folder, node.folder / "findings", node.folder / FILE)]
     assert modes == [0o700, 0o700, 0o600]
