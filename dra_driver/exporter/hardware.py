@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.config.exporter_settings import ExporterSettings
-from dra_driver.errors import ConfigurationError
 from dra_driver.exporter.gpus import UsageBackend
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.gpu.simulated.usage import SimulatedUsage
@@ -36,11 +35,8 @@ def choose(settings: ExporterSettings, plugin_dir: Path) -> UsageBackend:
         )  # fmt: skip
         return SimulatedGpus(SimulatedUsage(gpus, plugin_dir / SIMULATED_USAGE, proc=Path(settings.proc_dir)))
     from dra_driver.driver_root.detect import Detector  # noqa: PLC0415 - simulated GPUs do not need it
-    from dra_driver.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - same
+    from dra_driver.gpu.nvml.usage import NvmlUsage  # noqa: PLC0415 - same
 
     root = settings.driver_root
     detector = Detector(settings.host_root)
-    backend: object = NvmlBackend(driver_root=root if root is not None else lambda: detector.current().here("/"))
-    if not hasattr(backend, "usage"):
-        raise ConfigurationError("this build does not read the usage of real GPUs: set --simulate (SIMULATE)")
-    return backend  # type: ignore[return-value]
+    return NvmlUsage(driver_root=root if root is not None else lambda: detector.current().here("/"))
