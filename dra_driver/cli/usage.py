@@ -104,7 +104,7 @@ def _print_sums(sums: "Sequence[UseSum]", by: str, output: str) -> None:
             *each.key,
             *(str(each.claims), str(each.devices)),
             *(_part(each, "used_bytes", gib(each.used_bytes)), _part(each, "granted_bytes", gib(each.granted_bytes))),
-            *(_part(each, "peak_bytes", gib(each.peak_bytes)), _part(each, "sm_ratio", percent(each.sm_ratio))),
+            *(_part(each, "peak_bytes", gib(each.peak_bytes)), _mean(each)),
             _part(each, "energy_joules", energy(each.energy_joules, estimated=each.energy_estimated)),
             *(_part(each, "processes", number(each.processes)), span(each.idle_s)),
         )
@@ -114,8 +114,13 @@ def _print_sums(sums: "Sequence[UseSum]", by: str, output: str) -> None:
 
 
 def _part(each: "UseSum", name: str, shown: str) -> str:
-    """A sum that lacks devices whose value is not known begins with ``>=``; a mean of some says so, too."""
+    """A sum that lacks devices whose value is not known begins with ``>=``."""
     return f">={shown}" if name in each.partial else shown
+
+
+def _mean(each: "UseSum") -> str:
+    """A mean over the devices of which it is known, and not over all, ends with ``?``."""
+    return f"{percent(each.sm_ratio)}{'?' if 'sm_ratio' in each.partial else ''}"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -199,6 +199,15 @@ def test_sums_are_printed_in_every_form(by: str, output: str, capsys: Printed) -
         assert document["items"]
 
 
+@pytest.mark.usefixtures("server")
+def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
+    """A mean over some devices is no lower bound."""
+    assert kubectl.main(["usage", "--by", "namespace", "-n", "team-b"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert ">=6.0 GiB" in line
+    assert " 50%? " in line
+
+
 def test_a_missing_right_to_ask_exporters_is_named(server: Served, capsys: Printed) -> None:
     stage, _ = server
     stage.usage = (
