@@ -15,7 +15,7 @@ from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid
 from dra_driver.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
 from dra_driver.model.usage_rules import OverGrantAction
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import (
     DEPLOYMENTS,
     EVENTS,
@@ -45,6 +45,7 @@ def cluster() -> Iterator[Cluster]:
         process.command += ["--usage", "true"]
         process.start()
         running.wait_published()
+        running.wait(lambda: None if gpus(running) else "no GPU in it", TIMEOUT_S, "the GpuNode")
         yield running
 
 
@@ -109,8 +110,9 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
         )
         for claim, pod in over
     ]
-    uuid = cluster.store.get(GPU_NODES, "gpu-a")["status"]["gpus"][0]["uuid"]
-    other = Unattributed(gpu_uuid=uuid, device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",))
+    other = Unattributed(
+        gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",)
+    )
     findings = UsageFindings(
         written=now,
         over_grant=tuple(found),
@@ -131,6 +133,12 @@ def reasons(cluster: Cluster, namespace: str, name: str) -> set[str]:
 def untold(cluster: Cluster, namespace: str, name: str, wanted: set[str]) -> str | None:
     found = reasons(cluster, namespace, name)
     return None if wanted <= found else f"only {sorted(found)}"
+
+
+def gpus(cluster: Cluster) -> list[Obj]:
+    """Those in the GpuNode of gpu-a, which is written some time after the slices."""
+    found = cluster.store.find(GPU_NODES, "gpu-a")
+    return entries(found, "status", "gpus") if found is not None else []
 
 
 def usage(cluster: Cluster) -> Obj:
