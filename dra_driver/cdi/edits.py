@@ -25,6 +25,7 @@ from dra_driver.device_nodes.names import CONTROL_NODES, MODESET, NodeKind, expe
 from dra_driver.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.model.ids import ClaimUid
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
@@ -32,6 +33,9 @@ _SHARED_FOLDER = ("rw", "nosuid", "nodev", "bind")
 
 MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container; CUDA's default
 """Path of the MPS daemon's pipes in containers."""
+
+SIMULATED_CLAIM = "DRA_SIMULATED_CLAIM"
+"""How variables of containers with simulated GPUs begin; ``gpu/simulated/usage.py`` looks for them."""
 
 # 0666 whatever the mode on the host: an administrator restricts /dev/nvidia* (NVreg_DeviceFileMode) for users of the
 # host, while the container's user was granted this device, and the device cgroup allows no other device.
@@ -159,6 +163,14 @@ def device_node(root: DriverRoot, path: str, numbers: NodeNumbers, *, file_mode:
         file_mode=file_mode,
         permissions="rwm",
     )
+
+
+def simulated_claim_edits(claim: ClaimUid) -> ContainerEdits:
+    """Edits of a claim on simulated GPUs: a variable by which the containers' processes are found in /proc.
+
+    The UID is in the variable's name because CDI replaces variables of the same name.
+    """
+    return ContainerEdits(env=(f"{SIMULATED_CLAIM}_{claim.replace('-', '_')}={claim}",))
 
 
 def claim_spec(names: CdiNames, devices: Sequence[tuple[str, ContainerEdits]]) -> CdiSpec:

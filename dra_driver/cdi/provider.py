@@ -28,6 +28,7 @@ from dra_driver.driver_root.detect import RootSource
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.gpu import Gpu
+from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class CdiProvider:
     since it was last asked. ``graphics`` adds each GPU's DRM nodes
     (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``), for programs that render without a display (EGL,
     Vulkan, GBM). The default is off: CUDA, video and NVML never open them, and a card node lets a container drive
-    displays.
+    displays. ``simulated``: the GPUs are, and processes of a claim are found by a variable.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class CdiProvider:
         host: DriverRoot | None = None,
         majors: Callable[[], Majors] | None = None,
         remounted: Callable[[], bool] | None = None,
+        simulated: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._locate: RootSource = (lambda: root) if isinstance(root, DriverRoot) else root
@@ -96,6 +98,7 @@ class CdiProvider:
         self._proc_devices = str(proc_devices)
         self._hook_path = hook_path
         self._graphics = graphics
+        self._simulated = simulated
         self._sysfs_root = sysfs_root
         self._proc_driver = str(proc_driver)
         self._hook_versions = hook_versions or HookVersions()
@@ -186,6 +189,10 @@ class CdiProvider:
         found = node_numbers(root.dev_here(f"/dev/nvidia{gpu.minor}"))
         variable = f"DRA_GPU_{gpu.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}"
         return edits.partition_edits(gpu.minor, base.majors, root, capabilities, found=found, variable=variable)
+
+    def edits_of_claim(self, claim: ClaimUid) -> ContainerEdits:
+        """What each device of that claim adds, whatever the device: nothing with real GPUs."""
+        return edits.simulated_claim_edits(claim) if self._simulated else ContainerEdits()
 
     def edits_of_share(self) -> ContainerEdits:
         """Edits of a share of a GPU beside those of the GPU: see `without_mps_programs`. Errors as `refresh`."""

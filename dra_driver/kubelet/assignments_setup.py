@@ -1,9 +1,12 @@
-"""Connects ``assignments.json`` with the journal, the inventory, the policies and detaching."""
+"""Connects ``assignments.json`` with the journal, the inventory, the policies and detaching; and with simulated GPUs,
+what claims use of them with the journal.
+"""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.gpu.inventory import Inventory
@@ -14,6 +17,9 @@ from dra_driver.kubelet.hardware import Hardware
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.kubelet.usage_setup import FOLDER
 from dra_driver.model.terms import terms_of
+
+if TYPE_CHECKING:
+    from dra_driver.kubelet.simulated_uses import ClaimObjects, SimulatedUses
 
 Parts = Callable[[], tuple[ClaimManager | None, Inventory | None, TermsResolver | None, Detaching | None]]
 """The parts of the node process that have something to tell; each None before it is made."""
@@ -27,6 +33,8 @@ class AssignmentsService:
     ) -> None:
         self._parts = parts
         self._file: AssignmentsFile | None = None
+        self._simulated = plugin_dir if settings.simulate is not None else None
+        self._uses: SimulatedUses | None = None
         if settings.usage:
             header = {"version": VERSION, "node": settings.node_name, "driver": settings.driver_name}
             header["processStarted"] = time_text(now())
@@ -37,19 +45,28 @@ class AssignmentsService:
         """The hardware, whose changes of MIG mode and partitions are told while they run."""
         return hardware if self._file is None else replace(hardware, changing=self._file.changing)
 
-    def start(self) -> None:
+    def start(self, rest: "ClaimObjects") -> None:
         if self._file is not None:
             self._file.start()
+        if self._simulated is not None:
+            from dra_driver.kubelet import simulated_uses  # noqa: PLC0415 - real GPUs do not need it
+
+            self._uses = simulated_uses.SimulatedUses(rest, self._entries, self._simulated / simulated_uses.NAME)
+            self._uses.start()
 
     def stop(self, timeout_s: float) -> None:
         """Idempotent."""
         if self._file is not None:
             self._file.stop(timeout_s)
+        if self._uses is not None:
+            self._uses.stop(timeout_s)
 
     def claims_changed(self) -> None:
         """Returns at once."""
         if self._file is not None:
             self._file.claims_changed()
+        if self._uses is not None:
+            self._uses.wake()
 
     def wake(self) -> None:
         """Policies, GPUs or detaching changed. Returns at once."""

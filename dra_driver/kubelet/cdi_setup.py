@@ -19,4 +19,5 @@ def open_cdi(
         proc_driver=found.proc_driver,
         host=found.host,
         majors=nodes.uvm.majors,
+        simulated=settings.simulate is not None,
     )

@@ -261,7 +261,7 @@ class NodeProcess:
         )  # fmt: skip
         health.start()
         inventory.subscribe(self._inventory_publisher.changed)
-        self._assignments.start()
+        self._assignments.start(rest)
         self._running.callback(self._assignments.stop, COMPONENT_STOP_S)
         if settings.gpu_node:
             self._keep_gpu_node(rest, own_node, tell, hook_version=lambda: provider.hook_version)

@@ -182,6 +182,9 @@ class FakeCdiProvider:
     def edits_of_share(self) -> ContainerEdits:
         return ContainerEdits(mounts=(Mount(host_path="/mask", container_path=CONTROL_PROGRAM, options=("bind",)),))
 
+    def edits_of_claim(self, claim: ClaimUid) -> ContainerEdits:
+        return ContainerEdits()
+
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
         """The document of a claim with whole GPUs."""
         pairs = [(NAMES.claim_device(of, each.device_name), self.edits_for(each)) for each in devices]

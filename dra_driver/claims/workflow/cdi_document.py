@@ -28,7 +28,8 @@ def document_of(deps: DocumentDependencies, todo: PreparePlan) -> CdiSpec:
     """
     own = {device.cdi_device for device in todo.devices if not device.admin_access}
     named = [device for device in todo.devices if not device.admin_access or device.cdi_device not in own]
-    document = claim_spec(deps.names, [(device.cdi_device, _edits(deps, device)) for device in named])
+    of_claim = deps.provider.edits_of_claim(todo.ref.uid)
+    document = claim_spec(deps.names, [(device.cdi_device, _edits(deps, device) + of_claim) for device in named])
     deps.device_nodes.ensure(node for device in document.devices for node in device.container_edits.device_nodes)
     return document
 

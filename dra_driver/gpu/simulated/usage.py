@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 IDLE_MW: Final = 60_000
 BUSY_MW: Final = 400_000
 WITH_GPM: Final = frozenset({"Hopper", "Blackwell"})
-CLAIM_VARIABLE: Final = b"DRA_SIMULATED_CLAIMS"
-"""Environment variable of a container with simulated GPUs: the UIDs of its claims, joined by commas."""
+CLAIM_VARIABLE: Final = b"DRA_SIMULATED_CLAIM"
+"""How the variables of a container with simulated GPUs begin; each one's value is the UID of a claim."""
 MAX_ENVIRON: Final = 256 * 1024
 _PID: Final = re.compile(r"[0-9]+")
 MAX_STEP_S: Final = 3600.0
@@ -125,11 +125,8 @@ def _claims_of(environ: Path) -> set[str]:
             data = file.read(MAX_ENVIRON)
     except OSError:
         return set()
-    for entry in data.split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name == CLAIM_VARIABLE:
-            return set(value.decode(errors="replace").split(","))
-    return set()
+    variables = (entry.partition(b"=") for entry in data.split(b"\0"))
+    return {value.decode(errors="replace") for name, _, value in variables if name.startswith(CLAIM_VARIABLE)}
 
 
 def _active(use: SimulatedUse, now: float, of_claims: Mapping[str, Sequence[int]]) -> list[_Active]:

@@ -3,7 +3,7 @@
     {"version": 1,
      "uses": [{"key": "…",                        names the entry: a claim's UID and a container
                "gpu": "GPU-…", "gi": null,        or the id of the GPU instance
-               "since": 1763800000.0,             when the container started, in seconds since 1970
+               "since": 1763800000.0,             when the use began, in seconds since 1970
                "pids": [4711],                    of its processes, the first ones of a step use the GPU
                "claim": null,                     or a claim's UID: then its processes are found in /proc
                "steps": [{"memory": "12Gi", "utilization": 60}]}]}      see ``use_orders.py``

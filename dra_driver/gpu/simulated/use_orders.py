@@ -2,9 +2,9 @@
 
     sim.gpu.dra-driver.io/usage: '[{"memory": "12Gi", "utilization": 60}, {"after": "30s", "memory": "20Gi"}]'
 
-A step begins ``after`` a time (default 0s) since the container's start and holds until the next one, or ``for`` a time;
-then its processes end. ``memory`` (default 0) and ``utilization`` (0 to 100 percent, default 0) are those of all its
-``processes`` (default 1) together, on each device of the claim. A real node reads no such annotation.
+A step begins ``after`` a time (default 0s) since the claim was prepared and holds until the next one, or ``for`` a
+time; then its processes end. ``memory`` (default 0) and ``utilization`` (0 to 100 percent, default 0) are those of all
+its ``processes`` (default 1) together, on each device of the claim. A real node reads no such annotation.
 """
 
 import json

@@ -126,9 +126,9 @@ def test_processes_of_a_claim_are_found_by_their_environment(tmp_path: Path) -> 
     """On a real node they are the pods' own; what cannot be read is of no claim."""
     proc = tmp_path / "proc"
     for pid, environ in (
-        (5, b"A=1\0" + CLAIM_VARIABLE + b"=u0,u1\0"),
+        (5, b"A=1\0" + CLAIM_VARIABLE + b"_u0=u0\0" + CLAIM_VARIABLE + b"_u1=u1\0"),
         (6, b"PATH=/bin\0"),
-        (12, CLAIM_VARIABLE + b"=u1"),
+        (12, CLAIM_VARIABLE + b"_u1=u1"),
     ):
         (proc / str(pid)).mkdir(parents=True)
         (proc / str(pid) / "environ").write_bytes(environ)
