@@ -28,6 +28,7 @@ from dra_driver.kubelet.claim_events import (
 )
 from dra_driver.kubelet.health_events import Notice
 from dra_driver.kubelet.health_report import ReportedDevice
+from dra_driver.kubelet.usage_events import ClaimNotice
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
@@ -93,7 +94,7 @@ class Node:
     def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         raise AssertionError(f"{path} is not patched")
 
-    def told(self, notice: Notice = BEGUN) -> list[tuple[str, str]]:
+    def told(self, notice: Notice | ClaimNotice = BEGUN) -> list[tuple[str, str]]:
         """Kind and name of the objects that a notice reached."""
         self.created.clear()
         self.events.tell(notice)
@@ -127,6 +128,18 @@ def test_only_claims_that_have_the_device_are_told_and_read(node: Node) -> None:
     assert node.read == ["one"]
     node.told(replace(BEGUN, message="the whole GPU"))
     assert node.read == ["one", "one", "whole"]
+
+
+def test_news_of_one_claim_reach_it_and_its_pods_alone(node: Node) -> None:
+    """What the usage exporter found; a later claim of the name is another one."""
+    node.claims = [held("one"), held("other")]
+    notice = ClaimNotice(claim=ref("one"), reason="GpuMemoryOverGrant", message="too much")
+    assert node.told(notice) == [("ResourceClaim", "one"), ("Pod", "trainer")]
+    assert {(body["type"], body["reason"], body["message"]) for _, body in node.created} == {
+        ("Warning", "GpuMemoryOverGrant", "too much")
+    }
+    assert node.told(replace(notice, claim=replace(ref("one"), uid=ClaimUid("later")))) == []
+    assert node.read == ["one", "one"]
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ from dra_driver.kubelet.gpu_node_status import NodeFacts, Versions, claims_by_gp
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm
+from dra_driver.model.gpu_node_usage import ToldUsage
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import ClaimUid
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
+from tests.unit.kubelet.test_usage_believed import TOLD
 from tests.unit.policy.hardware import gpu, node, partition, share, uuid, whole
 
 STATUS = GpuNodeStatus(driver_name="gpu.nvidia.com", driver_version="580.65.06")
@@ -309,6 +311,15 @@ def test_health_of_gpus() -> None:
     assert found[0].taints == (taint,)
     off = status_of(facts(watches_health=False), "d", Versions(node_process="1")).gpus
     assert {each.health for each in off} == {HealthWord.UNKNOWN}
+
+
+def test_what_the_exporter_found_is_told_and_read_back() -> None:
+    told = ToldUsage(over_grant=(TOLD,), checked_at="2026-07-01T12:00:00Z")
+    status = status_of(facts(usage=told), "d", Versions(node_process="1"))
+    found = node_status_of({"status": node_status(status, "2026-07-01T12:00:00Z")})
+    assert found is not None
+    assert found.usage == told
+    assert node_status(status, "")["summary"]["usage"] == "1 over grant: team/llm"
 
 
 def test_versions_and_problems() -> None:
