@@ -12,6 +12,7 @@ SUBCOMMANDS: Final = {
     "claims": ("dra_driver.cli.claims", "list claims, their devices and their pods"),
     "capacity": ("dra_driver.cli.capacity", "count free devices and the claims that would still fit"),
     "topology": ("dra_driver.cli.topology", "show which GPUs are linked or near each other"),
+    "ui": ("dra_driver.cli.ui", "show GPUs, claims and waiting pods in a browser"),
     "usage": ("dra_driver.cli.usage", "show what claims use of their GPUs"),
     "idle": ("dra_driver.cli.idle", "list claims that are idle or larger than they need to be"),
     "cost": ("dra_driver.cli.cost", "price what claims hold and the energy that they use"),

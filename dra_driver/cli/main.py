@@ -39,9 +39,9 @@ SUBCOMMANDS: Final = {
 # Top-level packages that not every installation has (pyproject.toml) -> the extra that brings them. An image for nodes
 # has those of "node" and none that only people's commands need, which belong to no extra.
 EXTRAS: Final = {
-    **dict.fromkeys(("kubernetes", "urllib3", "re2"), ""),
+    **dict.fromkeys(("kubernetes", "urllib3", "re2", "jinja2", "starlette", "uvicorn"), ""),
     **dict.fromkeys(("grpc", "google", "pynvml", "cryptography"), "node"),
-    **dict.fromkeys(("starlette", "uvicorn", "trustme"), "sim"),
+    **dict.fromkeys(("trustme",), "sim"),
 }
 
 

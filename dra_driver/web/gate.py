@@ -1,0 +1,150 @@
+"""Who may ask: the browser that opened the printed address, and no page of another origin. An ASGI middleware.
+
+Other users of the machine reach the port, so everything but the printed address needs a cookie. The address carries a
+code that works once. Names other than the loopback address are refused (DNS rebinding), and so is an ``Origin`` that is
+not this page's. All pages are below a folder of random name: cookies of one host go to every port of it, also to a
+server of another user, but only for paths below the one of the cookie.
+
+Sources: RFC 6265 8.5 (ports do not separate cookies), Fetch standard ("Origin" of navigations), CSP level 3.
+"""
+
+import secrets
+from collections.abc import Iterable
+from hmac import compare_digest
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE: Final = "dra_ui"
+_SAFE: Final = ("GET", "HEAD")
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Final = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    # Not no-referrer: browsers would then send "Origin: null" with this page's own forms.
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+
+
+class Keys:
+    """The secrets of one run: the folder of all pages, the code of the printed address, the cookie."""
+
+    def __init__(self) -> None:
+        self.folder = secrets.token_urlsafe(12)
+        self._code: str | None = secrets.token_urlsafe(24)
+        self._cookie = secrets.token_urlsafe(32)
+
+    @property
+    def code(self) -> str:
+        """The code, "" after it was used."""
+        return self._code or ""
+
+    def take(self, code: str) -> str | None:
+        """The cookie for the right code, once."""
+        if self._code is None or not compare_digest(code.encode(), self._code.encode()):
+            return None
+        self._code = None
+        return self._cookie
+
+    def opens(self, cookie: str) -> bool:
+        return compare_digest(cookie.encode(), self._cookie.encode())
+
+
+class BrowserGate:
+    """Lets requests with the cookie through to ``app`` and answers all others."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        sealed = _sealed(send)
+        answer = self._answer(scope)
+        await (answer or self._app)(scope, receive, sealed)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """The answer to a request that does not reach the app; None lets it through."""
+        headers = Headers(scope=scope)
+        if headers.getlist("host") not in [[host] for host in self._hosts]:
+            return _refused(421, "This address is not served here: open the address that was printed.")
+        if not self._is_own_origin(headers, scope["method"]):
+            return _refused(403, "Requests from other pages are refused.")
+        if scope["path"] == "/open":
+            return self._open(scope)
+        if not self._keys.opens(_cookie(headers)):
+            return _refused(
+                403,
+                "This page belongs to the person who started it. Open the address that the command printed; its code "
+                "works once. For another browser, start the command again.",
+            )
+        return None
+
+    def _is_own_origin(self, headers: Headers, method: str) -> bool:
+        origins = headers.getlist("origin")
+        if not origins:
+            return method in _SAFE
+        return origins == [f"http://{headers.get('host')}"]
+
+    def _open(self, scope: Scope) -> Response:
+        if scope["method"] != "GET":
+            return _refused(405, "Only GET.")
+        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=4).get("code", [""])[0]
+        cookie = self._keys.take(given)
+        if cookie is None:
+            return _refused(403, "This code is wrong or was used. Start the command again for a new address.")
+        # Not a redirect: a browser that came from elsewhere would not send a SameSite=Strict cookie after it.
+        page = HTMLResponse(
+            f'<!doctype html><html lang="en"><title>GPUs</title><meta http-equiv="refresh" '
+            f'content="0;url=/{self._keys.folder}/"><a href="/{self._keys.folder}/">Continue</a></html>'
+        )
+        page.set_cookie(COOKIE, cookie, path=f"/{self._keys.folder}/", httponly=True, samesite="strict")
+        return page
+
+
+def _refused(status: int, sentence: str) -> Response:
+    return PlainTextResponse(f"{sentence}\n", status_code=status)
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _sealed(send: Send) -> Send:
+    """Adds the headers that every answer has."""
+
+    async def sealed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return sealed

@@ -1,0 +1,89 @@
+"""Starts and stops the page: 1. socket on loopback, 2. readers, 3. address printed, 4. server until a signal.
+
+Stop: 1. server (open streams end within a second), 2. readers; their threads do not keep the process.
+"""
+
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import uvicorn
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.usage.device_use import UseReport
+from dra_driver.usage.prices import Prices
+from dra_driver.web.app import PageSources, application
+from dra_driver.web.derived import Derived
+from dra_driver.web.gate import Keys
+from dra_driver.web.reading import Periodic, ReadsCluster, read_cluster, same_cluster
+from dra_driver.web.use_history import UseHistory
+
+LOOPBACK: Final = "127.0.0.1"
+CLUSTER_S: Final = 5.0
+USE_S: Final = 15.0
+
+
+class _Reads(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def serve(
+    source: ReadsCluster,
+    *,
+    about: str,
+    port: int,
+    say: Callable[[str], None],
+    read_use: Callable[[], UseReport] | None = None,
+    prices: Prices | None = None,
+    interval_s: float = CLUSTER_S,
+) -> None:
+    """Serves until SIGINT or SIGTERM. ``say`` is given the address. Raises ConfigurationError if the port is taken."""
+    listening = _listening(port)
+    with listening:
+        port = listening.getsockname()[1]
+        keys = Keys()
+        sources = PageSources(
+            cluster=Periodic("page-cluster", lambda: read_cluster(source), interval_s, same=same_cluster),
+            derived=Derived(),
+            about=about,
+            use=Periodic("page-use", UseHistory(read_use).read, USE_S) if read_use else None,
+            prices=prices,
+        )
+        app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
+        readers: list[_Reads] = [sources.cluster, sources.derived, *([sources.use] if sources.use else [])]
+        for reader in readers:
+            reader.start()
+        try:
+            say(f"http://{LOOPBACK}:{port}/open?code={keys.code}")
+            _run(app, listening)
+        finally:
+            for reader in readers:
+                reader.stop()
+
+
+def _run(app: object, listening: socket.socket) -> None:
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_level="error",
+        access_log=False,  # it would print the code
+        server_header=False,
+        date_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        limit_concurrency=200,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listening(port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((LOOPBACK, port))
+    except OSError as error:
+        found.close()
+        raise ConfigurationError(f"--port {port}: {LOOPBACK}:{port} cannot be used: {error.strerror}") from error
+    return found

@@ -1,0 +1,1 @@
+"""The page behind starlette's test client."""

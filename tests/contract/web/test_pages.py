@@ -1,0 +1,241 @@
+"""What the pages show, of good, absent and hostile objects."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dra_driver.errors import ApiUnreachableError
+from dra_driver.kube.state import ClusterState
+from dra_driver.usage.device_use import ClaimDeviceUse
+from dra_driver.web import what_if
+from tests.contract.web.conftest import HOST, Site
+from tests.unit.web.objects import (
+    DRIVER,
+    GIB,
+    UNHEALTHY,
+    claim,
+    share,
+    slice_of,
+    small_state,
+    told,
+    told_gpu,
+    waiting_pod,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+LISTS = ("/", "/claims", "/pending", "/capacity", "/events", "/what-if")
+PAGES = (*LISTS, "/nodes/n", "/nodes/n/gpu-0", "/claims/team/a", "/pending/team/w")
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}\u202e"
+CLASS = {"metadata": {"name": DRIVER}, "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}}
+EVENT = {
+    "reason": "FailedScheduling",
+    "message": "no",
+    "involvedObject": {"kind": "Pod", "namespace": "team", "name": "w"},
+}
+
+
+def full_state() -> ClusterState:
+    held = claim("a", "n", share("gpu-0", "20Gi"))
+    return small_state(held, pods=(waiting_pod("w"),), events=({**EVENT, "metadata": {}},), classes=(CLASS,))
+
+
+def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
+    """Each twice: the answers that take long are there the second time."""
+    site.read(full_state(), n=told(told_gpu("gpu-0", "GPU-0", policy="pool")))
+    for _ in range(2):
+        texts = {path: browser.get(f"{site.base}{path}") for path in PAGES}
+        site.read(site.state, **site.told)
+    assert {path: answer.status_code for path, answer in texts.items()} == dict.fromkeys(PAGES, 200)
+    for path, part in (
+        ("/", "pool"),
+        ("/nodes/n/gpu-0", "20 % compute"),
+        ("/claims", "1.00 EUR"),
+        ("/pending", "which does not exist"),
+        ("/capacity", "NVIDIA H100"),
+        ("/events", "FailedScheduling"),
+    ):
+        assert part in texts[path].text, (path, texts[path].text)
+
+
+def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> None:
+    """Of the grant, not of the GPU; over the grant it is marked."""
+    site.uses = [
+        ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB, sm_ratio=0.5)
+    ]
+    site.read(full_state())
+    text = browser.get(f"{site.base}/nodes/n/gpu-0").text
+    assert "25 GiB" in text
+    assert "125 % of the grant" in text
+    assert "meter over" in text
+
+
+def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient") -> None:
+    """With a way back, and status 404."""
+    site.read(full_state())
+    for path in ("/nodes/x", "/nodes/n/gpu-9", "/claims/team/x", "/pending/team/x", "/nope"):
+        answer = browser.get(f"{site.base}{path}")
+        assert answer.status_code == 404, path
+        assert "Back to the fleet" in answer.text
+
+
+def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, browser: "TestClient") -> None:
+    """With since when; it goes when the server is back."""
+    site.read(full_state())
+    site.failure = ApiUnreachableError("connection refused <b>")
+    site.sources.cluster.once()
+    text = browser.get(f"{site.base}/").text
+    assert re.search(r"does not answer since \d\d:\d\d:\d\d UTC", text)
+    assert "connection refused &lt;b&gt;" in text
+    assert "gpu-0" in text
+    site.failure = None
+    site.read()
+    assert "does not answer" not in browser.get(f"{site.base}/").text
+
+
+def test_before_the_first_reading_every_page_says_so(site: Site, browser: "TestClient") -> None:
+    """No page fails without a state."""
+    for path in PAGES:
+        assert browser.get(f"{site.base}{path}").status_code in (200, 404)
+    assert "for the first time" in browser.get(f"{site.base}/").text
+
+
+def test_what_could_not_be_read_is_said(site: Site, browser: "TestClient") -> None:
+    """A gap in what the pages show is a banner."""
+    site.read(small_state(gaps=("resourceclaims: you may not list them",)))
+    assert "you may not list them" in browser.get(f"{site.base}/").text
+
+
+def plain_state() -> ClusterState:
+    """A node with one GPU, free."""
+    return small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0")),), classes=(CLASS,))
+
+
+def hostile_state() -> ClusterState:
+    bad: Any = claim(HOSTILE, HOSTILE, share(HOSTILE, "20Gi"), namespace=HOSTILE)
+    node = {"metadata": {"name": HOSTILE}}
+    gpu = whole(HOSTILE, HOSTILE, allowMultipleAllocations=True, taints=[{"key": HOSTILE, "effect": HOSTILE}])
+    gpu["attributes"]["productName"]["string"] = HOSTILE
+    pool = {"name": HOSTILE, "generation": 1, "resourceSliceCount": 1}
+    item = {"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": HOSTILE, "pool": pool, "devices": [gpu]}}
+    about = {"kind": HOSTILE, "namespace": HOSTILE, "name": HOSTILE}
+    event = {"metadata": {}, "reason": HOSTILE, "message": HOSTILE, "involvedObject": about}
+    pods = (waiting_pod(HOSTILE, HOSTILE, owner=HOSTILE),)
+    return ClusterState(nodes=(node,), slices=(item,), claims=(bad,), pods=pods, events=(event,), gaps=(HOSTILE,))
+
+
+@pytest.fixture
+def hostile(site: Site, browser: "TestClient") -> "tuple[Site, TestClient]":
+    ill = told_gpu(HOSTILE, HOSTILE, policy=HOSTILE, health=UNHEALTHY, causes=(HOSTILE,), message=HOSTILE)
+    site.read(hostile_state(), **{HOSTILE: told(ill, problem=HOSTILE)})
+    return site, browser
+
+
+def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
+    """No object of the cluster can put an element or an attribute into a page."""
+    site, browser = hostile
+    links = {
+        "/",
+        "/claims",
+        "/pending",
+        "/capacity",
+        "/events",
+        f"/?q={HOSTILE}",
+        f"/claims?q={HOSTILE}&show={HOSTILE}",
+    }
+    pages = [browser.get(f"{site.base}{path}") for path in links]
+    site.read(site.state, **site.told)
+    found = {link for page in pages for link in re.findall(r'href="([^"]+)"', page.text) if "alert" in link}
+    pages += [browser.get(link.replace("&amp;", "&")) for link in found]
+    pages.append(
+        browser.post(
+            f"{site.base}/what-if",
+            data={
+                "manifest": f"kind: ResourceClaim\nmetadata: {{name: '{HOSTILE.replace(chr(39), '')}'}}",
+                "namespace": HOSTILE,
+            },
+            headers={"origin": f"http://{HOST}"},
+        )
+    )
+    assert len(found) >= 4
+    for page in pages:
+        assert page.status_code in (200, 404)
+        assert "<script>alert" not in page.text
+        assert "<img" not in page.text
+        assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(\d+)", page.text)
+        assert len(re.findall(r"<script", page.text)) <= 1
+        assert " style=" not in page.text
+        assert not re.search(r"\son[a-z]+=[\"']", page.text)
+
+
+def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
+    """A claim that fits, one that does not, and a pod."""
+    site.read(plain_state())
+    assert "fits" in _tried(site, browser, what_if.EXAMPLE)
+    assert "cannot fit" in _tried(site, browser, what_if.EXAMPLE.replace("40Gi", "400Gi"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "no Pod"),
+        ("kind: [", "YAML"),
+        ("just text", "expected"),
+        ("kind: Pod\nmetadata: {name: a}\nspec: 7", "spec"),
+        ("a: &a [x, x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a, *a]\n" for n in range(20)), "no kind"),
+        ("k0: &k0 [1]\n" + "".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 4}]\n" for n in range(1, 20)), "aliases"),
+        ("x" * (what_if.MAX_BYTES + 1), "KiB"),
+        (what_if.EXAMPLE.replace("40Gi", "much"), "much"),
+        ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "at most"),
+    ],
+)
+def test_what_if_refuses_nonsense_in_a_sentence(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
+    """Never a traceback, never much work."""
+    site.read(plain_state())
+    assert sentence in _tried(site, browser, text)
+
+
+def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") -> None:
+    """It is not read to its end."""
+    answer = browser.post(
+        f"{site.base}/what-if", content=b"manifest=" + b"x" * 300_000, headers={"origin": f"http://{HOST}"}
+    )
+    assert answer.status_code == 413
+
+
+def test_lists_are_paged_and_searched(site: Site, browser: "TestClient") -> None:
+    """A hundred claims on two pages, one by name, none by another."""
+    site.read(small_state(*(claim(f"claim-{number:03}", "n") for number in range(100))))
+    first, last = browser.get(f"{site.base}/claims").text, browser.get(f"{site.base}/claims?page=2").text
+    assert ("claim-049" in first, "claim-050" in first, "claim-050" in last) == (True, False, True)
+    found = browser.get(f"{site.base}/claims?q=CLAIM-07+team").text
+    assert ("claim-077" in found, "claim-001" in found) == (True, False)
+    assert "No claim matches" in browser.get(f"{site.base}/claims?q=nothing").text
+
+
+def test_pages_can_be_used_without_a_mouse_and_without_seeing(site: Site, browser: "TestClient") -> None:
+    """Language, one main, one first heading, a way past the menu, the current page, words for each picture."""
+    site.read(full_state())
+    for path in PAGES:
+        text = browser.get(f"{site.base}{path}").text
+        assert '<html lang="en"' in text
+        assert text.count("<main") == text.count("<h1") == 1, path
+        assert 'href="#main"' in text
+        assert 'aria-current="page"' in text, path
+        outer = re.findall(r'<svg class="(?:bar|meter|chart)[^>]*>', text)
+        assert all("aria-label=" in each and 'role="img"' in each for each in outer)
+        fields = re.findall(r'<(?:input|textarea)(?![^>]*type="hidden")[^>]*id="(\w+)"', text)
+        assert all(f'for="{field}"' in text for field in fields)
+
+
+def _tried(site: Site, browser: "TestClient", text: str) -> str:
+    answer = browser.post(
+        f"{site.base}/what-if",
+        data={"manifest": text, "namespace": "team"},
+        headers={"origin": f"http://{HOST}"},
+    )
+    assert "</html>" in answer.text
+    return re.sub("<textarea.*</textarea>", "", answer.text, flags=re.DOTALL)
