@@ -6,7 +6,6 @@ from typing import Any, Final, Protocol
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.kube import paths
-from dra_driver.kube.request_rights import missing_right
 from dra_driver.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.usage.exporter_answer import decode
 
@@ -60,7 +59,7 @@ def _add(
 ) -> None:
     node = _node(pod)
     if isinstance(answer, KubernetesApiError):
-        gaps.append(f"node {node}: its exporter does not answer: {missing_right(answer)}")
+        gaps.append(f"node {node}: its exporter does not answer: {answer}")
         return
     try:
         found, window_s, unknown = decode(answer, node)

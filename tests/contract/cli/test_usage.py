@@ -225,7 +225,10 @@ def test_an_exporter_that_does_not_answer_is_a_gap(server: Served, capsys: Print
         {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "connection refused"},
     )
     assert kubectl.main(["usage"]) == 0
-    assert "node gpu-a: its exporter does not answer" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "node gpu-a: its exporter does not answer" in err
+    assert "connection refused" in err
+    assert "auth can-i" not in err, "no right is missing"
 
 
 def test_no_exporter_is_said_with_the_value_of_the_chart(server: Served, capsys: Printed) -> None:
