@@ -113,6 +113,17 @@ class NodeSettings:
         ),
         False,
     )
+    numa_node_as_list: bool = setting(
+        Option(
+            NODE,
+            "NUMA_NODE_AS_LIST",
+            "true|false",
+            "publish numaNode as a list, as KEP-6072 wants it where the feature gate DRAListTypeAttributes is on "
+            "(Kubernetes 1.36, off by default); selectors such as numaNode == 0 then fail on every device",
+            common_options.switch,
+        ),
+        False,
+    )
     kubelet_registrar_dir: str = setting(
         Option(
             KUBELET,

@@ -37,6 +37,7 @@ class DeviceAttribute(TypedDict, total=False):
     bool: bool
     string: str
     version: str
+    ints: "list[int]"
 
 
 class CapacityRange(TypedDict):

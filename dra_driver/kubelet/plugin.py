@@ -326,7 +326,9 @@ class NodeProcess:
         settings = self._settings
         events.start()
         self._running.callback(events.stop, COMPONENT_STOP_S)
-        publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events)
+        publisher = Publisher.connect(
+            rest, settings.driver_name, settings.node_name, events, lists=settings.numa_node_as_list
+        )
         publisher.start()
         self._running.callback(within, COMPONENT_STOP_S, publisher.stop)
         return publisher

@@ -18,8 +18,11 @@ from dra_driver.semver import from_loose
 Attributes = dict[str, DeviceAttribute]
 
 
-def board(gpu: Gpu, snapshot: Snapshot) -> Attributes:
-    """The attributes that a GPU and all its partitions have in common. ``snapshot`` gives the driver's versions."""
+def board(gpu: Gpu, snapshot: Snapshot, *, lists: bool = False) -> Attributes:
+    """The attributes that a GPU and all its partitions have in common. ``snapshot`` gives the driver's versions.
+
+    ``lists``: the NUMA node is a list of one number, as NVIDIA's driver publishes it behind DRAListTypeAttributes.
+    """
     mode = snapshot.confidential_compute
     found = {
         names.PRODUCT_NAME: _text(gpu.product_name),
@@ -32,9 +35,15 @@ def board(gpu: Gpu, snapshot: Snapshot) -> Attributes:
         names.PCI_BUS_ID: _identifier(gpu.pci_bus_id),
         names.PCIE_ROOT: _identifier(gpu.pcie_root),
         names.CONFIDENTIAL_COMPUTE: _identifier(mode.value if mode else None),
-        names.NUMA_NODE: None if gpu.numa_node is None or gpu.numa_node < 0 else DeviceAttribute(int=gpu.numa_node),
+        names.NUMA_NODE: _numa_node(gpu.numa_node, lists=lists),
     }
     return _present(found)
+
+
+def _numa_node(node: int | None, *, lists: bool) -> DeviceAttribute | None:
+    if node is None or node < 0:
+        return None
+    return DeviceAttribute(ints=[node]) if lists else DeviceAttribute(int=node)
 
 
 def of_whole(gpu: Gpu, common: Attributes, strategy: str | None, island: Island | None = None) -> Attributes:

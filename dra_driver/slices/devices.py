@@ -30,7 +30,7 @@ class GpuDevices:
         island: Island | None = None,
     ) -> None:
         self._gpu, self._forms, self._island = gpu, forms, island
-        self._board = attributes.board(gpu, snapshot)
+        self._board = attributes.board(gpu, snapshot, lists=features.list_attributes)
         self._extra, refused = attributes.added(terms.attributes)
         self._taints = GpuTaints(terms, features)
         self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None

@@ -50,9 +50,14 @@ _CANARIES: dict[str, Mapping[str, Any]] = {
 }
 
 
-def probe(api: SlicesApi, driver: str, node: str) -> ApiServerFeatures:
-    """Ask the API server, in up to six dry runs. Raises KubernetesApiError when it does not answer."""
-    kept = {name: _keeps(api, part, driver, node) for name, part in _CANARIES.items()}
+_LIST: Mapping[str, Any] = {"devices": [{"name": "canary", "attributes": {"canary": {"ints": [0]}}}]}
+
+
+def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> ApiServerFeatures:
+    """Ask the API server, in up to six dry runs, and another one for ``lists``. Raises KubernetesApiError when it does
+    not answer."""
+    canaries = {**_CANARIES, "list_attributes": _LIST} if lists else _CANARIES
+    kept = {name: _keeps(api, part, driver, node) for name, part in canaries.items()}
     return ApiServerFeatures(**_counters(api, driver, node), **kept)
 
 
@@ -94,10 +99,15 @@ def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
 
 
 class FeatureWatch:
-    """Keeps the answer, and asks again when the API server's version changes. Only reading is thread-safe."""
+    """Keeps the answer, and asks again when the API server's version changes. Only reading is thread-safe.
 
-    def __init__(self, api: SlicesApi, version: Callable[[], ServerVersion], driver: str, node: str) -> None:
-        self._api, self._version = api, version
+    Without ``lists``, list attributes count as a feature that the API server lacks.
+    """
+
+    def __init__(
+        self, api: SlicesApi, version: Callable[[], ServerVersion], driver: str, node: str, *, lists: bool = False
+    ) -> None:
+        self._api, self._version, self._lists = api, version, lists
         self._driver, self._node = driver, node
         self._asked: ServerVersion | None = None
         self._features = ApiServerFeatures()
@@ -117,7 +127,7 @@ class FeatureWatch:
         version = self._version()
         if version == self._asked:
             return False
-        kept = probe(self._api, self._driver, self._node)
+        kept = probe(self._api, self._driver, self._node, lists=self._lists)
         hides = (version.major, version.minor) == _SHARES_HIDE_COUNTERS
         before, self._features = self._features, replace(kept, shares_hide_counters=hides)
         self._asked = version

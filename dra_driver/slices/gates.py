@@ -3,9 +3,10 @@
 Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from dra_driver.kube.types import ResourceSliceSpec
 from dra_driver.lean_dataclasses import dataclass
 
 # Field to attribute of Features.
@@ -15,6 +16,7 @@ _FIELDS: Final = {
     "taints": "taints",
     "allowMultipleAllocations": "multi_allocation",
     "requestPolicy": "multi_allocation",
+    "ints": "list_attributes",
 }
 
 
@@ -28,6 +30,7 @@ class ApiServerFeatures:
       is False.
     - ``shares_hide_counters``: the scheduler does not charge the counters of devices whose shares are allocated (1.35),
       so it would allocate partitions of a GPU beside its shares. Known by the API server's version.
+    - ``list_attributes``: attributes may be lists (KEP-5491), and lists are wanted: see `features.FeatureWatch`.
     - ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
     """
 
@@ -38,10 +41,19 @@ class ApiServerFeatures:
     taints: bool = False
     taints_1_35: bool = False
     multi_allocation: bool = False
+    list_attributes: bool = False
 
 
 NO_FEATURES: Final = ApiServerFeatures()
 """Before the API server answered."""
+
+
+def lists_in(spec: ResourceSliceSpec) -> Iterator[str]:
+    """Paths of list attributes, as `lost_with` takes them."""
+    for device in spec.get("devices", ()):
+        for name, value in device.get("attributes", {}).items():
+            if "ints" in value:
+                yield f"spec.devices.attributes[{name}].ints"
 
 
 def lost_with(paths: Iterable[str]) -> frozenset[str]:

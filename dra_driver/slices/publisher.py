@@ -82,12 +82,18 @@ class Publisher:
 
     @classmethod
     def connect(
-        cls, rest: RestClient, driver: str, node: str, recorder: NodeEventRecorder | None = None
+        cls,
+        rest: RestClient,
+        driver: str,
+        node: str,
+        recorder: NodeEventRecorder | None = None,
+        *,
+        lists: bool = False,
     ) -> "Publisher":
-        """A publisher for the API server, with a reflector that wakes it."""
+        """A publisher for the API server, with a reflector that wakes it. ``lists``: numaNode becomes a list."""
         newest = NewestVersion()
         api = RestSlicesApi(rest, driver, node, newest)
-        features = FeatureWatch(api, lambda: server_version(rest), driver, node)
+        features = FeatureWatch(api, lambda: server_version(rest), driver, node, lists=lists)
         publisher = cls(api, driver, node, features=features, recorder=recorder)
         publisher._watcher = Reflector(
             rest,

@@ -17,14 +17,14 @@ import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dra_driver.errors import NotFoundError
+from dra_driver.errors import InvalidObjectError, NotFoundError
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.slices import untrusted_slice
 from dra_driver.slices.api import SlicesApi, StoredSlice
 from dra_driver.slices.compare import dropped_fields, same
 from dra_driver.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools, index_of_body
-from dra_driver.slices.gates import lost_with
+from dra_driver.slices.gates import lists_in, lost_with
 from dra_driver.slices.layout import DesiredSlice
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,14 @@ class Reconciler:
                     return lost
                 body = _second_step(body, stored)
             known = "name" in body["metadata"]
-            if lost := self._wrote("updated" if known else "created", by_index, body, self._send(body)):
+            try:
+                stored = self._send(body)
+            except InvalidObjectError:
+                # Without its list, an attribute has no value: the API server refuses what it otherwise drops.
+                if lost := lost_with(lists_in(body["spec"])):
+                    return lost
+                raise
+            if lost := self._wrote("updated" if known else "created", by_index, body, stored):
                 return lost
         return frozenset()
 
