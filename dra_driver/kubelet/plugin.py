@@ -323,12 +323,10 @@ class NodeProcess:
         return TermsResolver(self._policies, claims.journal.uses)
 
     def _start_publisher(self, rest: RestClient, events: EventRecorder) -> Publisher:
-        settings = self._settings
+        settings, lists = self._settings, self._settings.numa_node_as_list
         events.start()
         self._running.callback(events.stop, COMPONENT_STOP_S)
-        publisher = Publisher.connect(
-            rest, settings.driver_name, settings.node_name, events, lists=settings.numa_node_as_list
-        )
+        publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events, lists=lists)
         publisher.start()
         self._running.callback(within, COMPONENT_STOP_S, publisher.stop)
         return publisher

@@ -155,7 +155,8 @@ def device(handle: Any) -> dict[str, Answer]:
         partial(_filled, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t", handle)
     )
     answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
-    return answers | {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
+    answers |= {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
+    return answers | {link_end(link): ask(partial(_link_end, handle, link)) for link in NVLINKS}
 
 
 def fabric_state(handle: Any) -> Answer:
@@ -219,6 +220,15 @@ def _filled(function: str, structure: str, handle: Any) -> Any:
     room = getattr(pynvml, structure)()
     getattr(pynvml, function)(handle, ctypes.byref(room))
     return room
+
+
+def link_end(link: int) -> str:
+    """Under which name `device` has what is at the other end of a link (nvmlIntNvLinkDeviceType_t)."""
+    return f"nvlink {link} end"
+
+
+def _link_end(handle: Any, link: int) -> Any:
+    return pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
 
 
 def _link(handle: Any, link: int) -> Callable[[], Any]:

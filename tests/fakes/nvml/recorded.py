@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dra_driver.gpu.nvml.probes import FABRIC, MEMORY_V2, OPTIONAL
+from dra_driver.gpu.nvml.probes import FABRIC, MEMORY_V2, NVLINKS, OPTIONAL, link_end
 from dra_driver.gpu.nvml.profiles import FLAVOURS, computed_name, count_of, memory_of
 from dra_driver.gpu.nvml.properties import ADDRESSING_MODES, ARCHITECTURES, BRANDS
 from dra_driver.hardware_check.values import HardwareReport
@@ -16,7 +16,8 @@ from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigProfile
-from tests.fakes.nvml.state import FUNCTION_NOT_FOUND, State
+from dra_driver.model.nvlink import NvLinks
+from tests.fakes.nvml.state import FUNCTION_NOT_FOUND, LINK_TO_SWITCH, State
 
 PROPERTIES, PROFILES = 5, 4
 """Numbers of the checks whose facts are played."""
@@ -90,11 +91,17 @@ def _gpu(answers: Mapping[str, Any], profiles: Mapping[str, Any] | None) -> Gpu:
         pci_bus_id=f"{int(domain, 16):04x}:{rest}",
         addressing_mode=ADDRESSING_MODES.get(value("nvmlDeviceGetAddressingMode")),
         fabric=_fabric(value(FABRIC)),
+        nvlinks=NvLinks(switch_links=_switch_links(answers)),
         mig_capable=mode is not None,
         mig_enabled=bool(mode and mode[0]),
         mig_resetless=None if resetless is None else bool(resetless),
         mig_profiles=tuple(_profiles(profiles)) if profiles else (),
     )
+
+
+def _switch_links(answers: Mapping[str, Any]) -> int:
+    """Links between GPUs are not played: a report does not say which GPU is at the other end."""
+    return sum(answers.get(link_end(link), {}).get("value") == LINK_TO_SWITCH for link in NVLINKS)
 
 
 def _fabric(info: Mapping[str, Any] | None) -> Fabric | None:
