@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from dra_driver.config.schema import printable
-from dra_driver.errors import ConfigurationError, ForbiddenError, KubernetesApiError
+from dra_driver.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.usage.exporter_answer import decode
@@ -28,7 +28,7 @@ class ExporterApi(Protocol):
 
 def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseReport:
     """What the exporters of all nodes, or of one, know. Raises ConfigurationError where there are none, and
-    ForbiddenError where the user may not ask any of them."""
+    ForbiddenError where the user may not ask any of them, ApiUnreachableError where none answers."""
     pods = [pod for pod in _pods(api, namespace) if node in ("", _node(pod))]
     if not pods:
         where = f" on node {node}" if node else ""
@@ -46,6 +46,8 @@ def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseRep
             if isinstance(answer, ForbiddenError):
                 raise answer
             _add(pod, answer, uses, gaps, windows)
+    if not windows:
+        raise ApiUnreachableError(f"nothing is known: none of {len(pods)} exporters answers as expected; {gaps[0]}")
     asked = f"{len(windows)} of {len(pods)} exporters"
     return UseReport(source=asked, window_s=min(windows, default=0.0), uses=uses, gaps=tuple(_few(gaps)))
 

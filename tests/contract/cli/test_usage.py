@@ -218,15 +218,27 @@ def test_a_missing_right_to_ask_exporters_is_named(server: Served, capsys: Print
     assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
 
 
-def test_an_exporter_that_does_not_answer_is_a_gap(server: Served, capsys: Printed) -> None:
+def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: Served, capsys: Printed) -> None:
+    stage, _ = server
+    other = {"metadata": {"name": "exporter-b"}, "spec": {"nodeName": "gpu-b"}}
+    stage.lists["/api/v1/namespaces/dra-driver/pods"].append(other)
+    assert kubectl.main(["usage"]) == 0
+    out, err = capsys.readouterr()
+    assert "from 1 of 2 exporters" in err
+    assert "node gpu-b: its exporter does not answer" in err
+    assert "train" in out
+
+
+def test_a_cluster_of_which_nothing_is_known_is_no_empty_table(server: Served, capsys: Printed) -> None:
     stage, _ = server
     stage.usage = (
         503,
         {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "connection refused"},
     )
-    assert kubectl.main(["usage"]) == 0
-    err = capsys.readouterr().err
-    assert "node gpu-a: its exporter does not answer" in err
+    assert kubectl.main(["usage"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing is known: none of 1 exporters answers" in err
     assert "connection refused" in err
     assert "auth can-i" not in err, "no right is missing"
 
