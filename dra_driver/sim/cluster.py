@@ -47,8 +47,8 @@ class Cluster:
 
     ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). The kubeconfig is written to ``kubeconfig``, by
     default into the cluster's folder. All nodes read the GpuPolicy files in ``policy_dir`` and follow its changes; by
-    default it is a folder of the cluster, into which ``policies`` are copied. Raises ConfigurationError for unknown
-    hardware, and when both ``policy_dir`` and ``policies`` are given.
+    default it is a folder of the cluster, into which ``policies`` are copied. ``usage``: nodes have usage exporters.
+    Raises ConfigurationError for unknown hardware, and when both ``policy_dir`` and ``policies`` are given.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Cluster:
         kubeconfig: Path | None = None,
         policy_dir: Path | None = None,
         policies: Sequence[Path] = (),
+        usage: bool = False,
     ) -> None:
         if not nodes:
             raise ConfigurationError("an embedded cluster needs at least one node, such as gpu-a=4xa100-sxm4-40gb")
@@ -68,7 +69,7 @@ class Cluster:
             raise ConfigurationError(
                 f"both a policy folder ({policy_dir}) and single policy files were given: put the files into the folder"
             )
-        self._specs = dict(nodes)
+        self._specs, self._usage = dict(nodes), usage
         self.folder = _private_folder()
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
         self._own_kubeconfig = self.folder / "kubeconfig"
@@ -122,6 +123,7 @@ class Cluster:
                 kubeconfig=self._own_kubeconfig,
                 policies=self.policies,
                 number=number,
+                usage=self._usage,
             )
             self.nodes[name] = node
             node.kubelet.start()
@@ -129,15 +131,17 @@ class Cluster:
         self.wait_published()
         for node in self.nodes.values():
             node.mps_host.start()
+            if node.exporter is not None:
+                node.exporter.start()
 
     def stop(self) -> None:
         """Stop everything and delete the folder. Idempotent."""
         for node in self.nodes.values():
-            node.process.ask_to_stop()
-            node.mps_host.ask_to_stop()
+            for process in node.processes:
+                process.ask_to_stop()
         for node in self.nodes.values():
-            node.process.stop()
-            node.mps_host.stop()
+            for process in node.processes:
+                process.stop()
         for node in self.nodes.values():
             node.kubelet.stop()
         for controller in self._controllers:

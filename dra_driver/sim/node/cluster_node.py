@@ -6,8 +6,9 @@ from pathlib import Path
 
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.node.exporter_process import ExporterSubprocess
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
-from dra_driver.sim.node.node_process import MpsHostSubprocess, NodeSubprocess
+from dra_driver.sim.node.node_process import DriverSubprocess, MpsHostSubprocess, NodeSubprocess
 
 DRIVER = "gpu.nvidia.com"
 SIMULATED_STATE = "simulated-gpus.json"
@@ -18,16 +19,32 @@ class ClusterNode:
     """One node. Kubelet, node process and MPS host can be stopped and started separately."""
 
     def __init__(
-        self, store: Store, name: str, spec: str, *, folders: NodeFolders, kubeconfig: Path, policies: Path, number: int
+        self,
+        store: Store,
+        name: str,
+        spec: str,
+        *,
+        folders: NodeFolders,
+        kubeconfig: Path,
+        policies: Path,
+        number: int,
+        usage: bool = False,
     ) -> None:
+        """``usage``: with a usage exporter, which the node process tells of claims."""
         self.name = name
         self.spec = spec
         self.folders = folders
         self._store = store
         self._number = number
-        self.process = NodeSubprocess(name, spec, folders, kubeconfig, policies)
+        self.process = NodeSubprocess(name, spec, folders, kubeconfig, policies, usage=usage)
+        self.exporter = ExporterSubprocess(name, spec, folders) if usage else None
         self.mps_host = MpsHostSubprocess(DRIVER, folders)
         self.kubelet = SimulatedKubelet(store, name, folders, number=number)
+
+    @property
+    def processes(self) -> list[DriverSubprocess]:
+        """The child processes, in the order of their stop."""
+        return [self.process, self.mps_host, *([self.exporter] if self.exporter is not None else [])]
 
     def restart_kubelet(self) -> None:
         """Stop the kubelet and start a new one, which deletes the node's slices at its start as the real one does."""

@@ -73,6 +73,12 @@ class ContainerView:
         """Whether `create` has finished."""
         return (self._folder / "config.json").exists()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The container's variables, after `create`."""
+        found: dict[str, str] = json.loads((self._folder / "config.json").read_text())["env"]
+        return found
+
     def create(self, container: Wire, names: Iterable[str], cdi_directories: Sequence[Path]) -> None:
         """Build the folder for these CDI devices. Raises RetryableError with a container runtime's message."""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -9,6 +9,7 @@ import platform
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 from dra_driver.allocation import MAX_PODS
 from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
@@ -17,6 +18,8 @@ from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.node.kubelet import DraManager
+from dra_driver.sim.node.made_processes import MadeProcesses
+from dra_driver.sim.node.pod_resources import PodResourcesServer, answer_of
 from dra_driver.sim.node.pod_worker import PodHost, PodWorker
 from dra_driver.sim.objects import is_finished, uid
 from dra_driver.sim.recorder import StoreEventRecorder
@@ -40,6 +43,10 @@ class NodeFolders:
         self.shm = root / "shm"
         self.log = root / "kubelet-plugin.log"
         self.mps_log = root / "mps-host.log"
+        self.proc = root / "proc"
+        self.log_links = root / "logs"
+        self.pod_resources = root / "pods.sock"
+        self.exporter_log = root / "exporter.log"
 
     def make(self) -> None:
         """Create missing folders."""
@@ -89,7 +96,9 @@ class SimulatedKubelet:
             unprepare_retry_s=unprepare_retry_s,
             restart_s=restart_s,
             stop=self._stop,
+            processes=MadeProcesses(folders.proc, folders.log_links),
         )
+        self._pod_resources = PodResourcesServer(folders.pod_resources, self._container_devices)
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()
         self._next_ip = 2
@@ -100,6 +109,7 @@ class SimulatedKubelet:
         self._register_node()
         self._wipe("")
         self.dra.start()
+        self._pod_resources.start()
         self._loop.start()
 
     def stop(self) -> None:
@@ -111,6 +121,7 @@ class SimulatedKubelet:
             worker.wake()
         for worker in workers:
             worker.join(STOP_TIMEOUT_S)
+        self._pod_resources.stop()
         self.dra.stop()
 
     def step(self) -> float | None:
@@ -125,6 +136,9 @@ class SimulatedKubelet:
         self._finished &= present.keys()
         left = self._clean_up(present)
         return 1.0 if left else None
+
+    def _container_devices(self) -> Any:
+        return answer_of(self._store.list(PODS, fields=f"spec.nodeName={self.name}").items, self.dra.state)
 
     def _start_worker(self, pod: Obj) -> None:
         if is_finished(pod):

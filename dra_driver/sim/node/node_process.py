@@ -96,9 +96,11 @@ class DriverSubprocess:
 
 
 class NodeSubprocess(DriverSubprocess):
-    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its policy folder."""
+    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its policy folder; ``usage``: it has an exporter."""
 
-    def __init__(self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path) -> None:
+    def __init__(
+        self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path, *, usage: bool = False
+    ) -> None:
         arguments = [
             "kubelet-plugin",
             *("--node-name", name),
@@ -109,6 +111,7 @@ class NodeSubprocess(DriverSubprocess):
             *("--nvidia-cdi-hook-path", "none"),
             *("--policy-dir", str(policies)),
             *("--simulate", spec),
+            *(("--usage", "true") if usage else ()),
         ]
         super().__init__("node process", arguments, folders.log)
 

@@ -21,6 +21,7 @@ from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi
 from dra_driver.sim.node.device_health import resources_status
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
+from dra_driver.sim.node.made_processes import MadeProcesses
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
 from dra_driver.sim.recorder import StoreEventRecorder
@@ -47,6 +48,7 @@ class PodHost:
     unprepare_retry_s: float
     restart_s: float
     stop: threading.Event
+    processes: MadeProcesses
 
 
 class _EndedError(Exception):
@@ -226,6 +228,7 @@ class PodWorker:
         recorder.normal(self._pod, "Started", f"Started container {name}", path)
         state = self._states[name]
         if result.exit_code == 0 and not once:
+            self._host.processes.begin(self._pod, name, view.environment)
             self._states[name] = ContainerState(kind="running", restarts=state.restarts, since=now)
             return
         kind, reason = "terminated", "Error" if result.exit_code else "Completed"
@@ -249,6 +252,7 @@ class PodWorker:
             return
         now = utc_now()
         for name, state in self._states.items():
+            self._host.processes.end(self._uid, name)
             if state.is_running:
                 self._host.recorder.normal(
                     self._pod, "Killing", f"Stopping container {name}", f"spec.containers{{{name}}}"
