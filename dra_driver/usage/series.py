@@ -18,6 +18,7 @@ Sample = tuple[tuple[str, ...], float]
 CLAIM_LABELS: Final = ("namespace", "claim", "pod", "container", "request", "device", "share")
 DEVICE_LABELS: Final = ("namespace", "claim", "request", "device", "share")
 GPU_LABELS: Final = ("device", "uuid", "model")
+INFO_LABELS: Final = (*DEVICE_LABELS, "form", "profile", "uuid", "gpu_uuid", "gi_id")
 INSTANCE_LABELS: Final = ("device", "profile", "uuid")
 DCGM_LABELS: Final = ("gpu", "UUID", "device", "modelName", "hostname")
 MIB: Final = 2**20
@@ -100,6 +101,9 @@ def _devices(rows: Rows, judged: Judged) -> Iterator[Family]:
     yield family(
         "memory_granted_bytes", "What the claim was granted of a share", lambda _, row: row.assigned.memory_bytes
     )
+    infos = [((*labels, *_info(row)), 1.0) for labels, (_, row) in sorted(devices.items())]
+    about = "1; UUIDs and GPU instance of a claim's device, which dcgm-exporter's metrics of MIG instances join by"
+    yield _family("dra_claim_device_info", about, INFO_LABELS, infos)
     yield family(
         "over_grant_bytes",
         "Memory beyond the grant and what is tolerated for each process; 0 for a share that keeps its grant",
@@ -200,6 +204,12 @@ def _labels(key: RowKey) -> tuple[str, ...]:
 
 def _device_labels(key: RowKey) -> tuple[str, ...]:
     return key.namespace, key.claim, key.request, key.device, key.share
+
+
+def _info(row: Row) -> tuple[str, ...]:
+    device = row.assigned
+    instance = "" if device.gi_id is None else str(device.gi_id)
+    return device.form.value, device.profile or "", device.uuid or "", device.gpu_uuid, instance
 
 
 def _of(gpu: GpuUse, name: str) -> float | None:
