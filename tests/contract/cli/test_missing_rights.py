@@ -13,8 +13,8 @@ from dra_driver.cli import kubectl
 
 NAMESPACE = "team-a"
 LOCAL = ("pods", "resourceclaims", "resourceclaimtemplates", "events", "persistentvolumeclaims")
-NOT_ASKED = frozenset({"version", "migrate"})
-"""Commands that ask no API server for objects: the version, and manifests of files."""
+NOT_ASKED = frozenset({"version", "migrate", "ui"})
+"""Commands that ask no API server for objects: the version, manifests of files, a page that runs on."""
 COMMANDS = {
     "devices": ("devices",),
     "topology": ("topology",),
