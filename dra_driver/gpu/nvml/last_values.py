@@ -37,6 +37,7 @@ T = TypeVar("T")
 KEPT_LOOKS = 3  # reads in a row that a GPU may fail as a whole; about 30 s at the default poll interval
 FIRST_TRIES = 3  # calls for a needed property of which no value is known yet
 MIG_FACTS = "MIG profiles"
+GROWING_LOOKS = frozenset({1, 4, 16})
 
 
 class LastValues:
@@ -105,13 +106,13 @@ class LastValues:
 
     def growing(self, function: str, call: Callable[[], T], join: Callable[[T, T], T], *, every: int) -> T | None:
         """As ``read``, for a property that is never taken back: ``join`` adds an answer to the last one, which also
-        outlives sessions. Asked at the looks 1, 2, 4, 8, ... and each time after ``every`` of them."""
+        outlives sessions. Asked at the looks 1, 4 and 16, and each time after ``every`` of them."""
         looks = self._reads[function] = self._reads.get(function, 0) + 1
         known = self._values.get(function)
         if known is None:
             return self.read(function, call)
         last = cast("T", known[1])
-        if looks % every and (looks > every or looks & (looks - 1)):
+        if looks % every and looks not in GROWING_LOOKS:
             return last
         self._values[function] = self._generation, last  # a driver that lacks the call now does not take it back
         return self.read(function, lambda: join(last, call()))

@@ -29,7 +29,7 @@ _SWITCH: Final = "switch"
 def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | None:
     """All links that were up at any read of this process; None when they could never be read.
 
-    Read at the looks 1, 2, 4, 8, ... and every `EVERY` ones: links can come up after the driver (Fabric Manager trains
+    Read at the looks 1, 4 and 16, and every `EVERY` ones: links can come up after the driver (Fabric Manager trains
     those of NVSwitches), and some fifty calls per GPU and look would be felt. Raises as `LastValues.read`.
     """
     return values.growing(FUNCTION, partial(read_links, handle), NvLinks.__or__, every=EVERY)
