@@ -229,7 +229,8 @@ class SubjectDriver:
         wanted = published(self.driver, self.node, node_uid, faults, generation=2)
         if self.has("old-generation-stays"):
             old = published(self.driver, self.node, node_uid, self.faults, generation=1)[0]
-            wanted.append({**old, "metadata": {**old["metadata"], "name": f"old-{self.driver}"}})
+            # First, so that the newest generation is never complete without it.
+            wanted.insert(0, {**old, "metadata": {**old["metadata"], "name": f"old-{self.driver}"}})
         return wanted
 
     def _write(self, item: dict[str, Any], found: dict[str, Any] | None) -> None:
