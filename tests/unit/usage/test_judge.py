@@ -8,7 +8,7 @@ from dra_driver.usage.judge import claim_uses, foreign_uses, share_uses
 from dra_driver.usage.sources import Unread
 from dra_driver.usage.values import Assignments
 from tests.unit.usage.claims import GIB
-from tests.unit.usage.test_join import LOOK, SHARES, assigned, facts, process, reading, share, use
+from tests.unit.usage.test_join import LOOK, SHARES, assigned, claimed, facts, process, reading, share, use
 
 RULES = UsageRules(idle_after_min=5)
 
@@ -62,3 +62,10 @@ def test_foreign_processes_of_each_gpu() -> None:
     assert (found.device, {each.pid: each.command for each in found.processes}) == (
         "gpu-0", {2: "", 3: "python3", 9: ""},
     )  # fmt: skip
+
+
+def test_a_process_that_may_be_another_claims_makes_none_of_them_idle() -> None:
+    """Of two claims in one container it is not known which one computes."""
+    both = (claimed("one", share(1)), claimed("two", share(2)))
+    found = claim_uses(join(replace(LOOK, pods={("team", "pod-a"): {"main": both}})))
+    assert [each.used for each in found] == [None, None]
