@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow chaos soak alerts prometheus check bench fuzz mutants image gen lock clean
+.PHONY: demo test test-slow chaos soak alerts prometheus ui-shots check bench fuzz mutants image gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -33,6 +33,10 @@ alerts:                       ## The chart's rules in promtool; needs Debian's p
 
 prometheus: $(VENV)/.ready    ## A Prometheus scrapes for ten minutes; every dashboard's queries, and an alert; needs Debian's prometheus, prometheus-alertmanager
 	$(BIN)/python -m tests.prometheus
+
+ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; needs Debian's chromium and chromium-driver
+	$(BIN)/pip install --quiet --require-hashes -r requirements/shots.txt
+	$(BIN)/python -m tests.ui
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
 	$(BIN)/ruff format --check .
@@ -69,6 +73,7 @@ lock:                         ## Renew requirements/*.txt from pyproject.toml; n
 	uv pip compile pyproject.toml --all-extras --group dev $(LOCK) -o requirements/dev.txt
 	uv pip compile --group node -c requirements/dev.txt $(LOCK) -o requirements/node.txt
 	uv pip compile --group build -c requirements/dev.txt $(LOCK) -o requirements/build.txt
+	uv pip compile --group shots -c requirements/dev.txt $(LOCK) -o requirements/shots.txt
 	uv pip compile --group sbom $(LOCK) -o requirements/sbom.txt
 
 clean:

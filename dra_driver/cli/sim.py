@@ -3,8 +3,10 @@ simulated GPUs of any cluster ill (``inject``) and well again (``recover``)."""
 
 import argparse
 import signal
+import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -42,6 +44,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="run the controller as well: the status of policies, and evictions; its Lease is in namespace default",
     )
+    up.add_argument("--ui", action="store_true", help="run the page of `kubectl dra ui` as well, and print its address")
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
     demo = actions.add_parser("demo", help="apply every example and report what happens", allow_abbrev=False)
     _add_nodes(demo)
@@ -101,6 +104,8 @@ def _up(args: argparse.Namespace) -> int:
             controller.start()
             children.callback(controller.stop)
             print(f"controller   its log: {log}")
+        if args.ui:
+            children.enter_context(_page(cluster.kubeconfig))
         print(f"policies     {cluster.policies}")
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
@@ -109,6 +114,25 @@ def _up(args: argparse.Namespace) -> int:
         print("stopping", flush=True)
         children.close()  # while there is an API server, so that the Lease is released
     return 0
+
+
+@contextmanager
+def _page(kubeconfig: Path) -> Iterator[None]:
+    """The page as a child process, which ends with this one; prints its address. Raises ConfigurationError."""
+    from dra_driver.errors import ConfigurationError
+
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "ui", "--kubeconfig", str(kubeconfig)]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        try:
+            address = child.stdout.readline().strip() if child.stdout else ""
+            if not address.startswith("http://127.0.0.1:"):
+                raise ConfigurationError("the page did not start; `kubectl dra ui --kubeconfig FILE` says why")
+            print(f"page         {address}  (for the first browser that opens it)")
+            yield
+        finally:
+            child.terminate()
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ from dra_driver.web.rows import Waiting, ago, claim_views, event_rows, span, wai
 from dra_driver.web.use_history import UseNow
 
 HERE: Final = Path(__file__).parent
-NODES_PER_PAGE: Final = 20
+NODES_PER_PAGE: Final = 12
 ROWS_PER_PAGE: Final = 50
 PODS_PER_PAGE: Final = 10
 MAX_STREAMS: Final = 64

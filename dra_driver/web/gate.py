@@ -93,6 +93,8 @@ class BrowserGate:
             return _refused(421, "This address is not served here: open the address that was printed.")
         if not self._is_own_origin(headers, scope["method"]):
             return _refused(403, "Requests from other pages are refused.")
+        if scope["path"] == "/favicon.ico":  # browsers ask for it beside the page of the code
+            return Response(status_code=204)
         if scope["path"] == "/open":
             return self._open(scope)
         if not self._keys.opens(_cookie(headers)):

@@ -5,6 +5,7 @@ rests for at least three times as long as the last reading took: the API server 
 failed reading leaves the last value, with the sentence of the failure and since when it fails.
 """
 
+import gc
 import logging
 import threading
 import time
@@ -170,6 +171,19 @@ class ReadsCluster(Protocol):
 
     def state(self) -> ClusterState: ...
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]: ...
+
+
+def read_without_collection(source: ReadsCluster) -> SeenCluster:
+    """`read_cluster` without garbage collection: it would walk millions of objects, again and again, and pages wait.
+
+    What is kept is exempt from later collections, and is freed as always when the next state replaces it.
+    """
+    gc.disable()
+    try:
+        return read_cluster(source)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def read_cluster(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:

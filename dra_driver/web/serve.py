@@ -15,7 +15,7 @@ from dra_driver.usage.prices import Prices
 from dra_driver.web.app import PageSources, application
 from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
-from dra_driver.web.reading import Periodic, ReadsCluster, read_cluster, same_cluster
+from dra_driver.web.reading import Periodic, ReadsCluster, read_without_collection, same_cluster
 from dra_driver.web.use_history import UseHistory
 
 LOOPBACK: Final = "127.0.0.1"
@@ -37,6 +37,7 @@ def serve(
     read_use: Callable[[], UseReport] | None = None,
     prices: Prices | None = None,
     interval_s: float = CLUSTER_S,
+    use_interval_s: float = USE_S,
 ) -> None:
     """Serves until SIGINT or SIGTERM. ``say`` is given the address. Raises ConfigurationError if the port is taken."""
     listening = _listening(port)
@@ -44,10 +45,10 @@ def serve(
         port = listening.getsockname()[1]
         keys = Keys()
         sources = PageSources(
-            cluster=Periodic("page-cluster", lambda: read_cluster(source), interval_s, same=same_cluster),
+            cluster=Periodic("page-cluster", lambda: read_without_collection(source), interval_s, same=same_cluster),
             derived=Derived(),
             about=about,
-            use=Periodic("page-use", UseHistory(read_use).read, USE_S) if read_use else None,
+            use=Periodic("page-use", UseHistory(read_use).read, use_interval_s) if read_use else None,
             prices=prices,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))

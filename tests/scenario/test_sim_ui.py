@@ -1,0 +1,29 @@
+"""``dra-driver sim up --ui`` prints the address of a page, which ends with it."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+
+def test_the_page_of_an_embedded_cluster_opens_and_ends_with_it() -> None:
+    """The printed address answers, and nothing listens there afterwards."""
+    pytest.importorskip("jinja2", reason="jinja2 is in requirements/dev.txt and not installed: run make")
+    command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "up", "--ui", "--node", "gpu-a=1xa100-sxm4-40gb"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sim:
+        try:
+            assert sim.stdout is not None
+            address = next(line.split()[1] for line in sim.stdout if line.startswith("page "))
+            with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310  the address is loopback
+                assert answer.status == 200
+                assert "HttpOnly" in answer.headers["set-cookie"]
+        finally:
+            sim.send_signal(signal.SIGTERM)
+            sim.wait(60)
+    port = int(re.findall(r":(\d+)/", address)[0])
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,114 @@
+"""Opens every page in Debian's Chromium, checks it, and writes the pictures of docs/pictures: ``make ui-shots``.
+
+Fails when a page cannot be opened, writes an error to the browser's console (the Content-Security-Policy does), or is
+wider than its window.
+"""
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from dra_driver.cli.source import client
+from dra_driver.usage.prices import Prices
+from dra_driver.web.reading import read_cluster
+from dra_driver.web.serve import serve
+from dra_driver.web.sources import LiveSource
+from tests.ui.scene import made_use, scene
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+MAX_BYTES = 150_000
+SIZES = {"wide": (1280, 860), "narrow": (420, 860)}
+PAGES = {
+    "fleet": "/",
+    "gpu": "/nodes/gpu-b/gpu-1",
+    "claims": "/claims",
+    "waiting": "/pending",
+    "explained": "/pending/default/no-match",
+    "what-if": "/what-if",
+    "capacity": "/capacity",
+    "events": "/events",
+}
+DARK = ("gpu", "explained", "capacity")
+PRICES = Prices(currency="EUR", other_gpu_hour=2.5)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder)) as cluster:
+        address = _serve(str(cluster.kubeconfig))
+        browser = _browser()
+        try:
+            problems = _walk(browser, address)
+        finally:
+            browser.quit()
+    print("\n".join(problems) or "every page is good")
+    return 1 if problems else 0
+
+
+def _serve(kubeconfig: str) -> str:
+    """Serves in a thread of this process; returns the address."""
+    said: SimpleQueue[str] = SimpleQueue()
+    source, beats = LiveSource(client(kubeconfig)), iter(range(10**6))
+    other = LiveSource(client(kubeconfig))
+    options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put, "prices": PRICES}
+    options |= {"read_use": lambda: made_use(read_cluster(other), next(beats)), "use_interval_s": 1.0}
+    threading.Thread(target=lambda: serve(source, **options), daemon=True).start()
+    return said.get(timeout=30)
+
+
+def _browser() -> Any:
+    options = Options()
+    options.binary_location = "/usr/bin/chromium"
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+
+
+def _walk(browser: Any, address: str) -> list[str]:
+    browser.get(address)
+    time.sleep(2)
+    base = browser.current_url.rstrip("/")
+    time.sleep(20)  # for charts
+    problems = []
+    for size, (width, height) in SIZES.items():
+        shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "narrow"}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
+        for name, path in PAGES.items():
+            problems += _look(browser, base + path, name, size, width)
+    return problems
+
+
+def _look(browser: Any, url: str, name: str, size: str, width: int) -> list[str]:
+    scheme = "dark" if name in DARK else "light"
+    features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
+    browser.get(url)
+    time.sleep(1.5)
+    if name == "what-if":
+        browser.find_element(By.CSS_SELECTOR, "form button").send_keys(Keys.ENTER)
+        time.sleep(1.5)
+    picture = PICTURES / f"ui-{name}-{size}.png"
+    browser.save_screenshot(str(picture))
+    problems = [f"{name} {size}: {each['message']}" for each in browser.get_log("browser")]
+    if browser.execute_script("return document.documentElement.scrollWidth") > width:
+        problems.append(f"{name} {size}: wider than the window")
+    if picture.stat().st_size > MAX_BYTES:
+        problems.append(f"{picture.name}: more than {MAX_BYTES} bytes")
+    if not browser.find_elements(By.ID, "live"):
+        problems.append(f"{name} {size}: not a page")
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())
