@@ -1,8 +1,9 @@
 """Reading the cluster again and again, and answers that take long."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
@@ -29,7 +30,8 @@ class Script:
 
 
 def periodic(*answers: Any, same: Callable[[Any, Any], bool] = lambda one, other: one == other) -> Periodic[Any]:
-    return Periodic("test", Script(*answers), 1.0, now=lambda: NOW, same=same)
+    times = (NOW + timedelta(seconds=number) for number in itertools.count())
+    return Periodic("test", Script(*answers), 1.0, now=lambda: next(times), same=same)
 
 
 def test_a_failed_reading_keeps_the_last_value_and_says_since_when() -> None:
