@@ -25,6 +25,7 @@ _REPLACED: Final = (
     "last-known-gpus.json",
     "second-publisher.json",
     "simulated-gpus.json",
+    "simulated-usage.json",
 )
 _FILES: Final = (
     "state.db",
@@ -44,6 +45,8 @@ _FILES: Final = (
     "simulated-gpus.json",
     "simulated-gpus.json.lock",
     "simulated-gpus.json.open",
+    "simulated-usage.json",
+    "simulated-usage.json.lock",
     *(f".{name}.????????.tmp" for name in _REPLACED),  # of a process that died in `files.replace_file`
 )
 _FOLDERS: Final = ("made", "mps", "usage", "locks", "simulated-root")

@@ -84,6 +84,7 @@ def _listening(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((LOOPBACK, port))
+        found.listen(128)  # the address is printed before the server accepts
     except OSError as error:
         found.close()
         raise ConfigurationError(f"--port {port}: {LOOPBACK}:{port} cannot be used: {error.strerror}") from error

@@ -96,13 +96,14 @@ def answered(answer: Any) -> list[tuple[str, list[str]]]:
 
 
 def without_masks(document: bytes) -> Any:
-    """Without the mounts by which newer versions hide programs from shares."""
+    """Without the mounts by which newer versions hide programs from shares, and what finds users of simulated GPUs."""
     found = json.loads(document)
     for device in found["devices"]:
         edits = device["containerEdits"]
         edits["mounts"] = [mount for mount in edits.get("mounts", []) if not mount["hostPath"].endswith("_base.json")]
         if not edits["mounts"]:
             del edits["mounts"]
+        edits["env"] = [each for each in edits.get("env", []) if not each.startswith("DRA_SIMULATED_CLAIM")]
     return found
 
 

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -56,8 +57,9 @@ class MadeProcesses:
         """The container has ended. Idempotent."""
         identity = container_id(pod_uid, container)
         for cgroup in self._proc.glob("[0-9]*/cgroup"):
-            if identity in cgroup.read_text():
-                shutil.rmtree(cgroup.parent, ignore_errors=True)
+            with suppress(FileNotFoundError):  # of another container that ends now
+                if identity in cgroup.read_text():
+                    shutil.rmtree(cgroup.parent, ignore_errors=True)
         for link in self._logs.glob(f"*-{identity}.log"):
             link.unlink(missing_ok=True)
 

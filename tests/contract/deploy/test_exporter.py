@@ -56,9 +56,13 @@ def test_host_pids_are_a_switch() -> None:
 
 def test_without_real_gpus_it_has_no_privileges() -> None:
     """Nor where NVIDIA's runtime gives it the GPUs."""
-    for more in ({"simulate": "1xh100-sxm5-80gb"}, {"node": {"privileged": False}}):
+    simulated = {"drop": ["ALL"], "add": ["SYS_PTRACE"]}  # to read the environment of the processes of pods
+    for more, capabilities in (
+        ({"simulate": "1xh100-sxm5-80gb"}, simulated),
+        ({"node": {"privileged": False}}, {"drop": ["ALL"]}),
+    ):
         context = pod(ON | more)[1]["securityContext"]
-        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["capabilities"] == capabilities
         assert (context["privileged"], context["allowPrivilegeEscalation"]) == (False, False)
         assert context["readOnlyRootFilesystem"] is True
 
