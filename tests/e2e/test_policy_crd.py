@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.config.policy import policy_problems
+from dra_driver.config.policy import policy_of, policy_problems
 from dra_driver.errors import InvalidObjectError, NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
@@ -113,3 +113,53 @@ def test_health_rules_are_refused_where_they_contradict_themselves(
     said = refusal(api, policy) or ""
     assert expected in said
     assert bool(said) == bool(expected) == bool(policy_problems(policy))
+
+
+USAGE: list[tuple[dict[str, Any], str]] = [
+    ({}, ""),
+    ({"overGrant": {}}, ""),
+    ({"overGrant": {"action": "Evict", "graceSeconds": 10, "overheadPerProcess": "512Mi"}}, ""),
+    ({"overGrant": {"graceSeconds": 86400, "overheadPerProcess": 0}, "idle": {"afterMinutes": 1}}, ""),
+    ({"overGrant": {"overheadPerProcess": "1Ei"}, "idle": {"afterMinutes": 10080, "action": "Reclaim"}}, ""),
+    ({"overGrant": {"overheadPerProcess": 268435456}}, ""),
+    ({"overGrant": {"action": "Kill"}}, "Unsupported value"),
+    ({"overGrant": {"action": "Reclaim"}}, "Unsupported value"),
+    ({"overGrant": {"action": "evict"}}, "Unsupported value"),
+    ({"overGrant": {"graceSeconds": 9}}, "greater than or equal to 10"),
+    ({"overGrant": {"graceSeconds": 86401}}, "less than or equal to 86400"),
+    ({"overGrant": {"graceSeconds": "60"}}, "must be of type integer"),
+    ({"overGrant": {"overheadPerProcess": -1}}, "expected at least 0, and at most 1Ei"),
+    ({"overGrant": {"overheadPerProcess": "2Ei"}}, "expected at least 0, and at most 1Ei"),
+    ({"overGrant": {"overheadPerProcess": "much"}}, "should match"),
+    ({"overGrant": ["Evict"]}, "must be of type object"),
+    ({"idle": {}}, "afterMinutes: Required value"),
+    ({"idle": {"action": "Reclaim"}}, "afterMinutes: Required value"),
+    ({"idle": {"afterMinutes": 0}}, "greater than or equal to 1"),
+    ({"idle": {"afterMinutes": 10081}}, "less than or equal to 10080"),
+    ({"idle": {"afterMinutes": 1.5}}, "must be of type integer"),
+    ({"idle": {"afterMinutes": 30, "action": "Evict"}}, "Unsupported value"),
+]
+
+
+def usage_policy(usage: dict[str, Any]) -> dict[str, Any]:
+    header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "e2e-usage"}}
+    return {**header, "spec": {"usage": usage}}
+
+
+@pytest.mark.parametrize(("usage", "expected"), USAGE, ids=lambda value: value if isinstance(value, str) else "")
+def test_usage_rules_that_cannot_be_followed_are_refused(api: RestClient, usage: dict[str, Any], expected: str) -> None:
+    """As nodes refuse them; ``expected`` is part of what the API server says, empty where it accepts them."""
+    policy = usage_policy(usage)
+    said = refusal(api, policy) or ""
+    assert expected in said
+    assert bool(said) == bool(expected) == bool(policy_problems(policy))
+
+
+@pytest.mark.parametrize("usage", [usage for usage, expected in USAGE if not expected], ids=str)
+def test_usage_rules_mean_the_same_with_and_without_the_api_servers_defaults(
+    api: RestClient, usage: dict[str, Any]
+) -> None:
+    """A policy object comes back with its defaults; a policy file on a node has none."""
+    policy = usage_policy(usage)
+    stored = api.create(POLICIES, policy, dry_run=True)
+    assert policy_of(stored).usage == policy_of(policy).usage
