@@ -1,5 +1,5 @@
-"""Makes docs/rights.md from docs/rights/last-run.json, which tests/e2e/test_rights.py and test_optional_rights.py write
-($E2E_RIGHTS_FILE).
+"""Makes docs/rights.md from docs/rights/last-run.json, which tests/e2e/test_rights.py, test_optional_rights.py and
+test_reader_rights.py write ($E2E_RIGHTS_FILE).
 
 `make gen` writes it, `make check` compares. Pure: the same figures give the same bytes.
 """
@@ -41,6 +41,16 @@ the chart's roles, for `kubectl dra drain --evict` and `undrain`; the controller
 API server itself, in each write of a claim's status: with it a node writes this driver's entries of claims that are
 allocated on it.
 """
+READERS = """## Parts that only read
+
+`tests/e2e/test_reader_rights.py` did the same on Kubernetes {version} with
+{values}.
+The controller has no other part than the survey of [free capacity](metrics.md); the person has the Role
+`dra-driver-usage-reader` and runs [`kubectl dra usage`](usage-cost.md). The exporter's pod ran nowhere: the API server
+admitted the request and could not reach it.
+"""
+PARTS = {"optional": OPTIONAL, "readers": READERS}
+"""Sections by the name under which a test file writes its figures."""
 REFUSED = """
 ## What was refused
 
@@ -62,13 +72,13 @@ def outputs(root: Path) -> list[Path]:
 def page(figures: Mapping[str, Any]) -> str:
     parts = [INTRODUCTION.format(version=figures["version"].lstrip("v"), values=values(figures["values"]))]
     parts += [used(process, rows) for process, rows in figures["used"].items()]
-    optional = figures.get("optional", {"used": {}, "refused": {}})
-    if optional["used"]:
-        more = textwrap.fill(values(optional["values"]), MAX_COLUMNS - 1, break_on_hyphens=False)
-        parts.append(OPTIONAL.format(values=more, version=optional["version"].lstrip("v")))
-        parts += [used(process, rows) for process, rows in optional["used"].items()]
+    optional = {name: figures[name] for name in PARTS if name in figures}
+    for name, part in optional.items():
+        more = textwrap.fill(values(part["values"]), MAX_COLUMNS - 1, break_on_hyphens=False)
+        parts.append(PARTS[name].format(values=more, version=part["version"].lstrip("v")))
+        parts += [used(process, rows) for process, rows in part["used"].items()]
     parts.append(REFUSED)
-    parts += [refused(who, rows) for each in (figures, optional) for who, rows in each["refused"].items()]
+    parts += [refused(who, rows) for each in (figures, *optional.values()) for who, rows in each["refused"].items()]
     return "\n".join(parts)
 
 

@@ -49,8 +49,10 @@ def test_parts_that_are_off_have_a_section_of_their_own(docs: ModuleType) -> Non
     figures = {"version": "v1.36.2", "values": {}, "used": {}, "refused": {}}
     optional = {**figures, "values": {"drainer.enabled": True}, "used": {"drainer": [row]}}
     refused = {"refused": {"a drainer's token": [{"what": "a secret", "said": RBAC}]}}
-    page = docs.page({**figures, "optional": {**optional, **refused}})
+    readers = {**figures, "used": {"person": [row]}}
+    page = docs.page({**figures, "readers": readers, "optional": {**optional, **refused}})
     assert "`drainer.enabled=true`" in page
-    assert page.index("### The drainer") < page.index("| list | pods |") < page.index("## What was refused")
+    assert page.index("### The drainer") < page.index("| list | pods |") < page.index("## Parts that only read")
+    assert page.index("### The person") < page.index("## What was refused")
     assert "### To a drainer's token: 1" in page
     assert "Parts that are off" not in docs.page(figures)

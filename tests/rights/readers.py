@@ -1,0 +1,145 @@
+"""Opt-in parts that only read, through a proxy that records their requests, and what their tokens are tried for."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_driver.kube import paths
+from dra_driver.kube.state import TAINT_RULE_APIS
+from tests.contract.kubelet.processes import ask, free_port
+from tests.fakes.dra_objects import DRIVER
+from tests.fakes.node_process import DriverProcess
+from tests.fakes.recording_proxy import RecordingProxy
+from tests.rights.forbidden import RESOURCE, World, event, slice_of
+from tests.rights.request import Obj, Request
+
+WAIT_S = 120.0
+WATCH = {"watch": "true", "timeoutSeconds": "1"}
+CHANGE: Obj = {"metadata": {"labels": {"by": "an intruder"}}}
+SURVEYED = 'dra_driver_capacity_surveys_total{result="done"} 1.0'
+
+
+class SurveyingController:
+    """A controller that takes its Lease, surveys free capacity once, and releases the Lease."""
+
+    def __init__(self, folder: Path, proxy: RecordingProxy, namespace: str) -> None:
+        self._proxy, self._port = proxy, free_port()
+        flags: dict[str, str | None] = {
+            "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
+            "namespace": namespace,
+            "pod_name": "rights",
+            "policy_status": "false",
+            "capacity_interval": "60",
+            "lease_duration": "3",
+            "http_addr": f"127.0.0.1:{self._port}",
+        }
+        self._process = DriverProcess("controller", folder, flags)
+
+    def live(self) -> list[tuple[str, str]]:
+        """All requests."""
+        try:
+            self._process.start()
+            self._process.wait_for(self._surveyed, WAIT_S)
+            assert self._process.end()[0] == 0
+        finally:
+            self._process.kill()
+        return list(self._proxy.requests)
+
+    def _surveyed(self) -> bool:
+        assert "free capacity not surveyed" not in self._process.text, self._process.text
+        try:
+            return SURVEYED in ask(self._port, "/metrics")[1]
+        except OSError:  # it does not listen yet
+            return False
+
+
+def usage(config: Path, namespace: str) -> str:
+    """What ``kubectl dra usage`` prints, with the kubeconfig."""
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "usage", "--driver-namespace", namespace]
+    done = subprocess.run(
+        [*command, "--kubeconfig", str(config)], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    return f"{done.stdout}{done.stderr}"
+
+
+def of_a_survey(world: World) -> Iterator[Request]:
+    """Beside the four lists: single objects, watches and all writes of the same kinds, and what is near them."""
+    claim = paths.resource_claim(world.tenant, "x")
+    taint = {"spec": {"taints": [{"key": "x", "effect": "NoExecute"}]}}
+    rule: Obj = {"apiVersion": "resource.k8s.io/v1beta2", "kind": "DeviceTaintRule", "metadata": {"name": "x"}}
+    collections = (
+        ("slices", paths.resource_slices()),
+        ("claims", paths.resource_claims()),
+        ("nodes", paths.nodes()),
+        *((f"taint rules of {api.rpartition('/')[2]}", f"{api}/devicetaintrules") for api in TAINT_RULE_APIS),
+    )
+    for what, path in collections:
+        yield Request(what=f"watch {what}", verb="GET", path=path, query=WATCH)
+        yield Request(what=f"delete all {what}", verb="DELETE", path=path)
+    for what, verb, path, body in (
+        ("read a slice", "GET", paths.resource_slices("x"), None),
+        ("read a claim", "GET", claim, None),
+        ("read a Node", "GET", paths.node(world.own), None),
+        ("create a slice", "POST", paths.resource_slices(), slice_of(world.own, f"{world.own}/{DRIVER}")),
+        ("taint all GPUs by a rule", "POST", f"{TAINT_RULE_APIS[1]}/devicetaintrules", rule),
+        ("change a taint rule", "PATCH", f"{TAINT_RULE_APIS[1]}/devicetaintrules/x", CHANGE),
+        ("taint a Node", "PATCH", paths.node(world.own), taint),
+        ("a kubelet's own answers", "GET", f"{paths.node(world.own)}/proxy/configz", None),
+        ("allocate a claim", "PATCH", f"{claim}/status", {"status": {}}),
+        ("list claim templates", "GET", f"{RESOURCE}/v1/resourceclaimtemplates", None),
+        ("list device classes", "GET", paths.device_classes(), None),
+        ("list all pods", "GET", paths.pods(), None),
+        ("read a pod", "GET", paths.pod(world.tenant, "x"), None),
+        ("list GpuNodes", "GET", paths.gpu_nodes(), None),
+        ("list GpuPolicies", "GET", paths.gpu_policies(), None),
+        ("list quotas", "GET", paths.resource_quotas(), None),
+        ("an event in a tenant's namespace", "POST", paths.events(world.tenant), event(world.tenant)),
+        ("delete its own Lease", "DELETE", paths.leases(world.namespace, "dra-driver-controller"), None),
+        ("list the Leases of its namespace", "GET", paths.leases(world.namespace), None),
+    ):
+        yield Request(what=what, verb=verb, path=path, body=body)
+
+
+def of_a_usage_reader(world: World) -> Iterator[Request]:
+    """Beside the list of the driver's pods and GET through them; ``x`` is a pod of the namespace."""
+    space, own, pod = f"/api/v1/namespaces/{world.namespace}", paths.pods(world.namespace), "x"
+    here, system = paths.pod(world.namespace, pod), "kube-system"
+    container = {"name": "c", "image": "none.example/none"}
+    new_pod = {"metadata": {"name": "rights"}, "spec": {"containers": [container]}}
+    yield Request(what="watch the driver's pods", verb="GET", path=own, query=WATCH)
+    for verb, does in (("POST", "post to"), ("PUT", "put to"), ("PATCH", "patch"), ("DELETE", "delete from")):
+        path = f"{paths.pod(world.namespace, f'{pod}:8082')}/proxy/usage"
+        yield Request(what=f"{does} an exporter", verb=verb, path=path, body={})
+    for what, verb, path, body in (
+        ("read a pod of the driver", "GET", here, None),
+        ("list a tenant's pods", "GET", paths.pods(world.tenant), None),
+        ("list all pods", "GET", paths.pods(), None),
+        ("ask a tenant's pod over HTTP", "GET", f"{paths.pod(world.tenant, pod)}:8080/proxy/", None),
+        ("ask a pod of kube-system over HTTP", "GET", f"{paths.pod(system, pod)}:8080/proxy/", None),
+        ("ask a Service over HTTP", "GET", f"{space}/services/dra-driver-webhook:443/proxy/", None),
+        ("ask a kubelet over HTTP", "GET", f"{paths.node(world.own)}/proxy/pods", None),
+        ("create a pod", "POST", own, new_pod),
+        ("label a pod of the driver", "PATCH", here, CHANGE),
+        ("change a pod's status", "PATCH", f"{here}/status", {"status": {"podIP": "192.0.2.1"}}),
+        ("a container in a pod of the driver", "PATCH", f"{here}/ephemeralcontainers", {"spec": {}}),
+        ("delete a pod of the driver", "DELETE", here, None),
+        ("delete all pods of the driver", "DELETE", own, None),
+        ("evict a pod of the driver", "POST", f"{here}/eviction", {"metadata": {"name": pod}}),
+        ("run a command in a pod of the driver", "POST", f"{here}/exec", {}),
+        ("run a command by GET", "GET", f"{here}/exec", None),
+        ("attach to a pod of the driver", "GET", f"{here}/attach", None),
+        ("forward a port of a pod of the driver", "GET", f"{here}/portforward", None),
+        ("read the driver's log", "GET", f"{here}/log", None),
+        ("list the driver's Secrets", "GET", f"{space}/secrets", None),
+        ("list the driver's ConfigMaps", "GET", f"{space}/configmaps", None),
+        ("a token of the node process", "POST", f"{space}/serviceaccounts/dra-driver-node/token", {}),
+        ("list the driver's events", "GET", paths.events(world.namespace), None),
+        ("list the driver's DaemonSets", "GET", f"/apis/apps/v1/namespaces/{world.namespace}/daemonsets", None),
+        ("list Nodes", "GET", paths.nodes(), None),
+        ("list slices", "GET", paths.resource_slices(), None),
+        ("list all claims", "GET", paths.resource_claims(), None),
+        ("list a tenant's claims", "GET", paths.resource_claims(world.tenant), None),
+        ("list GpuNodes", "GET", paths.gpu_nodes(), None),
+    ):
+        yield Request(what=what, verb=verb, path=path, body=body)
