@@ -80,13 +80,18 @@ def pod(name: str) -> Obj:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-@pytest.fixture
-def values() -> dict[str, Any]:
+def image_values() -> dict[str, Any]:
+    """For simulated GPUs, with the image of $E2E_IMAGE; skips the test where it is not set."""
     image = os.environ.get("E2E_IMAGE")
     if not image:
         pytest.skip("$E2E_IMAGE is not set; it names the driver's image with its tag, which the nodes have")
     repository, _, tag = image.rpartition(":")
-    return chart.preset("simulated") | {"simulate": GPUS, "image": {"repository": repository, "tag": tag}}
+    return chart.preset("simulated") | {"image": {"repository": repository, "tag": tag}}
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    return image_values() | {"simulate": GPUS}
 
 
 @pytest.fixture

@@ -1,0 +1,204 @@
+"""The chart's usage exporter beside real pods: the release, pods that use simulated GPUs, and what is told of them.
+
+The pods' own processes are the ones that use the GPUs; how much each uses says an annotation of its claim. One process
+of the host uses the shared GPU beside them.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dra_driver.gpu.simulated.usage_file import NAME as USAGE_FILE
+from dra_driver.gpu.simulated.usage_file import SimulatedUse, change_uses
+from dra_driver.gpu.simulated.use_orders import ANNOTATION, parse_steps
+from dra_driver.kube import paths
+from dra_driver.model.ids import GpuUuid
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from tests.e2e.cluster import DRIVER, RealCluster
+from tests.e2e.helm_release import NAMESPACE
+from tests.e2e.node import STATE_DIR
+
+GIB: Final = 2**30
+GPUS: Final = "1xa100-sxm4-40gb,2xh100-sxm5-80gb"
+"""gpu-0 is shared; the others are taken whole and cut."""
+GRACE_S: Final = 10
+POLICY: Final = {
+    "apiVersion": "gpu.dra-driver.io/v1alpha1",
+    "kind": "GpuPolicy",
+    "metadata": {"name": "e2e-usage"},
+    "spec": {
+        "select": {"productNames": ["NVIDIA A100*"]},
+        "sharing": {"strategy": "TimeSlicing", "maxShares": 8, "defaultComputePercent": 0},
+        "usage": {"overGrant": {"action": "Evict", "graceSeconds": GRACE_S}},
+    },
+}
+VALUES: Final[dict[str, Any]] = {
+    "simulate": GPUS,
+    "mpsHost": {"enabled": False},
+    "exporter": {"enabled": True, "settings": {"LOG_FORMAT": "json", "INTERVAL": "2"}},
+    "controller": {"replicas": 1},
+    "eviction": {"overGrant": True},
+    "usageReader": {"enabled": True},
+}
+HOST_BYTES: Final = 3 * GIB
+_HTTP_PORT: Final = 8082
+_CONTAINER: Final = re.compile(r"containerd://([0-9a-f]{64})")
+
+
+def template(name: str, steps: list[dict[str, Any]], request: Obj) -> Obj:
+    """A claim template whose pods use what the steps say."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {
+            "metadata": {"annotations": {ANNOTATION: json.dumps(steps)}, "labels": {"team": name}},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": request}]}},
+        },
+    }
+
+
+def share(memory: str) -> Obj:
+    return {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}, **_of("A100")}
+
+
+def whole() -> Obj:
+    return {"deviceClassName": DRIVER, **_of("H100")}
+
+
+def partition(profile: str) -> Obj:
+    selector = {"cel": {"expression": f'device.attributes["{DRIVER}"].profile == "{profile}"'}}
+    return {"deviceClassName": "mig.nvidia.com", "selectors": [selector, *_of("H100")["selectors"]]}
+
+
+def _of(product: str) -> Obj:
+    expression = f'device.attributes["{DRIVER}"].productName.contains("{product}")'
+    return {"selectors": [{"cel": {"expression": expression}}]}
+
+
+def pod_spec(**templates: str) -> Obj:
+    """A container for each claim template, of its name, with three processes of its own."""
+    return {
+        "containers": [
+            {
+                "name": container,
+                "image": "ubuntu:24.04",
+                "command": ["bash", "-c", "trap 'exit 0' TERM; sleep infinity & sleep infinity & wait"],
+                "resources": {"claims": [{"name": container}]},
+            }
+            for container in templates
+        ],
+        "resourceClaims": [{"name": name, "resourceClaimTemplateName": made} for name, made in templates.items()],
+        "terminationGracePeriodSeconds": 2,
+    }
+
+
+def pod(name: str, **templates: str) -> Obj:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod_spec(**templates)}
+
+
+class UsedCluster:
+    """A cluster with the release. ``namespace`` is that of the pods."""
+
+    def __init__(self, real: RealCluster, namespace: str) -> None:
+        self.real, self.namespace = real, namespace
+
+    def exporter(self) -> Obj:
+        """The exporter's pod; the cluster has one node."""
+        (found,) = [
+            each
+            for each in self.real.pods(NAMESPACE)
+            if each["metadata"]["labels"].get("app.kubernetes.io/component") == "exporter"
+            and "deletionTimestamp" not in each["metadata"]
+        ]
+        return found
+
+    def _page(self, page: str) -> str:
+        name = self.exporter()["metadata"]["name"]
+        return f"{paths.pod(NAMESPACE, f'{name}:{_HTTP_PORT}')}/proxy{page}"
+
+    def usage(self) -> Obj:
+        return self.real.rest.get(self._page("/usage"))
+
+    def text(self, page: str) -> str:
+        return self.real.rest.get_text(self._page(page))
+
+    def used(self) -> dict[tuple[str, str], float]:
+        """GiB in use by pod and container, as /metrics tells."""
+        samples = self.samples("dra_claim_memory_used_bytes")
+        return {(labels["pod"], labels["container"]): value / GIB for labels, value in samples}
+
+    def samples(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each sample of one metric, of the containers in this namespace and of GPUs.
+
+        A claim that was seen before its container began has had a series without a pod, which stays for some minutes.
+        """
+        families = text_string_to_metric_families(self.text("/metrics"))
+        found = [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
+        return [
+            each
+            for each in found
+            if each[0].get("namespace", self.namespace) == self.namespace and each[0].get("pod") != ""
+        ]
+
+    def gpus(self) -> dict[str, Obj]:
+        return {each["device"]: each for each in self.usage().get("gpus", ())}
+
+    def gpu_node(self, node: str) -> Obj:
+        """``status.usage`` of the node's GpuNode."""
+        found: Obj = dig(self.real.rest.get(paths.gpu_nodes(node)), "status", "usage") or {}
+        return found
+
+    def claim_names(self) -> dict[tuple[str, str], str]:
+        """Name of the claim by pod and container."""
+        return {
+            (each["metadata"]["name"], status["name"]): status["resourceClaimName"]
+            for each in self.real.pods(self.namespace)
+            for status in entries(each, "status", "resourceClaimStatuses")
+        }
+
+
+@contextmanager
+def host_process(gpu_uuid: str) -> Iterator[int]:
+    """A process of the host that uses the GPU until the body ends. Yields its PID."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        steps = parse_steps(json.dumps([{"memory": str(HOST_BYTES), "utilization": 5}]))
+        use = SimulatedUse(
+            key="host", gpu_uuid=GpuUuid(gpu_uuid), since=time.time(), pids=(process.pid,), steps=steps
+        )  # fmt: skip
+        change_uses(STATE_DIR / USAGE_FILE, lambda former: (*former, use))
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+            change_uses(STATE_DIR / USAGE_FILE, lambda former: [each for each in former if each.key != use.key])
+
+
+def pids_of(pod: Obj) -> list[int]:
+    """Processes of the pod's first container on this host, by their cgroups."""
+    found = _CONTAINER.fullmatch(entries(pod, "status", "containerStatuses")[0]["containerID"])
+    assert found is not None
+    return sorted(
+        int(each.parent.name) for each in Path("/proc").glob("[0-9]*/cgroup") if found[1] in _content(each)
+    )  # fmt: skip
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it ended meanwhile
+        return ""
+
+
+def mounts_of(pid: int) -> dict[str, str]:
+    """Mount point -> "ro" or "rw", as the process has it (proc_pid_mountinfo(5))."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").splitlines()
+    return {fields[4]: fields[5].split(",")[0] for fields in (line.split() for line in lines)}
