@@ -200,7 +200,7 @@ class UsageSource(Protocol):
         """One look at every GPU, in order of UUID. A GPU that does not answer is in it as unreadable.
 
         Percentages are averages since the previous look of this object; the first look has none of processes. Raises
-        DriverUnavailableError when no GPU can be read (also while detached: DetachedError).
+        DriverUnavailableError while the driver as a whole cannot be used (also while detached: DetachedError).
         """
         ...
 

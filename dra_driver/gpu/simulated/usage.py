@@ -83,7 +83,7 @@ class SimulatedUsage:
         of_claims = self._found(uses)
         now = self._now()
         found = []
-        for gpu in sorted(snapshot.gpus, key=lambda each: each.uuid):
+        for gpu in snapshot.gpus:
             active = [one for use in uses if use.gpu_uuid == gpu.uuid for one in _active(use, now, of_claims)]
             percent = min(100, sum(one.percent for one in active))
             power = IDLE_MW + (BUSY_MW - IDLE_MW) * percent // 100
@@ -91,7 +91,9 @@ class SimulatedUsage:
             usage = _usage(gpu, active, is_first=is_first, percent=percent, power_mw=power)
             usage = replace(usage, energy_mj=int(self._energy[gpu.uuid]))
             found.append(replace(usage, processes=None, problem=problems[0]) if problems and not uses else usage)
-        return tuple(found)
+        # their labels are their UUIDs (hardware.py)
+        found += [GpuUsage(gpu_uuid=GpuUuid(each.label), unreadable=each.reason) for each in snapshot.left_out]
+        return tuple(sorted(found, key=lambda each: each.gpu_uuid))
 
     def _complain(self, problems: Sequence[str]) -> None:
         for problem in problems:

@@ -117,6 +117,16 @@ int nvmlDeviceGetCudaComputeCapability(const void *handle, int *major, int *mino
     return fake_end(OK);
 }
 
+/* What processes have of the GPU, or of one of its instances. */
+static unsigned long long memory_in_use(const struct call *call) {
+    struct used_process used[MAX_USED];
+    unsigned long long found = 0;
+    for (unsigned i = fake_used_processes(call->device, 'c', used, MAX_USED); i > 0; i--)
+        if (used[i - 1].memory != ~0ull && (!call->gi || used[i - 1].gi == (int)call->gi->id))
+            found += used[i - 1].memory;
+    return found;
+}
+
 int nvmlDeviceGetMemoryInfo(const void *handle, struct memory *out) {
     CALL("nvmlDeviceGetMemoryInfo", handle, DEVICE | MIG_DEVICE)
     unsigned long long total = (unsigned long long)call.gpu->memory_bytes;
@@ -124,7 +134,8 @@ int nvmlDeviceGetMemoryInfo(const void *handle, struct memory *out) {
         total = call.gpu->profiles[call.gi->profile].memory_mb << 20;
     else if (call.gpu->memory_bytes < 0)
         return fake_end(NOT_SUPPORTED);
-    *out = (struct memory){total, total, 0};
+    unsigned long long in_use = memory_in_use(&call);
+    *out = (struct memory){total, total - in_use, in_use};
     return fake_end(OK);
 }
 
@@ -136,10 +147,7 @@ int nvmlDeviceGetMemoryInfo_v2(const void *handle, struct memory_v2 *out) {
         return fake_end(NOT_SUPPORTED);
     unsigned long long total = (unsigned long long)call.gpu->memory_bytes;
     unsigned long long reserved = (unsigned long long)call.gpu->reserved_bytes;
-    struct used_process used[MAX_USED];
-    unsigned long long in_use = 0;
-    for (unsigned i = fake_used_processes(call.device, 'c', used, MAX_USED); i > 0; i--)
-        in_use += used[i - 1].memory == ~0ull ? 0 : used[i - 1].memory;
+    unsigned long long in_use = memory_in_use(&call);
     *out = (struct memory_v2){out->version, total, reserved, total - reserved - in_use, in_use};
     return fake_end(OK);
 }
