@@ -16,7 +16,9 @@ NVIDIA_MOCK_ROOTS (see ``test_nvidia_mock.py``).
 """
 
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,19 @@ def host(
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints what happened, for people who run the test with a real cluster."""
+    start = time.monotonic()
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n[{time.monotonic() - start:5.1f} s] {text}")
+            sys.stdout.flush()
+
+    return write
 
 
 @pytest.fixture

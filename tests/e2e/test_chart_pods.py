@@ -6,8 +6,6 @@ Environment: E2E_IMAGE (the driver's image with its tag, which the nodes have), 
 import os
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,19 +90,6 @@ def image_values() -> dict[str, Any]:
 @pytest.fixture
 def values() -> dict[str, Any]:
     return image_values() | {"simulate": GPUS}
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints what happened, for people who run the test with a real cluster."""
-    start = time.monotonic()
-
-    def write(text: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n[{time.monotonic() - start:5.1f} s] {text}")
-            sys.stdout.flush()
-
-    return write
 
 
 @pytest.fixture

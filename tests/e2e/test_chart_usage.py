@@ -4,7 +4,13 @@ Environment: E2E_IMAGE (as for `test_chart_pods`). This host has to be the clust
 cgroups for pods.
 """
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,18 +18,24 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import EVENTS
+from dra_driver.sim.manifests import kind_of
 from dra_driver.usage.cgroups import place_of
 from tests.e2e import test_chart_pods
-from tests.e2e.cluster import RealCluster, wait
+from tests.e2e.cluster import RealCluster, containers, wait
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped
-from tests.e2e.helm_release import release
+from tests.e2e.helm_release import NAMESPACE, release
 from tests.e2e.node import local_node
 from tests.e2e.used_cluster import (
     GIB,
     HOST_BYTES,
     POLICY,
     VALUES,
+    PageReader,
+    Reader,
     UsedCluster,
+    greedy_deployment,
     host_process,
     mounts_of,
     partition,
@@ -47,6 +59,8 @@ OBJECTS = [
     pod("cut", slice="slice"),
     pod("alone", whole="whole"),
 ]
+FROM = "from 1 of 1 exporters,"
+TOLD_TO_PODS = {"GpuEvictionAnnounced", "GpuEviction"}
 USED = {("pair", "left"): 4.0, ("pair", "right"): 6.0, ("cut", "slice"): 5.0, ("alone", "whole"): 30.0}
 PROCESSES = {("pair", "left"): 1, ("pair", "right"): 2, ("cut", "slice"): 1, ("alone", "whole"): 3}
 
@@ -58,7 +72,7 @@ def used(kubeconfig: str, gates: dict[str, bool]) -> Iterator[UsedCluster]:
         pytest.skip(reason)
     values = test_chart_pods.image_values() | VALUES
     real = RealCluster(RestClient(Connection.load(kubeconfig)))
-    if local_node(real.nodes()) is None:
+    if (node := local_node(real.nodes())) is None:
         pytest.skip("this host is no node of the cluster, so no process of its own can use a GPU beside pods")
     with release(kubeconfig) as installed:
         installed.install(values, wait=True)
@@ -67,7 +81,7 @@ def used(kubeconfig: str, gates: dict[str, bool]) -> Iterator[UsedCluster]:
         namespace = real.make_namespace("usage")
         real.apply(OBJECTS, namespace)
         wait(lambda: test_chart_pods.not_running(real, namespace), READY_S)
-        found = UsedCluster(real, namespace)
+        found = UsedCluster(real, namespace, node, installed)
         if place_of(Path(f"/proc/{pids_of(found.exporter())[0]}/cgroup").read_text()) is None:
             pytest.skip("the node's kubelet makes no cgroups for pods")
         wait(lambda: None if len(found.gpus()) == 3 else str(found.usage()), TOLD_S)
@@ -130,3 +144,165 @@ def test_it_can_write_one_folder_and_sees_nothing_of_the_hosts_processes_but_its
     (inside,) = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
     assert inside[-1] == "1"
     assert "token" not in str(list(Path(f"/proc/{process}/root/var/run").glob("secrets/**/*")))
+
+
+def test_it_takes_little(used: UsedCluster, say: Callable[[str], None]) -> None:
+    """As the kernel counts it, within what the chart requests (memory 64Mi)."""
+    (process,) = pids_of(used.exporter())
+    cpu_s, began = cpu_seconds(process), time.monotonic()
+    wait(lambda: None if time.monotonic() > began + 20 else "measured", 30.0)
+    share_of_core = (cpu_seconds(process) - cpu_s) / (time.monotonic() - began)
+    (resident,) = [int(line.split()[1]) for line in status_of(process) if line.startswith("VmRSS:")]
+    seconds = {name: sum(v for _, v in used.samples(f"dra_exporter_look_seconds_{name}")) for name in ("sum", "count")}
+    look_ms = 1000 * seconds["sum"] / seconds["count"]
+    say(f"exporter: {resident >> 10} MiB, {share_of_core:.1%} of a core at a look every 2 s, {look_ms:.0f} ms each")
+    assert resident < 64 << 10
+
+
+def status_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/status").read_text().splitlines()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system (proc_pid_stat(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def reader(used: UsedCluster, kubeconfig: str, tmp_path: Path) -> Iterator[Reader]:
+    """A person without any right of their own, in a namespace of their own."""
+    namespace = used.real.make_namespace("reader")
+    yield Reader(used.real, namespace, Path(kubeconfig), tmp_path)
+    used.real.drop_namespace(namespace)
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    file = tmp_path / "prices.yaml"
+    file.write_text("{currency: EUR, gpuHour: {NVIDIA H100 80GB HBM3: 2.50}, otherGpuHour: 1.00}")
+    return file
+
+
+def test_people_with_the_readers_role_ask_by_command(
+    used: UsedCluster, reader: Reader, prices: Path, say: Callable[[str], None]
+) -> None:
+    """Each command says which right is missing; the role is enough for use, and `view` for cost and quotas."""
+
+    def told(*arguments: str) -> str:
+        status, out, error = reader.run(*arguments)
+        say(f"$ kubectl dra {' '.join(arguments)}\n{error}{out}")
+        assert (status, "" if "cost" in arguments else error[:22]) == (0, "" if "cost" in arguments else FROM)
+        return out
+
+    def refused(missing: str, *arguments: str) -> None:
+        status, out, error = reader.run(*arguments)
+        say(f"$ kubectl dra {' '.join(arguments)}\n{error}")
+        assert (status, out) == (1, "")
+        assert f'cannot list resource "{missing}"' in error
+
+    def until_allowed(command: str) -> None:
+        wait(lambda: ((done := reader.run(command))[0] and done[2]) or None, TOLD_S)
+
+    wait(lambda: None if used.used() == USED else str(used.used()), TOLD_S)
+    costs = ("cost", "--prices", str(prices), "-n", used.namespace)
+    refused("pods", "usage")
+    bound = [reader.bind("dra-driver-usage-reader", "Role", NAMESPACE)]
+    until_allowed("usage")
+    items = json.loads(told("usage", "-n", used.namespace, "-o", "json"))["items"]
+    assert {(each["pods"][0], each["usedBytes"] / GIB) for each in items} == {(p, gib) for (p, _), gib in USED.items()}
+    assert "alone" in told("usage", "-n", used.namespace)
+    assert used.namespace in told("usage", "--by", "namespace")
+    assert "would fit a share of 5.0 GiB" in told("idle", "-n", used.namespace)
+    refused("resourceclaims", *costs)
+    refused("resourcequotas", "quota")
+    bound.append(reader.bind("view", "ClusterRole"))
+    until_allowed("quota")
+    assert used.namespace in told(*costs)
+    assert "whole" in told(*costs, "--by", "label:team")
+    assert used.namespace in told("quota", "--idle")
+    assert "would fit 3g.40gb" in told("idle", "--all", "-n", used.namespace)
+    for path in bound:
+        used.real.rest.delete(path)
+
+
+def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str, prices: Path) -> None:
+    """`kubectl dra ui` with the administrator's rights."""
+    names = used.claim_names()
+    of_pair = [names["pair", each] for each in ("left", "right")]
+    expected: list[tuple[str, ...]] = [
+        ("/", used.node, "gpu-0", "H100"),
+        (f"/nodes/{used.node}", "gpu-0"),
+        (f"/nodes/{used.node}/gpu-0", *of_pair),
+        ("/claims", *names.values(), "of 12 GiB"),
+        *((f"/claims/{used.namespace}/{names[key]}", f"{gib:.0f} GiB") for key, gib in USED.items()),
+        *((path,) for path in ("/pending", "/capacity", "/events")),
+    ]
+    flags = ["--kubeconfig", kubeconfig, "--prices", str(prices)]
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "ui", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            page = PageReader(process)
+            for path, *texts in expected:
+                wait(partial(untold, page, path, *texts), TOLD_S)
+        finally:
+            process.terminate()
+
+
+def untold(page: PageReader, path: str, *texts: str) -> str | None:
+    found = page.text(path)
+    missing = [text for text in texts if text not in found]
+    return f"{path} lacks {missing}: {found}" if missing else None
+
+
+def test_a_pod_over_its_grant_leaves_and_its_neighbours_stay(used: UsedCluster, say: Callable[[str], None]) -> None:
+    """Told by the Node's event and the GpuNode, announced to the pod, evicted; the ReplicaSet makes another."""
+    namespace, real = used.namespace, used.real
+    before = {each["metadata"]["name"]: containers(each) for each in real.pods(namespace)}
+    objects = greedy_deployment("12Gi")
+    real.apply(objects, namespace)
+    wait(lambda: None if greedy_pods(used) else str(real.warnings(namespace)), READY_S)
+    (first,) = greedy_pods(used)
+    name = first["metadata"]["name"]
+    wait(lambda: None if used.gpu_node().get("overGrant") else str(used.gpu_node()), TOLD_S)
+    (told,) = used.gpu_node()["overGrant"]
+    say(f"GpuNode: {json.dumps(told)}")
+    assert (told["claim"], told["used"], told["granted"]) == (used.claim_names()[name, "gpu"], "20Gi", "12Gi")
+    assert [each["name"] for each in told["pods"]] == [name]
+    wait(lambda: None if name not in [p["metadata"]["name"] for p in greedy_pods(used)] else "it stays", EVICTED_S)
+    for about, where, reasons in ((used.node, "default", {"GpuMemoryOverGrant"}), (name, namespace, TOLD_TO_PODS)):
+        events = {each["reason"]: each["message"] for each in events_of(used, about, where) if is_about(each, name)}
+        assert reasons <= events.keys()
+        say("\n".join(f"{reason}: {events[reason]}" for reason in sorted(reasons)))
+    after = {each["metadata"]["name"]: containers(each) for each in real.pods(namespace)}
+    assert {pod_name: after[pod_name] for pod_name in before} == before
+    wait(lambda: None if greedy_pods(used) else "no other pod was made", READY_S)
+    for obj in reversed(objects):
+        real.client.delete(kind_of(obj), "greedy", namespace)
+    wait(lambda: None if not greedy_pods(used) else "it is not gone", READY_S)
+
+
+def greedy_pods(used: UsedCluster) -> list[Obj]:
+    """Those that run and are not about to end."""
+    found = [each for each in used.real.pods(used.namespace) if each["metadata"]["name"].startswith("greedy")]
+    alive = [each for each in found if "deletionTimestamp" not in each["metadata"]]
+    return [each for each in alive if dig(each, "status", "phase") == "Running"]
+
+
+def is_about(event: Obj, name: str) -> bool:
+    """Whether it is on the pod or names it; events on Nodes outlive pods and tests."""
+    return name in (dig(event, "involvedObject", "name"), *event["message"].split())
+
+
+def events_of(used: UsedCluster, name: str, namespace: str) -> list[Obj]:
+    found = used.real.client.list(EVENTS, namespace)
+    return [each for each in found if dig(each, "involvedObject", "name") == name]
+
+
+def test_with_the_hosts_pids_the_join_is_the_same(used: UsedCluster) -> None:
+    """`exporter.hostPID`, for drivers that list processes of the caller's PID namespace alone."""
+    exporter = VALUES["exporter"] | {"hostPID": True}
+    used.installed.upgrade(test_chart_pods.image_values() | VALUES | {"exporter": exporter}, wait=True)
+    wait(lambda: None if used.exporter()["spec"].get("hostPID") else "the former one", READY_S)
+    wait(lambda: None if used.used() == USED else str(used.used()), READY_S)
+    wait(lambda: wrong_sums(used), TOLD_S)

@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import unescape
+from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any, Final
 
+import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from dra_driver.gpu.simulated.usage_file import NAME as USAGE_FILE
@@ -23,8 +26,9 @@ from dra_driver.kube import paths
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from tests.e2e.cluster import DRIVER, RealCluster
-from tests.e2e.helm_release import NAMESPACE
+from tests.e2e.helm_release import NAMESPACE, Release
 from tests.e2e.node import STATE_DIR
+from tests.rights.accounts import Account, token
 
 GIB: Final = 2**30
 GPUS: Final = "1xa100-sxm4-40gb,2xh100-sxm5-80gb"
@@ -106,10 +110,10 @@ def pod(name: str, **templates: str) -> Obj:
 
 
 class UsedCluster:
-    """A cluster with the release. ``namespace`` is that of the pods."""
+    """A cluster with the release on its only node. ``namespace`` is that of the pods."""
 
-    def __init__(self, real: RealCluster, namespace: str) -> None:
-        self.real, self.namespace = real, namespace
+    def __init__(self, real: RealCluster, namespace: str, node: str, installed: Release) -> None:
+        self.real, self.namespace, self.node, self.installed = real, namespace, node, installed
 
     def exporter(self) -> Obj:
         """The exporter's pod; the cluster has one node."""
@@ -152,9 +156,9 @@ class UsedCluster:
     def gpus(self) -> dict[str, Obj]:
         return {each["device"]: each for each in self.usage().get("gpus", ())}
 
-    def gpu_node(self, node: str) -> Obj:
+    def gpu_node(self) -> Obj:
         """``status.usage`` of the node's GpuNode."""
-        found: Obj = dig(self.real.rest.get(paths.gpu_nodes(node)), "status", "usage") or {}
+        found: Obj = dig(self.real.rest.get(paths.gpu_nodes(self.node)), "status", "usage") or {}
         return found
 
     def claim_names(self) -> dict[tuple[str, str], str]:
@@ -202,3 +206,70 @@ def mounts_of(pid: int) -> dict[str, str]:
     """Mount point -> "ro" or "rw", as the process has it (proc_pid_mountinfo(5))."""
     lines = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").splitlines()
     return {fields[4]: fields[5].split(",")[0] for fields in (line.split() for line in lines)}
+
+
+def greedy_deployment(memory: str) -> list[Obj]:
+    """A Deployment of one pod with a share of ``memory``, which takes 20 GiB a while after its claim was prepared."""
+    steps = [{"memory": "10Gi", "utilization": 30}, {"after": "15s", "memory": "20Gi", "utilization": 50}]
+    labels = {"app": "greedy"}
+    pods = {"metadata": {"labels": labels}, "spec": pod_spec(gpu="greedy")}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "greedy"}, "spec": spec}
+    return [template("greedy", steps, share(memory)), deployment]
+
+
+class Reader:
+    """A person with an account and a kubeconfig of their own. ``command`` runs ``kubectl dra`` with its rights."""
+
+    def __init__(self, real: RealCluster, namespace: str, kubeconfig: Path, folder: Path) -> None:
+        self._real, self._namespace = real, namespace
+        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader"}}
+        real.rest.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", body)
+        account = Account(name="reader", namespace=namespace, token=token(real.rest, "reader", namespace))
+        self.kubeconfig = account.kubeconfig(kubeconfig, folder / "kubeconfig")
+
+    def bind(self, role: str, kind: str, inside: str = "") -> str:
+        """Give the account a Role or ClusterRole, in a namespace or everywhere; returns the path of the binding."""
+        group = "rbac.authorization.k8s.io"
+        name = f"{self._namespace}-{role}"
+        binding = {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding" if inside else "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": self._namespace}],
+        }
+        path = f"/apis/{group}/v1" + (f"/namespaces/{inside}/rolebindings" if inside else "/clusterrolebindings")
+        self._real.rest.create(path, binding)
+        return f"{path}/{name}"
+
+    def command(self, *arguments: str) -> list[str]:
+        module = [sys.executable, "-m", "dra_driver.cli.kubectl"]
+        return [*module, *arguments, "--kubeconfig", str(self.kubeconfig)]
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output and standard error."""
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+
+class PageReader:
+    """A browser without a window. ``process`` is ``kubectl dra ui``, which has just been started."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self._address = process.stdout.readline().strip()
+        opened = urllib3.request("GET", self._address, timeout=30.0, retries=False)
+        assert opened.status == 200, opened.data
+        (cookie,) = SimpleCookie(opened.headers["set-cookie"]).values()
+        self._base = self._address.partition("/open")[0] + cookie["path"].rstrip("/")
+        self._cookie = f"{cookie.key}={cookie.value}"
+
+    def text(self, path: str) -> str:
+        """The page, which has to answer 200, without its tags."""
+        answer = urllib3.request(
+            "GET", self._base + path, headers={"Cookie": self._cookie}, timeout=30.0, retries=False
+        )
+        assert answer.status == 200, (path, answer.status, answer.data)
+        plain = re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]*>", " ", answer.data.decode(), flags=re.DOTALL)
+        return " ".join(unescape(plain).split())
