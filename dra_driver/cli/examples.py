@@ -64,7 +64,8 @@ EXAMPLES: Final = {
   dra-driver controller --evict-extended-resource-pods true --max-evictions-per-minute 5""",
     "dra-driver sim up": """\
   dra-driver sim up --node gpu-a=4xa100-sxm4-40gb --node gpu-b=8xl4-24gb
-  dra-driver sim up --kubeconfig sim.conf --policy-dir policies/ --controller""",
+  dra-driver sim up --kubeconfig sim.conf --policy-dir policies/ --controller
+  dra-driver sim up --policy-dir policies/ --controller --usage --ui""",
     "dra-driver sim demo": """\
   dra-driver sim demo""",
     "dra-driver sim inject": """\

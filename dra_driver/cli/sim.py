@@ -19,6 +19,8 @@ node a kubelet and the real node process with simulated GPUs. Containers are not
 its nvidia-smi would list.
 """
 
+_EVICT_BY_USE = ("--evict-over-grant", "true", "--reclaim-idle", "true")
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -43,6 +45,12 @@ def add_parser(subparsers: Any) -> None:
         "--controller",
         action="store_true",
         help="run the controller as well: the status of policies, and evictions; its Lease is in namespace default",
+    )
+    up.add_argument(
+        "--usage",
+        action="store_true",
+        help="run the usage exporter of each node as well, so that `kubectl dra usage`, idle and cost have answers; "
+        "with --controller, pods of claims over their grant and of idle claims are evicted where a policy says so",
     )
     up.add_argument("--ui", action="store_true", help="run the page of `kubectl dra ui` as well, and print its address")
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
@@ -91,16 +99,19 @@ def _up(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a folder")
     with (
         ExitStack() as children,
-        Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir) as cluster,
+        Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir, usage=args.usage) as cluster,
     ):
         if not args.no_classes:
             demo.apply_classes(cluster)
         print(f"API server   {cluster.url}")
         for node in cluster.nodes.values():
             print(f"node         {node.name}: {node.spec}, log of its node process: {node.folders.log}")
+            if node.exporter is not None:
+                print(f"exporter     {node.exporter.url}/usage and /metrics, its log: {node.folders.exporter_log}")
         if args.controller:
             log = cluster.folder / "controller.log"
-            controller = ControllerSubprocess(cluster.kubeconfig, log)
+            evict = _EVICT_BY_USE if args.usage else ()
+            controller = ControllerSubprocess(cluster.kubeconfig, log, evict)
             controller.start()
             children.callback(controller.stop)
             print(f"controller   its log: {log}")

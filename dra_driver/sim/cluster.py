@@ -131,8 +131,7 @@ class Cluster:
         self.wait_published()
         for node in self.nodes.values():
             node.mps_host.start()
-            if node.exporter is not None:
-                node.exporter.start()
+            node.start_exporter()
 
     def stop(self) -> None:
         """Stop everything and delete the folder. Idempotent."""

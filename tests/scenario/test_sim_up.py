@@ -3,14 +3,18 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from dra_driver.cli.exporters import ask_exporters
+from dra_driver.errors import DraError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.scenario.conftest import ROOT
@@ -21,7 +25,7 @@ COMMAND = [sys.executable, "-m", "dra_driver.cli.main", "sim", "up", "--node", "
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """The command, started in the checkout with a kubeconfig of its own."""
-    command = [*COMMAND, "--controller", "--kubeconfig", str(tmp_path / "kubeconfig")]
+    command = [*COMMAND, "--controller", "--usage", "--kubeconfig", str(tmp_path / "kubeconfig")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as child:
         yield child
         child.kill()
@@ -46,6 +50,13 @@ def wait_for(found: Callable[[], list[str]]) -> list[str]:
     return names
 
 
+def exporters(rest: RestClient) -> list[str]:
+    """Who answers `kubectl dra usage` and its siblings; nothing until the exporter serves."""
+    with suppress(DraError):
+        return [f"from {ask_exporters(rest, 'dra-driver').source}"]
+    return []
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals) -> None:
     """The kubeconfig works at once, GPUs and classes exist; afterwards the status is 0 and no file is left."""
@@ -61,6 +72,10 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
         "dra-driver-controller"
     ]
 
+    exporter = re.search(r"http://127\.0\.0\.1:(\d+)/usage", output)
+    assert exporter is not None
+    assert wait_for(lambda: exporters(rest)) == ["from 1 of 1 exporters"]
+
     log = re.search(r"log of its node process: (\S+)", output)
     assert log is not None
     folder = Path(log[1]).parents[1]
@@ -69,6 +84,8 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
     assert running.wait(20) == 0
     assert not folder.exists()
     assert not (tmp_path / "kubeconfig").exists()
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.1", int(exporter[1]))) != 0
 
 
 def test_a_wrong_node_is_refused_with_a_sentence() -> None:

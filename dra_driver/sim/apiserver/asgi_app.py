@@ -19,6 +19,7 @@ from dra_driver.errors import GoneError, KubernetesApiError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, dump
 from dra_driver.sim.apiserver.messages import JSON, ApiRequest, Reply
+from dra_driver.sim.apiserver.pod_proxy import ProxyPlan, fetch
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, is_over, log_text
 from dra_driver.sim.apiserver.router import Router, RouterReply
 from dra_driver.sim.apiserver.store import Store
@@ -51,6 +52,8 @@ class ApiApplication:
         request = Request(scope, receive)
         try:
             outcome = await self._outcome(request)
+            if isinstance(outcome, ProxyPlan):
+                outcome = await asyncio.to_thread(fetch, outcome)
         except KubernetesApiError as error:
             outcome = Reply.of(status_body(error), status=error.status or 500)
         except ClientDisconnect:

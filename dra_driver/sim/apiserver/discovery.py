@@ -17,13 +17,15 @@ _REVIEWS = (("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubje
 
 
 def _subresource_verbs(subresource: str) -> list[str]:
-    only = {"log": ["get"], "binding": ["create"], "eviction": ["create"], "finalize": ["update"]}
+    only = {"log": ["get"], "proxy": ["get"], "binding": ["create"], "eviction": ["create"], "finalize": ["update"]}
     return only.get(subresource, ["get", "patch", "update"])
 
 
 def _subresource_kind(kind: ResourceKind, subresource: str) -> tuple[str, str, str]:
     if subresource == "binding":
         return ("", "v1", "Binding")
+    if subresource == "proxy":
+        return ("", "v1", "PodProxyOptions")
     if subresource == "eviction":
         return ("policy", "v1", "Eviction")
     if subresource == "scale":

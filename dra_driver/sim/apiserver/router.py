@@ -1,4 +1,4 @@
-"""Routes a request to a verb, a watch or a log, and serves the paths that are not objects.
+"""Routes a request to a verb, a watch, a log or a proxy, and serves the paths that are not objects.
 
 Those are health, version, discovery, OpenAPI and access reviews. Every error is an exception of `dra_driver.errors`.
 """
@@ -14,6 +14,7 @@ from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.patch.mergepatch import merge
 from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
 from dra_driver.sim.apiserver.paths import Target, is_known_group, target_of
+from dra_driver.sim.apiserver.pod_proxy import ProxyPlan, is_proxy, plan_proxy
 from dra_driver.sim.apiserver.pod_subresources import LogPlan
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.verbs import Verbs
@@ -33,7 +34,7 @@ VERSION: Obj = {
 _HEALTH_PATHS = ("/healthz", "/livez", "/readyz")
 _REVIEWS_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
-RouterReply = Reply | WatchPlan | LogPlan
+RouterReply = Reply | WatchPlan | LogPlan | ProxyPlan
 
 
 class Router:
@@ -44,7 +45,9 @@ class Router:
         self._verbs = Verbs(store, clock)
 
     def answer(self, request: ApiRequest) -> RouterReply:
-        """The reply, or the plan of a stream. Raises KubernetesApiError for every error response."""
+        """The reply, or a plan for what takes longer. Raises KubernetesApiError for every error response."""
+        if is_proxy(request.path):
+            return plan_proxy(self._store, request)
         if (target := target_of(request.path)) is not None:
             request.check_accept()
             return self._object(request, target)

@@ -18,6 +18,7 @@ from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.apiserver.patch.patching import Patch, apply_patch
 from dra_driver.sim.apiserver.pod_logs import PodLogs
+from dra_driver.sim.apiserver.pod_ports import PodPorts
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
 from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Key, ObjectChange, ObjectState, Record
@@ -55,14 +56,14 @@ class Store:
         history_length: int = HISTORY_LENGTH,
         namespace_delay_s: float = 0.0,
     ) -> None:
-        self.logs = PodLogs()
+        self.logs, self.ports = PodLogs(), PodPorts()
         self._clock = clock
         self._lock = threading.RLock()  # guards the state, its history and the list of subscriptions
         self._state = ObjectState(history_length)
         self._namespace_delay_s = namespace_delay_s
         self._removal = Removal(self._state, clock, self._empty_later if namespace_delay_s else None)
         self._writes = ObjectWriter(self._state, self._removal, clock, check_cel)
-        self._state.listeners.append(self.logs.forget_removed)
+        self._state.listeners += [self.logs.forget_removed, self.ports.forget_removed]
         for name in INITIAL_NAMESPACES:
             self.create(NAMESPACES, {"metadata": {"name": name}})
 

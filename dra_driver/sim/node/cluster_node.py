@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.node.exporter_pod import show_exporter
 from dra_driver.sim.node.exporter_process import ExporterSubprocess
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
 from dra_driver.sim.node.node_process import DriverSubprocess, MpsHostSubprocess, NodeSubprocess
@@ -40,11 +41,18 @@ class ClusterNode:
         self.exporter = ExporterSubprocess(name, spec, folders) if usage else None
         self.mps_host = MpsHostSubprocess(DRIVER, folders)
         self.kubelet = SimulatedKubelet(store, name, folders, number=number)
+        self._exporter_uid = ""
 
     @property
     def processes(self) -> list[DriverSubprocess]:
         """The child processes, in the order of their stop."""
         return [self.process, self.mps_host, *([self.exporter] if self.exporter is not None else [])]
+
+    def start_exporter(self) -> None:
+        """Start the usage exporter and create its pod, once; does nothing on a node without."""
+        if self.exporter is not None:
+            self.exporter.start()
+            self._exporter_uid = show_exporter(self._store, self.name, self._number, self.exporter.port)
 
     def restart_kubelet(self) -> None:
         """Stop the kubelet and start a new one, which deletes the node's slices at its start as the real one does."""
@@ -83,6 +91,10 @@ class ClusterNode:
             or now.compute_mode(gpu.uuid) != described.compute_mode(gpu.uuid)
         ]
 
+    def _container_folders(self) -> list[str]:
+        """UIDs of the pods that have one."""
+        return [path.name for path in self.folders.views.iterdir()]
+
     def leftovers(self) -> list[str]:
         """What claims left behind, one sentence each.
 
@@ -93,7 +105,7 @@ class ClusterNode:
         return [
             *(f"CDI document {path.name}" for path in self.claim_files()),
             *([f"{rows} claims in the journal"] if rows else []),
-            *(f"container folder {path.name}" for path in self.folders.views.iterdir()),
+            *(f"container folder {pod}" for pod in self._container_folders() if pod != self._exporter_uid),
             *(f"the kubelet still has claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
             *self.changed_gpus(),

@@ -31,6 +31,11 @@ class ExporterSubprocess(DriverSubprocess):
         ]
         super().__init__("usage exporter", arguments, folders.exporter_log)
 
+    @property
+    def url(self) -> str:
+        """Its base URL on loopback, which has no slash at its end."""
+        return f"http://{HOST}:{self.port}"
+
     def usage(self) -> Any:
         """What /usage answers. Raises RetryableError while it does not."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=ASK_S)

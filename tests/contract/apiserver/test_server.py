@@ -6,16 +6,17 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from dra_driver.errors import RetryableError
-from dra_driver.sim.apiserver.kinds import CONFIG_MAPS
+from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.apiserver.store import Store
-from tests.unit.sim_apiserver.builders import config_map
+from tests.unit.sim_apiserver.builders import config_map, pod
 
 
 @pytest.fixture
@@ -147,3 +148,21 @@ def test_stopping_twice_or_before_the_start_is_harmless() -> None:
     server.start()
     server.stop()
     server.stop()
+
+
+def test_a_pods_proxy_asks_for_the_token_and_reaches_its_process(api: ApiServer) -> None:
+    """Another server stands for the process: its answer comes through, with its own status."""
+    ports = [{"containerPort": 8082}]
+    api.store.create(PODS, pod("p", containers=[{"name": "main", "image": "i", "ports": ports}]))
+    path = "/api/v1/namespaces/default/pods/p:8082/proxy/usage"
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as process:  # which has no methods: 501
+        api.store.ports.serve("default", "p", 8082, process.server_address[1])
+        process.timeout = 5
+        thread = threading.Thread(target=process.handle_request, daemon=True)
+        thread.start()
+        assert _request(api, "GET", path, token="wrong")[0] == 401
+        status, body = _request(api, "GET", path)
+        thread.join(10)
+    assert (status, b"Unsupported method" in body) == (501, True)
+    status, body = _request(api, "GET", path)
+    assert (status, json.loads(body)["reason"]) == (503, "ServiceUnavailable")

@@ -8,9 +8,11 @@ import pytest
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
+from dra_driver.sim.node.exporter_pod import show_exporter
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DriverSubprocess
 
@@ -79,6 +81,18 @@ def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Pat
     given = node.mps_host.command
     assert given[given.index("--driver-root") + 1] == f"{plugins}/{DRIVER}/simulated-root"
     assert given[given.index("--namespaces") + 1] == "none"
+
+
+def test_the_exporters_pod_is_found_by_its_label_and_its_port_is_reached() -> None:
+    """Its pod is found by the chart's label, each node's by its own name."""
+    store = Store()
+    uid = show_exporter(store, "gpu-a", 0, 40000)
+    (pod,) = store.list(PODS, labels="app.kubernetes.io/component=exporter").items
+    assert (pod["spec"]["nodeName"], pod["metadata"]["namespace"]) == ("gpu-a", "dra-driver")
+    assert store.ports.find("dra-driver", pod["metadata"]["name"], 8082) == 40000
+    assert pod["metadata"]["uid"] == uid
+    show_exporter(store, "gpu-b", 1, 40001)
+    assert len(store.list(PODS, "dra-driver").items) == 2
 
 
 def test_stopping_a_process_that_was_never_started_does_nothing(tmp_path: Path) -> None:
