@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 PAUSE_TIMEOUT_S = 10.0  # many slices
 AGAIN_S = 30.0  # until GPUs that could not be registered, because they were changed or did not answer, are tried again
 AFTER_ERROR_S = 1.0  # the pause after a failed wait, which would otherwise spin
+ENDS_EARLY_S = 0.005  # a wait may: NVML waits whole milliseconds, and a slice for the rest would double the calls
 SUCCESS = 0  # NVML_SUCCESS, which pynvml does not name
 MORE_MS = 1  # the wait for a further event after one
 
@@ -77,7 +78,8 @@ class EventSet:
         """
         deadline = time.monotonic() + timeout_s
         generation: int | None = None  # the first wait may open a session, a later one must not reopen a closed one
-        while (left_s := deadline - time.monotonic()) > 0:
+        left_s = timeout_s
+        while left_s > 0:
             if not self._go.wait(left_s):
                 return False
             if generation is None and not self._session.wait_attached(left_s):
@@ -88,6 +90,7 @@ class EventSet:
                 return False
             if answer is not None:
                 return answer
+            left_s = deadline - time.monotonic() - ENDS_EARLY_S
         return False
 
     def covered(self, generation: int) -> frozenset[int]:

@@ -73,10 +73,10 @@ def describe_gpu(
     Raises DriverUnavailableError, and DeviceLostError for a lost GPU, without a minor number or a known MIG state.
     """
     minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
-    brand = values.read("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
-    architecture = values.read("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
-    addressing = values.read("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
-    pci_bus_id = values.read("nvmlDeviceGetPciInfo_v3", lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
+    brand = values.constant("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
+    architecture = values.constant("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
+    addressing = values.constant("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
+    pci_bus_id = values.constant("nvmlDeviceGetPciInfo_v3", lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
     pcie_root, numa_node = _topology(values, pci_bus_id, sysfs_root)
     mig_mode = values.read("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), needed=True)
     facts = None if mig_mode is None else read_facts()
@@ -85,10 +85,10 @@ def describe_gpu(
     return Gpu(
         uuid=uuid,
         minor=minor,
-        product_name=values.read("nvmlDeviceGetName", partial(pynvml.nvmlDeviceGetName, handle)),
+        product_name=values.constant("nvmlDeviceGetName", partial(pynvml.nvmlDeviceGetName, handle)),
         brand=None if brand is None else BRANDS.get(brand, "Unknown"),
         architecture=None if architecture is None else ARCHITECTURES.get(architecture, "Unknown"),
-        cuda_compute_capability=values.read(
+        cuda_compute_capability=values.constant(
             "nvmlDeviceGetCudaComputeCapability", partial(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         ),
         memory_bytes=values.read("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total),

@@ -8,7 +8,6 @@ one such thread per GPU.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -43,41 +42,50 @@ class Reads(Generic[T]):
         left = [job for job in jobs if not self.is_stuck(job[0])]
         while left:
             reader = _Reader([call for _, call, _ in left])
-            for index, _, limit_s in left:
-                begin = time.monotonic()
-                answer = reader.next_answer(limit_s)
-                if isinstance(answer, NoAnswerError):
-                    self._stuck[index] = (reader.thread, begin)
-                    break
-                found[index] = answer
-            left = left[reader.answered + 1 :]
+            answers = reader.wait([limit_s for _, _, limit_s in left])
+            found.update({index: answer for (index, _, _), answer in zip(left, answers, strict=False)})
+            left = left[len(answers) :]
+            if left:
+                self._stuck[left[0][0]] = (reader.thread, reader.began)
+                left = left[1:]
         return found
 
 
 class _Reader(Generic[T]):
-    """One thread for some jobs, until one of them is not answered in time."""
+    """One thread for some calls, until one of them is not answered in time.
+
+    The thread that waits is woken once, after the last call, and not by each answer: switching between threads would
+    cost more than reading a GPU.
+    """
 
     def __init__(self, calls: Sequence[Callable[[], T]]) -> None:
-        self.answered = 0
         self._calls = calls
-        self._answers: SimpleQueue[T | Exception] = SimpleQueue()
-        self._lock = threading.Lock()  # guards the field below, and that an answer comes before or after it is set
+        self._lock = threading.Lock()  # guards the fields below; never held during a call
+        self._answers: list[T | Exception] = []
+        self._began = time.monotonic()  # when the call began that runs
         self._left_behind = False
+        self._ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self.thread.start()
 
-    def next_answer(self, limit_s: float) -> T | Exception:
-        """Or NoAnswerError; then the thread does no further job."""
-        try:
-            answer = self._answers.get(timeout=limit_s)
-        except Empty:
+    @property
+    def began(self) -> float:
+        """When the last call began, by the monotonic clock."""
+        return self._began
+
+    def wait(self, limits_s: Sequence[float]) -> list[T | Exception]:
+        """The answers in order, fewer than there are calls when one took longer than its limit: then the thread does
+        no further call."""
+        shortest_s = left_s = min(limits_s)
+        while not self._ended.wait(left_s):
             with self._lock:
-                if self._answers.empty():
+                if len(self._answers) == len(limits_s):
+                    break
+                left_s = min(self._began + limits_s[len(self._answers)] - time.monotonic(), shortest_s)
+                if left_s <= 0:
                     self._left_behind = True
-                    return NoAnswerError()
-            answer = self._answers.get()
-        self.answered += 1
-        return answer
+                    break
+        return self._answers
 
     def _run(self) -> None:
         for call in self._calls:
@@ -86,6 +94,8 @@ class _Reader(Generic[T]):
             except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
                 answer = error
             with self._lock:
-                self._answers.put(answer)
                 if self._left_behind:
                     return
+                self._answers.append(answer)
+                self._began = time.monotonic()
+        self._ended.set()

@@ -36,7 +36,7 @@ import sys
 from pathlib import Path
 from tests.fakes.nvml.state import State
 state = State(Path(sys.argv[1]))
-state.inject("nvmlDeviceGetName", int(sys.argv[2]), device=1)
+state.inject("nvmlDeviceGetMemoryInfo", int(sys.argv[2]), device=1)
 state.close()
 """
 
@@ -57,7 +57,7 @@ def test_a_fault_set_by_another_process_shows_at_the_next_snapshot(nvml: NvmlBac
     assert nvml.snapshot().left_out == ()
     python(MANIPULATOR, str(state.path), str(codes.RESET_REQUIRED))
     (left_out,) = nvml.snapshot().left_out
-    assert "nvmlDeviceGetName failed" in left_out.reason
+    assert "nvmlDeviceGetMemoryInfo failed" in left_out.reason
     assert "nvidia-smi --gpu-reset" in left_out.reason
 
 

@@ -29,6 +29,7 @@ PROPERTIES = {
     "nvmlDeviceGetAddressingMode": "addressing_mode",
     "nvmlDeviceGetGpuFabricInfoV": "fabric",
 }
+CONSTANT = frozenset(PROPERTIES) - {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetGpuFabricInfoV"}  # once per session
 # Read at each look.
 MODE = "nvmlDeviceGetMigMode"
 INSTANCES = (
@@ -92,7 +93,7 @@ def test_the_table_has_every_call_of_a_snapshot(nvml: NvmlBackend, state: State)
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("function", OPTIONAL)
+@pytest.mark.parametrize("function", [one for one in OPTIONAL if one not in CONSTANT])
 def test_a_failing_optional_call_changes_nothing_that_is_known(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str, code: int
 ) -> None:
@@ -113,6 +114,23 @@ def test_a_failing_optional_call_changes_nothing_that_is_known(
     assert vars(record)["last_value"] == "kept"
     assert nvml.snapshot() == before
     assert any(one.getMessage() == "GPU property can be read again" for one in caplog.records)
+
+
+@pytest.mark.parametrize("function", sorted(CONSTANT))
+def test_what_cannot_change_in_a_session_is_read_once_in_it(nvml: NvmlBackend, state: State, function: str) -> None:
+    """The next session asks again; trouble then keeps the value, and a lost GPU shows."""
+    before = nvml.snapshot()
+    asked = state.calls(function)
+    assert nvml.snapshot() == before
+    assert state.calls(function) == asked
+    nvml.close()
+    state.inject(function, codes.UNKNOWN, device=0, times=1)
+    assert nvml.snapshot() == before
+    assert state.calls(function) > asked
+    nvml.close()
+    state.inject(function, codes.GPU_IS_LOST, device=0)
+    found = nvml.snapshot()
+    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -275,7 +293,7 @@ def test_a_gpu_that_is_lost_while_its_mig_facts_are_read_is_left_out(
 
 
 @pytest.mark.parametrize("code", [codes.GPU_IS_LOST, codes.RESET_REQUIRED])
-@pytest.mark.parametrize("function", sorted({*PROPERTIES, MODE, *WHOLE, *INSTANCES}))
+@pytest.mark.parametrize("function", sorted({*PROPERTIES, MODE, *WHOLE, *INSTANCES} - CONSTANT))
 def test_a_lost_gpu_and_one_that_needs_a_reset_are_left_out_at_once(
     nvml: NvmlBackend, state: State, function: str, code: int
 ) -> None:
