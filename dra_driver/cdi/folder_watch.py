@@ -38,6 +38,16 @@ class FolderWatch:
         if self._descriptor >= 0:
             weakref.finalize(self, os.close, self._descriptor)
 
+    @property
+    def descriptor(self) -> int:
+        """Becomes readable when a folder changes (poll(2)); negative without inotify."""
+        return self._descriptor
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every folder is watched since the last `arm`."""
+        return self._complete
+
     def is_quiet(self) -> bool:
         """Whether nothing has changed since the last `arm`."""
         return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)

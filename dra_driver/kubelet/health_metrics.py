@@ -17,13 +17,20 @@ class HealthMetrics:
     def __init__(self) -> None:
         self._xids: Mapping[tuple[GpuUuid, str], int] = {}
         self._recoveries: Mapping[tuple[GpuUuid, HealthCause], int] = {}
-        self._shown: frozenset[str] = frozenset()
+        self._by_cause: Mapping[HealthCause, int] = {}
+        self._shown: Mapping[str, HealthState] = {}  # by device
 
     def update(self, status: HealthStatus, conditions: Iterable[HealthCondition], snapshot: Snapshot) -> None:
-        """Show what holds now. Counts only grow: ``status`` has those since the process started."""
-        by_cause = Counter(condition.cause for condition in conditions)
-        for cause in HealthCause:
-            metrics.gpu_conditions.labels(cause.value).set(by_cause[cause])
+        """Show what holds now. Counts only grow: ``status`` has those since the process started.
+
+        Sets what changed alone: it is called every few seconds, and mostly nothing has.
+        """
+        counted = Counter(condition.cause for condition in conditions)
+        by_cause = {cause: counted[cause] for cause in HealthCause}
+        if by_cause != self._by_cause:
+            for cause, count in by_cause.items():
+                metrics.gpu_conditions.labels(cause.value).set(count)
+            self._by_cause = by_cause
         self._show_devices(status, snapshot)
         for (gpu, xid), count in status.xids.items():
             more = count - self._xids.get((gpu, xid), 0)
@@ -36,15 +43,14 @@ class HealthMetrics:
     def _show_devices(self, status: HealthStatus, snapshot: Snapshot) -> None:
         """Every published GPU, healthy ones too, and the partitions with conditions of their own."""
         known = {device_of(each.gpu_uuid, each.gi_id, snapshot): each for each in status.devices}
-        names = frozenset({*known, *(gpu.device_name for gpu in snapshot.gpus)})
-        for name in names:
-            found = known.get(name)
-            state = found.state if found is not None else HealthState.HEALTHY
+        before, healthy = self._shown, dict.fromkeys((gpu.device_name for gpu in snapshot.gpus), HealthState.HEALTHY)
+        self._shown = healthy | {name: each.state for name, each in known.items()}
+        for name, state in self._shown.items() - before.items():
             for each in HealthState:
                 metrics.gpu_health.labels(name, each.value).set(each is state)
-            metrics.gpu_health_seconds.labels(name).set(found.seconds if found is not None else 0.0)
-        for name in self._shown - names:
+        for name in self._shown:
+            metrics.gpu_health_seconds.labels(name).set(known[name].seconds if name in known else 0.0)
+        for name in before.keys() - self._shown.keys():
             for each in HealthState:
                 metrics.gpu_health.remove(name, each.value)
             metrics.gpu_health_seconds.remove(name)
-        self._shown = names

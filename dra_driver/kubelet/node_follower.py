@@ -93,12 +93,20 @@ class NodeFollower:
         """See ``DrainTaint.amend``."""
         return self._drain.amend(snapshot, terms)
 
+    def call_after_changes(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, which must not block, when `look` may find something new. For one caller."""
+        self._own_node.subscribe(callback)
+        self._inventory.subscribe(lambda _: callback())
+        self._publisher.on_notice(callback)
+
+    def is_waiting(self) -> bool:
+        """Whether `look` may find something new by time alone, or has to be repeated."""
+        return not self._was_known or self._second.is_waiting or self._drain.has_news
+
     def look(self) -> bool:
-        """Whether what is to be published changed. Sends no request, and looks at nothing twice: it is called every
-        second."""
+        """Whether what is to be published changed. Sends no request, and looks at nothing twice: it is called often."""
         seen = (self._own_node.current(), self._inventory.current(), self._publisher.noticed)
-        waits = not self._was_known or self._second.is_waiting or self._drain.has_news
-        if not waits and seen == self._seen:
+        if not self.is_waiting() and seen == self._seen:
             return False
         self._seen = seen
         known, self._was_known = self._was_known, self.is_known

@@ -43,7 +43,7 @@ from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_events_setup import open_claim_events
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.claim_status_setup import open_claim_status
-from dra_driver.kubelet.detach_setup import look_for_file, open_detaching
+from dra_driver.kubelet.detach_setup import open_detaching
 from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.kubelet.endpoints import Endpoints
@@ -62,6 +62,7 @@ from dra_driver.kubelet.policy_setup import open_policies, open_policy_watch
 from dra_driver.kubelet.published_terms import PublishedTerms
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
+from dra_driver.kubelet.soon_chores import soon_bell, soon_chores
 from dra_driver.kubelet.stopping import within
 from dra_driver.kubelet.storage_health import ClaimFiles, Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
@@ -81,7 +82,7 @@ CALL_GRACE_S = 2.0
 FIRST_LOOK_S = 2.0
 # For each component that may hang in a call to the hardware or the API server; its thread ends with the process.
 COMPONENT_STOP_S = 0.5
-SOCKETS_EVERY_S, NODE_EVERY_S, FILES_EVERY_S = 1.0, 1.0, 5.0
+FILES_EVERY_S = 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
 MEMORY_EVERY_S = 60.0
@@ -362,12 +363,10 @@ class NodeProcess:
             self._folders(), lambda: () if detaching.is_detached else files.bring_back()
         )
         local = [
-            Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
-            Chore(name="detach-file", every_s=NODE_EVERY_S, work=partial(look_for_file, detaching, self._plugin_dir)),
+            *soon_chores(self._endpoints, detaching, self._plugin_dir, follower, self._publish_changes),
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
             Chore(name="disk", every_s=FILES_EVERY_S, work=storage.check),
             Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
-            Chore(name="node", every_s=NODE_EVERY_S, work=partial(follower.follow, self._publish_changes)),
             Chore(name="conditions", every_s=FILES_EVERY_S, work=self._report_conditions),
             *([Chore(name="gpu-node", every_s=FILES_EVERY_S, work=self._gpu_node.look)] if self._gpu_node else []),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
@@ -381,8 +380,8 @@ class NodeProcess:
         ]
         detaching.start()
         self._running.callback(detaching.stop, COMPONENT_STOP_S)
-        for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
-            maintenance = Maintenance(name, chores)
+        bell = soon_bell(self._paths, follower)
+        for maintenance in (Maintenance("maintenance", local, bell=bell), Maintenance("claim-maintenance", remote)):
             maintenance.start()
             self._running.callback(maintenance.stop, COMPONENT_STOP_S)
 

@@ -78,6 +78,7 @@ class Publisher:
         self._watcher: Watcher | None = None
         self._listed = threading.Event()
         self._noticed = 0
+        self._on_notice: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     @classmethod
@@ -137,6 +138,10 @@ class Publisher:
         """How many changes of the node's resource slices were noticed: while it stays, `neighbours` do."""
         return self._noticed
 
+    def on_notice(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, which must not block, after each of these changes. One callback at most."""
+        self._on_notice = callback
+
     def neighbours(self, gpus: Collection[str]) -> tuple[neighbours.Neighbour, ...]:
         """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
         known = self._watcher.items().values() if self._watcher is not None else ()
@@ -173,6 +178,7 @@ class Publisher:
     def notice(self, change: ReflectorChange) -> None:
         """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
         self._noticed += 1  # one thread notices
+        self._on_notice()
         if change.kind == "listed":
             self._listed.set()
         if change.item is not None and not neighbours.is_of(change.item, self._driver):

@@ -159,9 +159,9 @@ class HealthLooks:
 
     def _is_on_bus(self, bus_id: str | None) -> bool | None:
         """None where sysfs does not show PCI devices."""
-        if bus_id is None or not self._pci_devices.is_dir():
+        if bus_id is None:
             return None
-        return (self._pci_devices / bus_id).exists()
+        return (self._pci_devices / bus_id).exists() or (False if self._pci_devices.is_dir() else None)
 
 
 def _links_down(seen: _Seen, peers_up: frozenset[int]) -> tuple[int, ...] | None:

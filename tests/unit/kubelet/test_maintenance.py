@@ -93,3 +93,48 @@ def test_stop_ends_a_thread_that_waits() -> None:
     maintenance.start()
     maintenance.stop(5.0)
     assert not maintenance._thread.is_alive()
+
+
+class FakeBell:
+    hears_folders = True
+
+    def ring(self) -> None:
+        pass
+
+    def wait(self, timeout_s: float) -> bool:
+        raise NotImplementedError
+
+
+def heard(bell: FakeBell, clock: Clock, done: list[str], hurries: list[bool]) -> Maintenance:
+    chores = [
+        Chore(name="soon", every_s=1.0, heard_s=5.0, work=lambda: done.append("soon"), hurries=lambda: bool(hurries)),
+        Chore(name="later", every_s=10.0, work=lambda: done.append("later")),
+    ]
+    return Maintenance("test", chores, clock, bell=bell)
+
+
+def test_a_chore_that_a_bell_wakes_rests_meanwhile_and_runs_when_it_rings() -> None:
+    """The others keep their time."""
+    clock, done = Clock(), list[str]()
+    maintenance = heard(FakeBell(), clock, done, [])
+    assert maintenance.step() == 5.0
+    clock.now = 2.5
+    assert maintenance.step(rung=True) == 5.5, "the next whole second after five"
+    assert done == ["soon"]
+    clock.now = 8.0
+    maintenance.step()
+    assert done == ["soon", "soon"]
+
+
+def test_without_the_folders_or_in_a_hurry_the_chore_runs_at_its_short_interval() -> None:
+    """No inotify instance may be left on a node; and what time alone changes rings no bell."""
+    clock, done, bell, hurries = Clock(), list[str](), FakeBell(), [True]
+    maintenance = heard(bell, clock, done, hurries)
+    assert maintenance.step() == 1.0
+    clock.now = 1.0
+    hurries.clear()
+    assert maintenance.step() == 5.0
+    bell.hears_folders = False
+    clock.now = 6.0
+    assert maintenance.step() == 1.0
+    assert done == ["soon", "soon"]
