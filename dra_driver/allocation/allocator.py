@@ -161,7 +161,10 @@ class Allocator:
         if key not in self._selector_sets:
             rules = self._rules
             self._selector_sets[key] = SelectorSet(
-                selectors, sharing=not rules.features.stable, lacks=rules.quirks.functions_lacking
+                selectors,
+                sharing=not rules.features.stable,
+                lacks=rules.quirks.functions_lacking,
+                lists=rules.features.list_attributes,
             )
         return self._selector_sets[key]
 

@@ -13,6 +13,7 @@ from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import ConstraintBroken
 
 Wire = Mapping[str, Any]
+Value = tuple[str, Any]
 _KINDS: Final = ("string", "int", "bool", "version")
 
 
@@ -156,6 +157,47 @@ class DistinctByIdentity(DistinctAttribute):
         return not others or (known and not any(value is other for other in others))
 
 
+class MatchSets(Constraint):
+    """Values are sets, a single one is a set of one, and all devices have one in common: lists, 1.37 and later.
+
+    Follows matchAttributeConstraint of structured/internal/experimental/allocator_experimental.go.
+    """
+
+    __slots__ = ("_common",)
+
+    kind = "matchAttribute"
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._common: list[tuple[Wire, frozenset[Value]]] = []
+
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
+        value = attribute_of(device, self.attribute)
+        common = _set_of(value)
+        if self._common:
+            common &= self._common[-1][1]
+        if value is None or not common:
+            return False
+        self._common.append((value, common))
+        return True
+
+    def remove(self, _base: str, /) -> None:
+        self._common.pop()
+
+    def values(self) -> list[Wire]:
+        return [value for value, _ in self._common[:1]]
+
+
+class DistinctSets(DistinctOfAll):
+    """Values are sets, and no two devices have one in common: lists, 1.37 and later."""
+
+    __slots__ = ()
+
+    def _differs(self, value: Wire) -> bool:
+        found = _set_of(value)
+        return bool(found) and not any(found & _set_of(other) for other in self.values())
+
+
 def attribute_of(device: PoolDevice, name: str) -> Wire | None:
     """The attribute by its full name, or by the part after the driver's own domain."""
     attributes = device.wire.get("attributes") or {}
@@ -173,6 +215,15 @@ def _equal(value: Wire, other: Wire) -> bool:
         if value.get(kind) is not None:
             return bool(other.get(kind) is not None and value[kind] == other[kind])
     return False
+
+
+def _set_of(value: Wire | None) -> frozenset[Value]:
+    """The values with their type, of a list and of a single one alike."""
+    found: list[Value] = []
+    for kind in _KINDS:
+        single, many = (value or {}).get(kind), (value or {}).get(f"{kind}s")
+        found += [(kind, item) for item in (many or ())] if single is None else [(kind, single)]
+    return frozenset(found)
 
 
 def _text(value: Wire) -> str:

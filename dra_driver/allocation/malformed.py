@@ -31,7 +31,12 @@ _AMOUNTS: Final = {"*": {"value!": _NUMBER}}
 _DEVICE: Final = {
     **_NAMED,
     **_PLACED,
-    "attributes": {"*": {"string": _TEXT, "int": _COUNT, "bool": _FLAG, "version": _TEXT}},
+    "attributes": {
+        "*": {
+            **{"string": _TEXT, "int": _COUNT, "bool": _FLAG, "version": _TEXT},
+            **{"strings": [_TEXT], "ints": [_COUNT], "bools": [_FLAG], "versions": [_TEXT]},
+        }
+    },
     "capacity": {"*": {"value!": _NUMBER, "requestPolicy": _POLICY}},
     "consumesCounters": [{"counterSet!": _TEXT, "counters": _AMOUNTS}],
     "taints": [{"key": _TEXT, "value": _TEXT, "effect": _TEXT}],

@@ -23,6 +23,7 @@ class SchedulerFeatures:
     device_taints: bool = True
     binding_conditions: bool = True
     consumable_capacity: bool = True
+    list_attributes: bool = False
     one_allocator: bool = False
 
     @property
@@ -45,6 +46,7 @@ GATES: Final[dict[str, str]] = {
     "DRADeviceTaints": "device_taints",
     "DRADeviceBindingConditions": "binding_conditions",
     "DRAConsumableCapacity": "consumable_capacity",
+    "DRAListTypeAttributes": "list_attributes",
 }
 """Gate of Kubernetes -> field of Features."""
 
@@ -58,6 +60,7 @@ class SchedulerQuirks:
     - ``counters_stay_charged``: a device that passes the counter check and is then rejected for a taint, a constraint
       or capacity keeps its counters charged until the attempt ends.
     - ``shares_stay_charged``: deallocating a share of a multi-allocatable device does not refund its counters.
+    - ``lists_meet_nothing``: constraints do not know lists, although selectors do (kubernetes/kubernetes#139332).
     - ``distinct_forgets``: distinctAttribute remembers one value per request, the last one.
     - ``config_per_name``: a claim configuration that names two requests is written twice.
     - ``config_keeps_names``: a configuration for all requests lists them; from 1.37 on it lists none, which means all.
@@ -92,6 +95,7 @@ class SchedulerQuirks:
     counters_by_pool_name: bool = True
     counters_stay_charged: bool = True
     shares_stay_charged: bool = True
+    lists_meet_nothing: bool = True
     distinct_forgets: bool = True
     config_per_name: bool = True
     config_keeps_names: bool = True

@@ -46,14 +46,20 @@ class SelectorSet:
     """The selectors of one request: those of its class, then its own. Thread-safe; results are cached for its life.
 
     Without ``sharing`` ``device.allowMultipleAllocations`` is always false: the ``stable`` allocator of the scheduler
-    does not pass that field on. ``lacks`` are functions that the scheduler does not have.
+    does not pass that field on. ``lacks`` are functions that the scheduler does not have. ``lists``: it reads
+    attributes that are lists.
     """
 
     def __init__(
-        self, selectors: Sequence[DeviceSelector], *, sharing: bool, lacks: frozenset[str] = LACKS_NONE
+        self,
+        selectors: Sequence[DeviceSelector],
+        *,
+        sharing: bool,
+        lacks: frozenset[str] = LACKS_NONE,
+        lists: bool = False,
     ) -> None:
         self.selectors = selectors
-        self._sharing, self._lacks = sharing, lacks
+        self._sharing, self._lacks, self._lists = sharing, lacks, lists
         self._answers: dict[Key, Verdict | Exception] = {}
         self._fields_by_driver: dict[str, _ReadFields] = {}
 
@@ -64,7 +70,7 @@ class SelectorSet:
         wire = device.wire
         driver = device.slice.key[0]
         if device.readable is None:
-            device.readable = _is_readable(wire.get("attributes"))
+            device.readable = _is_readable(wire.get("attributes"), lists=self._lists)
         fields = self._fields_by_driver.get(driver) or self._read_fields(driver)
         if not device.readable or fields.reads_all:
             return self._evaluate(device, wire)
@@ -104,7 +110,8 @@ class SelectorSet:
         for place, selector in enumerate(self.selectors):
             program = selector.program(self._lacks)
             try:
-                view = view or DeviceView(device.slice.key[0], wire if self._sharing else _unshared(wire))
+                seen = wire if self._sharing else _unshared(wire)
+                view = view or DeviceView(device.slice.key[0], seen, lists=self._lists)
                 if not program.evaluate(view):
                     return place
             except (CelEvaluationError, ValueError) as error:
@@ -145,7 +152,7 @@ class _ReadFields:
         attributes = wire.get("attributes") or _NOTHING
         for name in self._attributes:
             value = attributes.get(name)
-            parts.append(tuple(value.items()) if value else None)
+            parts.append(_key_of(value) if value else None)
         if self._capacity:
             capacity = wire.get("capacity") or _NOTHING
             for name in self._capacity:
@@ -187,10 +194,16 @@ def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
     return spelled + [identifier for domain, identifier in sorted(names) if domain == driver]
 
 
-def _is_readable(attributes: Wire | None) -> bool:
-    """Whether the scheduler of 1.36 reads the type of every attribute; one other type fails every selector."""
+def _key_of(value: Wire) -> tuple[Any, ...]:
+    return tuple((kind, tuple(item) if type(item) is list else item) for kind, item in value.items())
+
+
+def _is_readable(attributes: Wire | None, *, lists: bool) -> bool:
+    """Whether the scheduler reads the type of every attribute; one other type fails every selector."""
     for value in (attributes or {}).values():
         if "string" in value or "int" in value or "bool" in value:
+            continue
+        if lists and any(type(value.get(kind)) is list for kind in ("ints", "strings", "bools")):
             continue
         if value.get("version") is None or not _is_version(value["version"]):
             return False

@@ -17,7 +17,9 @@ from dra_driver.allocation.constraints import (
     DistinctAttribute,
     DistinctByIdentity,
     DistinctOfAll,
+    DistinctSets,
     MatchAttribute,
+    MatchSets,
 )
 from dra_driver.allocation.counters import Charge, CounterLedger
 from dra_driver.allocation.devices import PoolDevice
@@ -26,7 +28,7 @@ from dra_driver.allocation.limits import SearchBudget
 from dra_driver.allocation.nodes import reaches
 from dra_driver.allocation.pools import Pool, ReachablePools
 from dra_driver.allocation.requests import MAX_DEVICES, Alternative, ConstraintSpec, DecodedClaim, too_many
-from dra_driver.allocation.scheduler_quirks import SchedulerQuirks, SchedulerRules
+from dra_driver.allocation.scheduler_quirks import SchedulerRules
 from dra_driver.allocation.selectors import SELECTED
 from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
@@ -70,9 +72,7 @@ class AllocationState:
         self._reachable = reachable
         self._devices = _devices(reachable.pools)
         self._candidates: dict[Alternative, Candidates] = {}
-        self._constraints = [
-            [_constraint(at, one, rules.quirks) for at, one in enumerate(p.constraints)] for p in decoded
-        ]
+        self._constraints = [[_constraint(at, one, rules) for at, one in enumerate(p.constraints)] for p in decoded]
         self._users: dict[PoolDevice, set[int]] = {}
         self._pending: dict[PoolDevice, Consumed] = {}
         supplies = {pool.key: pool for pool in reachable.pools}
@@ -342,7 +342,11 @@ def _devices(pools: Sequence[Pool]) -> Sequence[PoolDevice]:
     return [device for pool in pools for device in pool.devices]
 
 
-def _constraint(place: int, of: ConstraintSpec, quirks: SchedulerQuirks) -> Constraint:
+def _constraint(place: int, of: ConstraintSpec, rules: SchedulerRules) -> Constraint:
+    quirks = rules.quirks
+    if rules.features.list_attributes and not quirks.lists_meet_nothing:
+        sets = DistinctSets if of.distinct else MatchSets
+        return sets(place, of.attribute, of.requests)
     if not of.distinct:
         return MatchAttribute(place, of.attribute, of.requests)
     if quirks.distinct_by_identity:

@@ -4,8 +4,8 @@ Follows k8s.io/dynamic-resource-allocation cel/compile.go: names without a domai
 unknown domain is an empty map, but a missing name in a domain is an error.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from dra_driver.cel.cost_bound import ORDINARY
 from dra_driver.cel.libraries.kube import of_capacity
@@ -16,17 +16,20 @@ from dra_driver.semver import Semver
 class DeviceView:
     """One device in the form that programs evaluate. Thread-safe.
 
-    ``problem`` is a sentence about an attribute that the scheduler of Kubernetes 1.36 cannot read, such as a list (gate
-    DRAListTypeAttributes is off); it fails every selector. ``ordinary``: texts and maps are within ``ORDINARY``.
+    ``lists``: the scheduler's gate DRAListTypeAttributes is on. ``problem`` is a sentence about an attribute that the
+    scheduler cannot read, such as a list without that gate; it fails every selector. ``ordinary``: texts and maps are
+    within ``ORDINARY``.
     """
 
     __slots__ = ("env", "ordinary", "problem")
 
-    def __init__(self, driver: str, device: Mapping[str, Any]) -> None:
+    def __init__(self, driver: str, device: Mapping[str, Any], *, lists: bool = False) -> None:
         """Raises ValueError on a malformed quantity or version."""
         self.problem = ""
         self.ordinary = len(driver) <= ORDINARY
-        attributes = {name: self._attribute(name, value) for name, value in (device.get("attributes") or {}).items()}
+        attributes = {
+            name: self._attribute(name, value, lists) for name, value in (device.get("attributes") or {}).items()
+        }
         capacity = {name: of_capacity(str(value["value"])) for name, value in (device.get("capacity") or {}).items()}
         self.ordinary = self.ordinary and max(len(attributes), len(capacity)) <= ORDINARY
         self.env = (
@@ -45,7 +48,7 @@ class DeviceView:
         """The view of a device of a ResourceSlice. Raises ValueError on a malformed quantity or version."""
         return cls(driver, device)
 
-    def _attribute(self, name: str, value: Mapping[str, Any]) -> Any:
+    def _attribute(self, name: str, value: Mapping[str, Any], lists: bool) -> Any:
         text = value.get("string")
         if text is not None:
             self.ordinary = self.ordinary and len(text) <= ORDINARY
@@ -55,8 +58,34 @@ class DeviceView:
                 return value[kind]
         if value.get("version") is not None:
             return Semver.parse(value["version"])
+        if lists and (found := self._list(value)) is not None:
+            return found
         self.problem = self.problem or f"attribute {name}: unsupported attribute value of type {'/'.join(value) or '-'}"
         return None
+
+    def _list(self, value: Mapping[str, Any]) -> list[Any] | None:
+        """None for what is no list of a type that the API has."""
+        for kind, read in _LISTS.items():
+            items = value.get(kind)
+            if isinstance(items, list):
+                texts = items if kind in {"strings", "versions"} else ()
+                self.ordinary = (
+                    self.ordinary and len(items) <= ORDINARY and all(len(text) <= ORDINARY for text in texts)
+                )
+                return [read(item) for item in items]
+        return None
+
+
+def _plain(value: Any) -> Any:
+    return value
+
+
+_LISTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "ints": _plain,
+    "bools": _plain,
+    "strings": well_formed,
+    "versions": Semver.parse,
+}
 
 
 def _by_domain(driver: str, values: Mapping[str, Any]) -> DomainMap:

@@ -133,7 +133,7 @@ def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
     found: list[DeviceView] = []
     for item in slices:
         driver = text(item, "spec", "driver")
-        found += [DeviceView(driver, dict(device)) for device in dicts(item, "spec", "devices")]
+        found += [DeviceView(driver, dict(device), lists=True) for device in dicts(item, "spec", "devices")]
         if len(found) >= MOST_DEVICES:
             break
     return found[:MOST_DEVICES]

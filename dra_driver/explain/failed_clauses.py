@@ -44,7 +44,7 @@ def failed_clauses(expression: str, driver: str, device: Wire) -> list[FailedCla
 def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
     """Whether the expression selects the device; None when it cannot be evaluated."""
     try:
-        return compile_selector(expression).evaluate(DeviceView(driver, device))
+        return compile_selector(expression).evaluate(DeviceView(driver, device, lists=True))
     except (CelSyntaxError, CelEvaluationError, ValueError):
         return None
 

@@ -1,7 +1,8 @@
 """Derives the scheduler's behaviour and feature gates from the cluster's version.
 
-The gates of a running scheduler cannot be read, so the defaults of its version apply unless they are given. Before 1.36
-a published field that the API server keeps only with its gate on shows that it is on.
+The gates of a running scheduler cannot be read, so the defaults of its version apply unless they are given. A published
+field that the API server keeps only with its gate on shows that it is on: before 1.36 those of `_YOUNG`, and lists as
+attributes, which are refused without theirs.
 """
 
 import re
@@ -21,6 +22,7 @@ _YOUNG: Final = (
     "DRADeviceBindingConditions",
     "DRAConsumableCapacity",
 )
+_LISTS: Final = ("ints", "strings", "bools", "versions")
 # Field of a device -> its gate.
 _FIELDS: Final = {
     "taints": "DRADeviceTaints",
@@ -42,11 +44,12 @@ def scheduler_of(version: str, gates: Mapping[str, bool], slices: Iterable[Wire]
 
     ``gates`` override the defaults, and what the published ``slices`` show.
     """
-    found = _VERSION.match(version)
+    found, defaults = _VERSION.match(version), _lists_seen(slices)
     if found is None:
-        return SchedulerModel(features=SchedulerFeatures.from_gates(gates))
+        return SchedulerModel(features=SchedulerFeatures.from_gates({**defaults, **gates}))
     major, minor = int(found[1]), int(found[2])
-    defaults = {**dict.fromkeys(_YOUNG, False), **_gates_seen(slices)} if (major, minor) < (1, 36) else {}
+    if (major, minor) < (1, 36):
+        defaults |= {**dict.fromkeys(_YOUNG, False), **_gates_seen(slices)}
     return SchedulerModel(
         features=SchedulerFeatures.from_gates({**defaults, **gates}),
         quirks=SchedulerQuirks.of_version(f"{major}.{minor}"),
@@ -64,6 +67,15 @@ def _gates_seen(slices: Iterable[Wire]) -> dict[str, bool]:
         if len(seen) == len(_YOUNG):
             break
     return seen
+
+
+def _lists_seen(slices: Iterable[Wire]) -> dict[str, bool]:
+    """The gate of lists, by the first device of each slice: a driver publishes its devices alike."""
+    for item in slices:
+        for device in (item["spec"].get("devices") or ())[:1]:
+            if any(kind in value for value in (device.get("attributes") or {}).values() for kind in _LISTS):
+                return {"DRAListTypeAttributes": True}
+    return {}
 
 
 def gates_of(text: str) -> dict[str, bool]:

@@ -86,7 +86,7 @@ def _count(shapes: dict[str, KnownDevice], spec: Mapping[str, Any], device: Mapp
     found = shapes.get(key)
     if found is None:
         try:
-            view = DeviceView(driver, device)
+            view = DeviceView(driver, device, lists=True)  # published: the gate is on
         except (ValueError, TypeError, AttributeError, KeyError):
             return  # the API server would refuse it
         label = f"{device.get('name')} on node {node}" if node else f"{device.get('name')} of {driver}"

@@ -9,7 +9,7 @@ from dra_driver.explain import explain_pods
 from dra_driver.explain.manifests import MAX_PODS, pods_in
 from dra_driver.explain.report import Answer
 from dra_driver.explain.scheduler import gates_of, scheduler_of
-from tests.fakes.dra_objects import claim, exactly
+from tests.fakes.dra_objects import claim, exactly, resource_slice
 from tests.unit.explain.clusters import cluster, pod, template
 
 Obj = dict[str, Any]
@@ -75,6 +75,9 @@ def test_the_scheduler_model_follows_the_clusters_version() -> None:
     assert scheduler_of("v1.36.2+k3s1", {}).quirks.counters_by_pool_name
     assert not scheduler_of("v1.37.0", {}).quirks.counters_by_pool_name
     assert scheduler_of("", {}).features.consumable_capacity
+    listed = resource_slice("a", {"name": "gpu-0", "attributes": {"numaNode": {"ints": [0]}}})
+    assert scheduler_of("v1.36.2", {}, [listed]).features.list_attributes
+    assert not scheduler_of("v1.36.2", {"DRAListTypeAttributes": False}, [listed]).features.list_attributes
     assert gates_of("A=true, B=FALSE,") == {"A": True, "B": False}
     with pytest.raises(ConfigurationError, match="'A=1'"):
         gates_of("A=1")

@@ -4,6 +4,7 @@ import pytest
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.lint.known import known_from_cluster
+from tests.fakes import dra_objects
 from tests.unit.lint.helpers import GUARD, C, D, device_class, findings, one, rules, selecting, template, wire_slice
 
 
@@ -187,3 +188,14 @@ def test_all_over_32_devices() -> None:
 def _gpu_class() -> dict[str, object]:
     selector = {"cel": {"expression": f"{GUARD} && {D}.type == 'gpu'"}}
     return {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"selectors": [selector]}}
+
+
+def test_lists_that_a_cluster_publishes_are_read() -> None:
+    """They do not fail every expression; comparing one by order does."""
+    device = dra_objects.gpu("gpu-0")
+    device["attributes"]["resource.kubernetes.io/numaNode"] = {"ints": [0]}
+    known = known_from_cluster(ClusterState(classes=[dra_objects.device_class()], slices=[wire_slice("a", [device])]))
+    numa = f"{GUARD} && device.attributes['resource.kubernetes.io'].?numaNode.orValue(-1)"
+    failing = [f.message for f in findings(selecting(f"{numa} < 1"), known) if f.rule == "DRA015"]
+    assert [message.partition(":")[0] for message in failing] == ["the expression fails on gpu-0 on node a"]
+    assert [f.rule for f in findings(selecting(f"{numa}.includes(0)"), known)] == ["DRA022"]
