@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.claim_labels import ABOUT, BY_LABEL, read_labels
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.cli.usage_output import UNKNOWN, print_csv
@@ -61,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
         "--by",
         metavar="namespace|claim|label:KEY",
         default="namespace",
-        help="what a line is about; a label is the claim's, which a template gives it (default: namespace)",
+        help=f"what a line is about; {ABOUT} (default: namespace)",
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
@@ -136,20 +137,20 @@ def _held(args: argparse.Namespace) -> "tuple[list[Held], str, tuple[str, ...]]"
     from dra_driver.usage import held
 
     window = window_s(args, _WINDOW)
+    labels, unread = read_labels(args) if args.by.startswith(BY_LABEL) else ({}, ())
     if not args.prometheus:
         api = client(args.kubeconfig)
         claims = api.list(paths.resource_claims(args.namespace))["items"]
         slices = api.list(paths.resource_slices())["items"]
         now = datetime.now(UTC)
-        found = held.from_claims(claims, slices, args.driver, now)
-        return found, "the claims that exist, since they were allocated", ()
+        found = held.from_claims(claims, slices, args.driver, now, labels)
+        return found, "the claims that exist, since they were allocated", unread
     server = prometheus_of(args)
     report = from_prometheus(server, window)
     recorded = held.gpus_in(answer_of(server, held.GPUS_QUERY.format(window=window)))
     published, gap = _published(args)
-    labels, gap_of_labels = _labels(args) if args.by.startswith("label:") else ({}, ())
     found = held.from_history(report.uses, {**published, **recorded}, labels)
-    return found, f"{report.source}, window {window_text(window)}", (*report.gaps, *gap, *gap_of_labels)
+    return found, f"{report.source}, window {window_text(window)}", (*report.gaps, *gap, *unread)
 
 
 def _published(args: argparse.Namespace) -> tuple[Any, tuple[str, ...]]:
@@ -162,18 +163,6 @@ def _published(args: argparse.Namespace) -> tuple[Any, tuple[str, ...]]:
     except (KubernetesApiError, ConfigurationError) as error:
         return {}, (f"how large partitions are is not known: {error}",)
     return devices_in(slices, args.driver, by_node=True), ()
-
-
-def _labels(args: argparse.Namespace) -> tuple[Any, tuple[str, ...]]:
-    from dra_driver.kube import paths
-    from dra_driver.usage.held import labels_of
-
-    try:
-        claims = client(args.kubeconfig).list(paths.resource_claims(args.namespace))["items"]
-    except (KubernetesApiError, ConfigurationError) as error:
-        return {}, (f"labels of claims are not known: {error}",)
-    metadata = [claim.get("metadata") or {} for claim in claims]
-    return {(str(item.get("namespace")), str(item.get("name"))): labels_of(item) for item in metadata}, ()
 
 
 def _missing(lines: "Sequence[CostLine]") -> Sequence[str]:

@@ -2,14 +2,18 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.claim_labels import ABOUT, BY_LABEL, read_labels
 from dra_driver.cli.source import wants_colour
 from dra_driver.cli.table import show
 from dra_driver.cli.usage_output import energy, gib, number, percent, print_csv, span
 from dra_driver.cli.usage_source import add_usage_source, read_use, tell_source
+from dra_driver.config.schema import printable
+from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dra_driver.usage.device_use import ClaimDeviceUse, UseReport, UseSum
@@ -30,6 +34,7 @@ _DEVICES: Final = (
     *("NAMESPACE", "CLAIM", "NODE", "DEVICE", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE", "PODS"),
 )
 _SUMS: Final = ("CLAIMS", "DEVICES", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE")
+_KINDS: Final = ("device", "claim", "pod", "namespace", "node")
 _KEYS: Final = {"claim": ("NAMESPACE", "CLAIM"), "pod": ("NAMESPACE", "POD"), "namespace": ("NAMESPACE",)}
 
 
@@ -43,9 +48,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--by",
-        choices=("device", "claim", "pod", "namespace", "node"),
+        metavar="|".join((*_KINDS, "label:KEY")),
         default="device",
-        help="what a line is about (default: each device of each claim)",
+        help=f"what a line is about; {ABOUT} (default: each device of each claim)",
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
@@ -54,16 +59,36 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    key = _label_of(args.by)
     report = read_use(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
+    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else _sums(uses, args.by)
     tell_source(report)
     if args.output == "json":
-        print(json.dumps(_document(report, uses, args.by), indent=2))
+        print(json.dumps(_document(report, uses if args.by == "device" else sums, args.by), indent=2))
     elif args.by == "device":
         _print_devices(uses, args.output)
     else:
-        _print_sums(_sums(uses, args.by), args.by, args.output)
+        _print_sums(sums, (key.upper(),) if key else _KEYS.get(args.by, ("NODE",)), args.output)
     return 0
+
+
+def _label_of(by: str) -> str:
+    """The key of ``label:KEY``, "" for other kinds. Raises ConfigurationError."""
+    key = by.removeprefix(BY_LABEL) if by.startswith(BY_LABEL) else ""
+    if not key and by not in _KINDS:
+        raise ConfigurationError(f"--by {by[:60]!r}: expected {', '.join(_KINDS)} or label:KEY")
+    return key
+
+
+def _labelled(args: argparse.Namespace, uses: "Sequence[ClaimDeviceUse]", key: str) -> "list[UseSum]":
+    from dra_driver.usage.claim_labels import value_in
+    from dra_driver.usage.device_use import summed
+
+    labels, gaps = read_labels(args)
+    for gap in gaps:
+        print(f"note: {printable(gap)}", file=sys.stderr)
+    return summed(uses, lambda use: [(value_in(labels.get((use.namespace, use.claim)), key),)])
 
 
 def _print_devices(uses: "Sequence[ClaimDeviceUse]", output: str) -> None:
@@ -91,8 +116,7 @@ def _sums(uses: "Sequence[ClaimDeviceUse]", by: str) -> "list[UseSum]":
     return device_use.summed(uses, getattr(device_use, f"by_{by}"))
 
 
-def _print_sums(sums: "Sequence[UseSum]", by: str, output: str) -> None:
-    keys = _KEYS.get(by, ("NODE",))
+def _print_sums(sums: "Sequence[UseSum]", keys: Sequence[str], output: str) -> None:
     if output == "csv":
         names = [name for name in asdict(sums[0]) if name not in ("key", "partial")] if sums else []
         print_csv(
@@ -130,8 +154,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("No claims have devices here, as far as is known.")
 
 
-def _document(report: "UseReport", uses: "Sequence[ClaimDeviceUse]", by: str) -> dict[str, Any]:
-    items = [asdict(each) for each in (uses if by == "device" else _sums(uses, by))]
+def _document(report: "UseReport", rows: "Sequence[ClaimDeviceUse | UseSum]", by: str) -> dict[str, Any]:
+    items = [asdict(each) for each in rows]
     about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps), "by": by}
     return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": [_camel(item) for item in items]}
 

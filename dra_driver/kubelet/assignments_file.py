@@ -165,7 +165,6 @@ def claims_of(entries: Iterable[Any]) -> list[Json]:
             "namespace": entry.ref.namespace,
             "name": entry.ref.name,
             "prepared": time_text(entry.changed_at),
-            "labels": {},
             "devices": [_device(each) for each in entry.devices],
         }
         for entry in prepared

@@ -20,7 +20,7 @@ from dra_driver.usage.values import AssignedClaim, AssignedGpu, AssignedUse, Ass
 VERSION: Final = 1
 FILE: Final = "assignments.json"
 MAX_BYTES: Final = 16 * 2**20
-MAX_GPUS, MAX_CLAIMS, MAX_DEVICES, MAX_LABELS = 256, 4096, 512, 64
+MAX_GPUS, MAX_CLAIMS, MAX_DEVICES = 256, 4096, 512
 _MAX_NAME, _MAX_TEXT = 253, 1024
 _MOST: Final = 2**60
 _MOST_SECONDS: Final = 366 * 86400
@@ -91,18 +91,11 @@ def _claim(found: _Found) -> AssignedClaim | None:
     namespace, name, uid = _text(found, "namespace"), _text(found, "name"), _text(found, "uid")
     if namespace is None or name is None or uid is None:
         return None
-    labels = found.get("labels")
     return AssignedClaim(
         ref=ClaimRef(namespace=namespace, name=name, uid=ClaimUid(uid)),
         prepared=_time(found.get("prepared")) or datetime.fromtimestamp(0, UTC),
         devices=_each(found.get("devices"), MAX_DEVICES, _device),
-        labels=_labels(labels if isinstance(labels, dict) else {}),
     )
-
-
-def _labels(found: _Found) -> dict[str, str]:
-    good = ((key, _text(found, key)) for key in sorted(found, key=str)[:MAX_LABELS] if isinstance(key, str))
-    return {key: value for key, value in good if value is not None}
 
 
 def _device(found: _Found) -> AssignedUse | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.usage.claim_labels import value_in
 from dra_driver.usage.prices import Prices
 
 JOULES_PER_KWH: Final = 3.6e6
@@ -118,8 +119,6 @@ def label_key(name: str) -> Callable[[Held], tuple[str, ...]]:
     own."""
 
     def key_of(held: Held) -> tuple[str, ...]:
-        if held.labels is None:
-            return ("(the claim is gone)",)
-        return (dict(held.labels).get(name) or "(no such label)",)
+        return (value_in(held.labels, name),)
 
     return key_of

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from dra_driver.quantity import Quantity
+from dra_driver.usage.claim_labels import Labels
 from dra_driver.usage.cost import Held
 from dra_driver.usage.device_use import ClaimDeviceUse
 from dra_driver.usage.exporter_answer import moment, number, text
@@ -13,7 +14,6 @@ from dra_driver.usage.history import vector
 
 GPUS_QUERY: Final = "max by (node, device, model) (max_over_time(dra_gpu_memory_total_bytes[{window}s]))"
 _PARTITION: Final = "-mig-"
-_MAX_LABELS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,6 @@ class DeviceMemory:
 
 Gpus = Mapping[tuple[str, str], DeviceMemory]
 """By node (or pool) and name of the GPU."""
-Labels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
-"""Labels of the claims that exist, by namespace and name."""
 
 
 def gpu_of(device: str) -> str:
@@ -46,13 +44,12 @@ def gpus_in(answer: Any) -> dict[tuple[str, str], DeviceMemory]:
     return found
 
 
-def from_history(uses: Iterable[ClaimDeviceUse], gpus: Gpus, labels: Labels | None) -> list[Held]:
-    """What was held within the window. ``gpus`` has partitions too, where they are published; ``labels`` None: the
-    claims could not be read."""
+def from_history(uses: Iterable[ClaimDeviceUse], gpus: Gpus, labels: Labels) -> list[Held]:
+    """What was held within the window. ``gpus`` has partitions too, where they are published; a claim that is not in
+    ``labels`` is gone."""
     found = []
     for use in uses:
         gpu = gpus.get((use.node, gpu_of(use.device)))
-        known = () if labels is None else labels.get((use.namespace, use.claim))
         found.append(
             Held(
                 namespace=use.namespace,
@@ -63,7 +60,7 @@ def from_history(uses: Iterable[ClaimDeviceUse], gpus: Gpus, labels: Labels | No
                 seconds=use.held_s,
                 energy_joules=use.energy_joules,
                 energy_estimated=use.energy_estimated,
-                labels=known,
+                labels=labels.get((use.namespace, use.claim)),
             )
         )
     return found
@@ -81,7 +78,11 @@ def _part(use: ClaimDeviceUse, device: DeviceMemory | None, gpu: DeviceMemory | 
 
 
 def from_claims(
-    claims: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, Any]], driver: str, now: datetime
+    claims: Iterable[Mapping[str, Any]],
+    slices: Iterable[Mapping[str, Any]],
+    driver: str,
+    now: datetime,
+    labels: Labels,
 ) -> list[Held]:
     """What the claims that exist have held since they were allocated; admin access is not charged.
 
@@ -94,6 +95,7 @@ def from_claims(
         allocation = (claim.get("status") or {}).get("allocation") or {}
         since = moment(allocation.get("allocationTimestamp")) or moment(metadata.get("creationTimestamp"))
         seconds = None if since is None else max(0.0, (now - since).total_seconds())
+        key = (text(metadata.get("namespace")) or "default", text(metadata.get("name")))
         for result in (allocation.get("devices") or {}).get("results") or ():
             if result.get("driver") != driver or result.get("adminAccess"):
                 continue
@@ -101,13 +103,13 @@ def from_claims(
             gpu = devices.get((pool, gpu_of(name)))
             found.append(
                 Held(
-                    namespace=text(metadata.get("namespace")) or "default",
-                    claim=text(metadata.get("name")),
+                    namespace=key[0],
+                    claim=key[1],
                     device=text(name),
                     model=gpu.model if gpu is not None else "",
                     part=_allocated_part(result, devices.get((pool, name)), gpu),
                     seconds=seconds,
-                    labels=labels_of(metadata),
+                    labels=labels.get(key, ()),
                 )
             )
     return found
@@ -141,13 +143,6 @@ def devices_in(
             place = str(device.get("nodeName") or spec.get("nodeName") or "") if by_node else pool
             found[place, str(device.get("name"))] = DeviceMemory(model=text(model), memory_bytes=size or 0)
     return found
-
-
-def labels_of(metadata: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Labels of an object as pairs."""
-    labels = metadata.get("labels")
-    pairs = labels.items() if isinstance(labels, dict) else ()
-    return tuple((text(name), text(value)) for name, value in pairs)[:_MAX_LABELS]
 
 
 def bytes_of(value: Any) -> int | None:

@@ -4,8 +4,6 @@
 ``/usage`` are made of them. None is never 0 here: it means that nothing tells.
 """
 
-from collections.abc import Mapping
-from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 
@@ -42,12 +40,11 @@ class AssignedUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedClaim:
-    """A prepared claim. ``labels`` are the claim's, as far as the node process tells them."""
+    """A prepared claim."""
 
     ref: ClaimRef
     prepared: datetime
     devices: tuple[AssignedUse, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

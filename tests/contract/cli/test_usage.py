@@ -73,6 +73,8 @@ QUOTA = {
     "status": {"used": {"gpu.nvidia.com.deviceclass.resource.k8s.io/devices": "1"}},
 }
 
+USER = {"resource": "pods", "name": "p", "uid": "u1"}
+
 
 class Server:
     """An API server and a Prometheus on one port."""
@@ -197,6 +199,28 @@ def test_sums_are_printed_in_every_form(by: str, output: str, capsys: Printed) -
         document = json.loads(out)
         assert (document["kind"], document["source"], document["by"]) == ("UsageReport", "1 of 1 exporters", by)
         assert document["items"]
+
+
+def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsys: Printed) -> None:
+    """The exporter knows no labels; pods that may not be listed are a note."""
+    stage, _ = server
+    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": {"reservedFor": [USER]}}
+    stage.lists["/apis/resource.k8s.io/v1/resourceclaims"].append(rest)
+    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": "u1", "labels": {"team": "web"}}}]
+    assert kubectl.main(["usage", "--by", "label:team", "-o", "csv"]) == 0
+    lines = [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["team", "claims", "devices"],
+        ["(the claim is gone)", "2", "2"],
+        ["ml", "1", "1"],
+        ["web", "1", "1"],
+    ]
+    del stage.lists["/api/v1/pods"]
+    assert kubectl.main(["usage", "--by", "label:team"]) == 0
+    out, err = capsys.readouterr()
+    assert "labels of pods are not known" in err
+    assert "(no such label)" in out
+    assert kubectl.main(["usage", "--by", "label:"]) == 2
 
 
 @pytest.mark.usefixtures("server")

@@ -39,7 +39,6 @@ def test_a_whole_file() -> None:
     assert found.gpus == (AssignedGpu(device="gpu-0", gpu_uuid=GpuUuid("GPU-a")),)
     (claim,) = found.claims
     assert (claim.ref.namespace, claim.ref.name, claim.ref.uid) == ("team", "llm", "u1")
-    assert claim.labels == {"team": "a"}
     (device,) = claim.devices
     assert (device.form, device.share_id, device.memory_bytes, device.percent) == (Form.SHARE, "s1", 2**30, 20)
 

@@ -99,19 +99,19 @@ def test_a_claim_is_charged_by_its_part_of_the_memory_since_it_was_allocated() -
         share,
         {"device": "gpu-9-mig-x"},
     ]
-    found = from_claims([claim(results)], slices(), DRIVER, NOW)
+    found = from_claims([claim(results)], slices(), DRIVER, NOW, {("a", "x"): (("team", "ml"),)})
     assert [each.part for each in found] == [1.0, 0.125, 0.25, None]
     assert {each.seconds for each in found} == {7200.0}
     assert found[0].labels == (("team", "ml"),)
     (later,) = from_claims(
-        [claim([{"device": "gpu-0"}], allocationTimestamp="2026-11-22T11:00:00Z")], slices(), DRIVER, NOW
+        [claim([{"device": "gpu-0"}], allocationTimestamp="2026-11-22T11:00:00Z")], slices(), DRIVER, NOW, {}
     )
     assert later.seconds == 3600.0
 
 
 def test_admin_access_and_other_drivers_are_not_charged() -> None:
     results: list[dict[str, Any]] = [{"device": "gpu-0", "adminAccess": True}, {"device": "gpu-0", "driver": "other"}]
-    assert from_claims([claim(results)], slices(), DRIVER, NOW) == []
+    assert from_claims([claim(results)], slices(), DRIVER, NOW, {}) == []
 
 
 def test_history_is_charged_by_the_grant_of_the_gpu_of_its_node() -> None:

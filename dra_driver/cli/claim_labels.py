@@ -1,0 +1,27 @@
+"""Reads labels of claims from the API server, for ``--by label:KEY``."""
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from dra_driver.cli.source import client
+from dra_driver.errors import KubernetesApiError
+
+if TYPE_CHECKING:
+    from dra_driver.usage.claim_labels import Labels
+
+BY_LABEL: Final = "label:"
+ABOUT: Final = "a label is the claim's, or that of all its pods"
+
+
+def read_labels(args: argparse.Namespace) -> "tuple[Labels, tuple[str, ...]]":
+    """Labels of the claims that exist, and what could not be read. Raises KubernetesApiError when the claims cannot be
+    read: a sum by label says nothing then."""
+    from dra_driver.kube import paths
+    from dra_driver.usage.claim_labels import claim_labels
+
+    api = client(args.kubeconfig)
+    claims = api.list(paths.resource_claims(args.namespace))["items"]
+    try:
+        return claim_labels(claims, api.list(paths.pods(args.namespace))["items"]), ()
+    except KubernetesApiError as error:
+        return claim_labels(claims, ()), (f"labels of pods are not known, only those of claims: {error}",)
