@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dra_driver.cli.claim_labels import ABOUT, BY_LABEL, read_labels
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
-from dra_driver.cli.usage_output import UNKNOWN, print_csv
+from dra_driver.cli.usage_output import UNKNOWN, print_csv, small
 from dra_driver.cli.usage_source import (
     add_usage_source,
     answer_of,
@@ -187,10 +187,10 @@ def _cells(each: "CostSum", currency: str) -> Sequence[str]:
     return (
         *each.key,
         str(each.lines),
-        f"{each.gpu_hours:.1f}",
-        UNKNOWN if each.amount is None else f"{lacks}{each.amount:.2f} {currency}".rstrip(),
+        small(each.gpu_hours, 1),
+        UNKNOWN if each.amount is None else f"{lacks}{small(each.amount, 2)} {currency}".rstrip(),
         UNKNOWN if each.energy_kwh is None else f"{mark}{each.energy_kwh:.2f} kWh",
-        UNKNOWN if each.energy_amount is None else f"{mark}{each.energy_amount:.2f} {currency}".rstrip(),
+        UNKNOWN if each.energy_amount is None else f"{mark}{small(each.energy_amount, 2)} {currency}".rstrip(),
         UNKNOWN if each.carbon_grams is None else f"{mark}{each.carbon_grams / 1000:.2f} kg",
     )
 

@@ -78,7 +78,8 @@ def _sentences(told: ToldUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]
 
 
 def _over_grant(told: ToldOverGrant) -> str:
-    what = f"its {told.processes} processes have {told.used} of {told.gpu}, and the claim was granted {told.granted}"
+    who = "its process has" if told.processes == 1 else f"its {told.processes} processes have"
+    what = f"{who} {told.used} of {told.gpu}, and the claim was granted {told.granted}"
     then = "Other claims on the GPU may run out of memory"
     if told.action is OverGrantAction.EVICT:
         then = f"Pod {told.pods[0].name} is to be evicted if this lasts for {told.grace_s} s"

@@ -24,13 +24,18 @@ def run_chapter(cluster: Cluster, say: Say, namespace: str, story: Callable[[], 
     except DraError as error:
         problem = str(error)
     try:
-        cluster.store.delete(NAMESPACES, namespace)
-        cluster.wait(lambda: _left(cluster, namespace), WAIT_S, "the nodes to be clean after the chapter")
+        end_namespace(cluster, namespace)
     except DraError as error:
         problem = problem or str(error)
     if problem:
         say(f"    problem  {problem}")
     return problem
+
+
+def end_namespace(cluster: Cluster, namespace: str) -> None:
+    """Delete the namespace and wait until nothing of it is left. Raises RetryableError after `WAIT_S`."""
+    cluster.store.delete(NAMESPACES, namespace)
+    cluster.wait(lambda: _left(cluster, namespace), WAIT_S, "the nodes to be clean after the chapter")
 
 
 def make_pod(cluster: Cluster, namespace: str, name: str, exactly: dict[str, Any], **spec: Any) -> None:

@@ -20,6 +20,7 @@ from dra_driver.sim.demo.policies import PolicyChapter
 from dra_driver.sim.demo.render import columns, table
 from dra_driver.sim.demo.requirements import Requirements, group_examples
 from dra_driver.sim.demo.scenario import ExampleResult, Scenario
+from dra_driver.sim.demo.usage import UsageChapter
 
 NODES_OF_DEMO = {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}
 CLASSES = Path("deploy/base/deviceclasses.yaml")
@@ -41,11 +42,15 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
     started = time.monotonic()
     groups = group_examples(examples)
     results: list[ExampleResult] = []
-    with ClusterPool(nodes or NODES_OF_DEMO, lambda started_cluster: started_cluster.apply(root / CLASSES)) as pool:
+    with (
+        UsageChapter(root, say) as usage,  # the first, because it takes as long as all others
+        ClusterPool(nodes or NODES_OF_DEMO, lambda started_cluster: started_cluster.apply(root / CLASSES)) as pool,
+    ):
         cluster = pool.cluster(Requirements())
         _introduce(cluster, say, time.monotonic() - started)
         told, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
         results += told
+        usage.told()
         moved = moving.run(cluster, root, say)
         policy = root / health.POLICY
         cluster.set_policies([policy])  # nodes read it while the next chapter runs
@@ -61,9 +66,10 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             results += _run_all(cluster, members, say)
         one_h100 = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
         transformed = forms.run(pool.cluster(one_h100), say)
+        usage.ended()
     good, count = sum(result.problem is None for result in results) + ruled, len(results) + 1  # the policy counts
     say(f"\n{good} of {count} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
-    return good == count and moved and explained and healed and transformed
+    return good == count and moved and explained and healed and transformed and not usage.problem
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:

@@ -96,7 +96,8 @@ class DriverSubprocess:
 
 
 class NodeSubprocess(DriverSubprocess):
-    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its policy folder; ``usage``: it has an exporter."""
+    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its policy folder; ``usage``: it has an exporter,
+    and tells claims and their pods what is found."""
 
     def __init__(
         self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path, *, usage: bool = False
@@ -111,7 +112,7 @@ class NodeSubprocess(DriverSubprocess):
             *("--nvidia-cdi-hook-path", "none"),
             *("--policy-dir", str(policies)),
             *("--simulate", spec),
-            *(("--usage", "true") if usage else ()),
+            *(("--usage", "true", "--claim-events", "true") if usage else ()),
         ]
         super().__init__("node process", arguments, folders.log)
 

@@ -43,6 +43,12 @@ def test_an_over_grant_says_what_happens_when_and_what_to_do() -> None:
     assert [(each.claim.name, each.claim.uid, each.message) for each in told.claims] == [("llm", "uid-llm", sentence)]
 
 
+def test_one_process_is_no_plural() -> None:
+    told = Told()
+    told.events.update(ToldUsage(over_grant=(replace(TOLD, processes=1),)))
+    assert told.claims[0].message.startswith("its process has 20Gi of gpu-0")
+
+
 def test_a_report_threatens_with_nothing() -> None:
     told = Told()
     told.events.update(ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),)))

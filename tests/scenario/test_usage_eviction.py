@@ -1,0 +1,103 @@
+"""From a sample of a real exporter to an eviction, in one run: nothing between them is written by the test.
+
+The exporter's findings.json is told by the node process as events and in the GpuNode; the controller announces, waits,
+and evicts one pod. Its neighbours on the same GPU stay.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, PODS
+from dra_driver.sim.cluster import DRIVER, Cluster
+from dra_driver.sim.demo import demo
+from dra_driver.sim.node.node_process import ControllerSubprocess
+from dra_driver.sim.objects import is_ready
+from tests.scenario.conftest import ROOT, TIMEOUT_S
+
+EXAMPLE = ROOT / "examples" / "usage" / "three-shares.yaml"
+POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
+NODE = "gpu-a"
+EVICTED_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster({NODE: "1xa100-sxm4-40gb"}, policies=[POLICY], usage=True) as running:
+        running.apply(ROOT / demo.CLASSES)
+        yield running
+
+
+@pytest.fixture
+def controller(cluster: Cluster, tmp_path: Path) -> Iterator[ControllerSubprocess]:
+    process = ControllerSubprocess(cluster.kubeconfig, tmp_path / "log", ["--evict-over-grant", "true"])
+    process.start()
+    yield process
+    assert process.stop() == 0
+
+
+def found_by_exporter(cluster: Cluster) -> list[str]:
+    """Pods of claims over their grant, from the file of the exporter."""
+    path = cluster.nodes[NODE].folders.plugins / DRIVER / "usage" / "findings" / "findings.json"
+    document = json.loads(path.read_text()) if path.exists() else {"overGrant": []}
+    return [pod["name"] for each in document["overGrant"] for pod in each["pods"]]
+
+
+def told_by_node(cluster: Cluster) -> list[str]:
+    """The same from the GpuNode."""
+    status = (cluster.store.find(GPU_NODES, NODE) or {}).get("status") or {}
+    return [pod["name"] for each in (status.get("usage") or {}).get("overGrant", ()) for pod in each["pods"]]
+
+
+def reasons(cluster: Cluster, about: str) -> set[str]:
+    found = cluster.store.list(EVENTS).items
+    return {item["reason"] for item in found if item["involvedObject"]["name"] == about}
+
+
+def untold(cluster: Cluster, about: str, reason: str) -> str | None:
+    found = reasons(cluster, about)
+    return None if reason in found else f"only {sorted(found)}"
+
+
+def pods(cluster: Cluster, namespace: str) -> dict[str, Obj]:
+    return {each["metadata"]["name"]: each for each in cluster.store.list(PODS, namespace).items}
+
+
+def differs(seen: object, wanted: object) -> str | None:
+    return None if seen == wanted else str(seen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_what_the_exporter_sees_evicts_one_pod_and_no_other(
+    cluster: Cluster, namespace: str, controller: ControllerSubprocess
+) -> None:
+    """Each link is seen on the way: file, GpuNode, events of the node, announcement, eviction."""
+    cluster.apply(EXAMPLE, namespace)
+
+    def running() -> str | None:
+        ready = sorted(name for name, pod in pods(cluster, namespace).items() if is_ready(pod))
+        return differs(ready, ["greedy", "modest", "sleepy"])
+
+    cluster.wait(running, TIMEOUT_S, "the pods to run")
+    before = pods(cluster, namespace)
+    cluster.wait(lambda: differs(found_by_exporter(cluster), ["greedy"]), TIMEOUT_S, "findings.json")
+    cluster.wait(lambda: differs(told_by_node(cluster), ["greedy"]), TIMEOUT_S, "the GpuNode")
+    for about, reason in (
+        (NODE, "GpuMemoryOverGrant"),
+        ("greedy", "GpuMemoryOverGrant"),
+        ("greedy", "GpuEvictionAnnounced"),
+    ):
+        cluster.wait(partial(untold, cluster, about, reason), TIMEOUT_S, f"the event {reason} of {about}")
+    cluster.wait(partial(untold, cluster, "greedy", "GpuEviction"), EVICTED_S, "the eviction")
+    cluster.wait(lambda: differs(sorted(pods(cluster, namespace)), ["modest", "sleepy"]), TIMEOUT_S, "the pod to leave")
+    cluster.wait(lambda: differs(found_by_exporter(cluster), []), TIMEOUT_S, "the finding to end")
+    for name, pod in pods(cluster, namespace).items():
+        assert pod["metadata"]["uid"] == before[name]["metadata"]["uid"]
+        assert is_ready(pod)
+        assert not {reason for reason in reasons(cluster, name) if reason.startswith("GpuEviction")}
+    assert controller.is_running

@@ -1,0 +1,76 @@
+"""The demonstration's chapter about use: what it does not take for a success."""
+
+import pytest
+
+from dra_driver.sim.demo.usage import disturbed, not_found_idle, not_priced, not_told, unlike_used, used_by_pod
+
+GIB = 2**30
+
+
+def device(used: int | None) -> dict[str, object]:
+    return {"devices": [{"usedBytes": used}]}
+
+
+def test_use_is_by_pod_and_what_is_not_known_is_left_out() -> None:
+    answer = {"claims": [{"pods": ["a", "b"], **device(2 * GIB)}, {"pods": ["c"], **device(None)}]}
+    assert used_by_pod(answer) == {"a": 2, "b": 2}
+    assert used_by_pod({}) == {}
+    assert unlike_used({"a": 2.0}, {"a": 2}) is None
+    assert unlike_used({"a": 2.5}, {"a": 2}) == "it sees {'a': 2.5} (GiB by pod)"
+    assert unlike_used({}, {"a": 0}) == "it sees nothing (GiB by pod)"
+
+
+def test_every_event_is_expected() -> None:
+    assert not_told({"A": "x", "B": "y"}, "A", "B") is None
+    assert not_told({"A": "x"}, "A", "B") == "no event B, only A"
+    assert not_told({}, "A") == "no event A, only none"
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"a": "1", "b": "2"}, None),
+        ({"a": "1", "b": "3"}, "b ended or restarted"),  # another pod of that name
+        ({}, "a, b ended or restarted"),
+    ],
+)
+def test_a_pod_that_goes_on_is_the_same_pod(now: dict[str, str], said: str | None) -> None:
+    assert disturbed({"a": "1", "b": "2", "evicted": "0"}, now, {"a": 0, "b": 0}) == said
+
+
+def test_a_pod_that_did_not_run_before_does_not_go_on() -> None:
+    assert disturbed({}, {}, {"a": 0}) == "a ended or restarted"
+
+
+IDLE = "NAMESPACE  CLAIM      IDLE  FINDING  PODS\nns         sleepy-x   39s   idle     sleepy\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_found"),
+    [
+        (IDLE, True),
+        (IDLE.replace("idle     sleepy", "unknown  sleepy"), False),
+        (IDLE.replace("idle     sleepy", "idle     modest"), False),
+        (IDLE + "ns         modest-x   39s   idle     modest\n", False),
+        ("No claim is idle or too large, as far as is known.\n", False),
+    ],
+)
+def test_one_claim_is_idle(printed: str, is_found: bool) -> None:
+    assert (not_found_idle(printed, "sleepy") is None) == is_found
+
+
+COST = "NAMESPACE  CLAIM     DEVICES  GPU HOURS  COST\nns         sleepy-x  1        0.0034     0.0061 EUR  ?"
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_priced"),
+    [
+        (COST, True),
+        (COST.replace("0.0061", "0.0000"), False),
+        (COST.replace("0.0061 EUR", "?         "), False),
+        (COST.replace("sleepy-x", "other-xx"), False),
+        ("", False),
+    ],
+)
+def test_a_price_is_above_nothing(printed: str, is_priced: bool) -> None:
+    assert (not_priced(printed, "sleepy-x") is None) == is_priced
