@@ -36,9 +36,51 @@ V1 = "12:pids:{0}\n11:memory:{0}\n10:cpu,cpuacct:{0}\n1:name=systemd:{0}\n0::/sy
     ],
 )
 def test_runtimes_and_cgroup_drivers(path: str) -> None:
-    """The same with the line of cgroup v2 as with those of v1."""
+    """The same with the line of cgroup v2 as with those of v1.
+
+    CRI-O's names are by its source alone (internal/config/cgmgr, 006205f3 and 09a0030e): systemd_linux.go:100, in
+    ContainerCgroupAbsolutePath; cgroupfs_linux.go, ContainerCgroupPath, with containerCgroupPath of cgmgr_linux.go; the
+    child that crun makes: crunContainerCgroupManager; its own process: MoveConmonToCgroup of both. cri-dockerd's is by
+    Docker's (daemon/oci_linux.go, WithCgroups). The slices of pods are by Kubernetes 1.36 (pkg/kubelet/cm/
+    cgroup_manager_linux.go:83). containerd's were recorded, see below.
+    """
     assert place_of(f"0::{path}\n") == HERE
     assert place_of(V1.format(path)) == HERE
+
+
+RECORDED_UID = "cc514678-8296-4f46-b16e-4fd86ace322a"
+RECORDED_ID = "46d29d51c64235af10b057bd87cc5a9adf5477ec0f227267a076438254b5712b"
+RECORDED = CgroupPlace(pod_uid=RECORDED_UID, container_id=RECORDED_ID)
+RECORDED_SLICE = f"kubepods-burstable-pod{RECORDED_UID.replace('-', '_')}.slice"
+SCOPE = f"cri-containerd-{RECORDED_ID}.scope"
+UNUSED_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/\n1:cpu:/\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # the kubelet's driver systemd: read by a process of the host, in a besteffort pod, in a burstable pod
+        f"/kubepods.slice/kubepods-burstable.slice/{RECORDED_SLICE}/{SCOPE}",
+        f"/../../../kubepods-burstable.slice/{RECORDED_SLICE}/{SCOPE}",
+        f"/../../{RECORDED_SLICE}/{SCOPE}",
+        # its driver cgroupfs, read by the same
+        f"/kubepods/burstable/pod{RECORDED_UID}/{RECORDED_ID}",
+        f"/../../../burstable/pod{RECORDED_UID}/{RECORDED_ID}",
+        f"/../../pod{RECORDED_UID}/{RECORDED_ID}",
+    ],
+)
+def test_as_kubernetes_and_containerd_made_them_with_cgroup_v2(path: str) -> None:
+    """Recorded with Kubernetes 1.36.2, containerd 2.1.9, runc 1.5.0-rc.1 and systemd 252; here with the ids of one pod.
+    With v2 containerd gives each container a cgroup namespace of its own."""
+    assert place_of(f"{UNUSED_V1}0::{path}\n") == RECORDED
+
+
+def test_in_a_cgroup_namespace_the_host_and_the_reader_itself_are_no_containers() -> None:
+    """Recorded as above: a process of the host, and the reader; another container of its own pod has lost its pod."""
+    assert place_of("0::/../../../../..\n") is None
+    assert place_of("0::/\n") is None
+    for name in (RECORDED_ID, SCOPE):
+        assert place_of(f"0::/../{name}\n") == CgroupPlace(container_id=RECORDED_ID)
 
 
 @pytest.mark.parametrize(
