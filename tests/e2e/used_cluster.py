@@ -120,7 +120,7 @@ class UsedCluster:
         (found,) = [
             each
             for each in self.real.pods(NAMESPACE)
-            if each["metadata"]["labels"].get("app.kubernetes.io/component") == "exporter"
+            if dig(each, "metadata", "labels", "app.kubernetes.io/component") == "exporter"
             and "deletionTimestamp" not in each["metadata"]
         ]
         return found
