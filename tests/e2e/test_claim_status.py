@@ -14,7 +14,7 @@ from tests.e2e.forms import Forms, slice_of, whole
 from tests.e2e.gates import DRIVER_STATUS, PARTITIONS
 from tests.e2e.host import Host
 from tests.e2e.test_access import acting_as
-from tests.e2e.test_health import BACK_S, SHOWN_S, requirements
+from tests.e2e.test_health import BACK_S, NEEDS_RESET, SHOWN_S, requirements
 from tests.e2e.upgrade import devices
 from tests.fakes import chart
 
@@ -69,6 +69,11 @@ def ready(forms: Forms) -> str:
     return found[0] if len(found) == 1 else f"{len(found)} devices"
 
 
+def taints(forms: Forms) -> set[str]:
+    """The keys on all devices."""
+    return {str(taint["key"]) for device in devices(forms.cluster) for taint in entries(device, "taints")}
+
+
 @pytest.mark.needs(PARTITIONS)
 def test_a_claims_status_has_uuid_placement_and_health(forms: Forms, own_host: Host) -> None:
     """And follows the health of the GPU."""
@@ -82,9 +87,10 @@ def test_a_claims_status_has_uuid_placement_and_health(forms: Forms, own_host: H
     (gpu,) = [each for each in backend.snapshot().gpus if each.uuid == device["data"]["parentUUID"]]
     backend.inject(gpu.uuid, "xid=48")
     wait(lambda: "" if ready(forms) == "False" else ready(forms), SHOWN_S)
+    wait(lambda: "" if NEEDS_RESET in taints(forms) else "no reset is asked for yet", SHOWN_S)
     backend.recover(gpu.uuid)
     wait(lambda: "" if ready(forms) == "True" else ready(forms), BACK_S)
-    wait(lambda: str([each["name"] for each in devices(forms.cluster) if each.get("taints")] or ""), BACK_S)
+    wait(lambda: str(taints(forms) or ""), BACK_S)
 
 
 def test_the_components_rights_are_for_claims_of_the_own_node(
