@@ -24,8 +24,16 @@ _QUIRKS: Final[Mapping[str, str]] = {
     "distinct_forgets": "distinctAttribute remembers only one value of a request",
     "counter_slices_everywhere": "slices with counters apply to every node, whichever node they name",
     "whole_units": "capacities are counted in whole units",
+    "capacity_by_position": "the capacity of the first devices of a resource slice is checked, not that of the devices "
+    "to allocate",
 }
 """Fields of `SchedulerQuirks` that can keep a pod away, most frequent first."""
+_FIXED_IN: Final[Mapping[str, str]] = {"capacity_by_position": "1.35"}
+"""Where it is not 1.37."""
+
+_SHARE_ALL: Final = (
+    "ask the administrator to share the first GPU of each resource slice, or all GPUs, or to upgrade to Kubernetes 1.35"
+)
 
 Retry = Callable[[SchedulerQuirks, NodeResult], NodeResult]
 """Evaluates one node again with other scheduler quirks."""
@@ -47,6 +55,7 @@ def scheduler_fault(
             continue
         names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
         why = _QUIRKS[names[0]] if names else "several defects of its allocator together exclude the devices"
+        fixed_in = _FIXED_IN.get(names[0], "1.37") if names else "1.37"
         assigned = [
             item
             for allocation in improved.allocations
@@ -55,9 +64,9 @@ def scheduler_fault(
         shown = ", ".join(f"{item['request']}={item['device']}" for item in assigned[:8])
         return Cause(
             code=CauseCode.SCHEDULER_FAULT,
-            message=f"{result.name} has the devices ({shown}), but a defect of this Kubernetes version, fixed in 1.37, "
-            f"excludes them: {why}",
-            fix=_fix(_parents(slices, assigned)),
+            message=f"{result.name} has the devices ({shown}), but a defect of this Kubernetes version, fixed in "
+            f"{fixed_in}, excludes them: {why}",
+            fix=_SHARE_ALL if names == ["capacity_by_position"] else _fix(_parents(slices, assigned)),
             blocks=False,
         )
     return None

@@ -22,7 +22,9 @@ from tests.fakes.node_process import DriverProcess
 
 OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
-POLICY = Path(__file__).parent / "policies" / "mps-minor-2.yaml"
+POLICY = Path(__file__).parent / "policies" / "mps-minor-0.yaml"
+"""The first GPU is shared: the scheduler of 1.34 compares a request with the first device of a resource slice, and the
+older version has all GPUs in one."""
 # Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
 PODS = {
     "ten": share("10Gi", 10),

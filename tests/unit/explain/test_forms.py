@@ -5,9 +5,9 @@ from typing import Any
 from dra_driver.explain.report import Answer, Explanation
 from dra_driver.explain.scheduler import scheduler_of
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
-from tests.fakes.dra_objects import exactly
+from tests.fakes.dra_objects import exactly, gpu, resource_slice
 from tests.fakes.published import h100, having, share, slice_name, slices
-from tests.unit.explain.clusters import A, explained, template
+from tests.unit.explain.clusters import A, cluster, explained, template
 
 MPS = SharingTerms(strategy=Strategy.MPS, max_shares=3)
 
@@ -127,6 +127,20 @@ def test_a_scheduler_defect_is_explained_with_its_workaround() -> None:
     helped = h100(2, claims=claims, templates=[template("t", *pinned, constraints=both)])
     assert explained(helped, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
     assert explained(state, scheduler=scheduler_of("v1.37.0", {})).verdict.answer is Answer.FITS
+
+
+def test_a_share_behind_a_gpu_that_is_not_shared_is_excluded_by_a_defect_of_1_34() -> None:
+    """Its scheduler looks at the capacity of the slice's first device."""
+    whole, capacity = gpu("gpu-0", memory="24Gi"), {"memory": {"value": "24Gi"}, "computePercent": {"value": "100"}}
+    shared = {**gpu("gpu-1"), "allowMultipleAllocations": True, "capacity": capacity}
+    wanted = exactly(capacity={"requests": {"computePercent": "10"}})
+    state = cluster(slices=[resource_slice("a", whole, shared)], templates=[template("t", wanted)])
+    gates = {"DRAConsumableCapacity": True}
+    report = explained(state, scheduler=scheduler_of("v1.34.9", gates, state.slices))
+    (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
+    assert "fixed in 1.35, excludes them: the capacity of the first devices" in fault.message
+    assert "share the first GPU" in fault.fix
+    assert explained(state, scheduler=scheduler_of("v1.35.6", gates, state.slices)).verdict.answer is Answer.FITS
 
 
 def test_a_real_shortage_is_not_reported_as_a_defect() -> None:
