@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow chaos soak alerts prometheus ui-shots check bench fuzz mutants image gen lock clean
+.PHONY: demo test test-slow chaos soak alerts prometheus pictures ui-shots check bench fuzz mutants image gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -33,6 +33,9 @@ alerts:                       ## The chart's rules in promtool; needs Debian's p
 
 prometheus: $(VENV)/.ready    ## A Prometheus scrapes for ten minutes; every dashboard's queries, and an alert; needs Debian's prometheus, prometheus-alertmanager
 	$(BIN)/python -m tests.prometheus
+
+pictures: $(VENV)/.ready      ## What explain, capacity and usage print to a terminal, as pictures in docs/pictures
+	$(BIN)/python -m tests.ui.terminal
 
 ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; needs Debian's chromium and chromium-driver
 	$(BIN)/pip install --quiet --require-hashes -r requirements/shots.txt

@@ -1,0 +1,88 @@
+"""Writes what `kubectl dra explain`, `capacity` and `usage` print to a terminal as pictures: ``make pictures``.
+
+Each command runs in a terminal of its own, against an embedded cluster; what pods use of the simulated GPUs is read by
+the usage exporter.
+"""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.demo import demo
+from tests.ui.scene import scene
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+SHARES = ("usage/shares-that-hold.yaml", "usage/three-shares.yaml")
+COLUMNS, ROWS = 118, 60
+SETTLES_S = 12.0
+"""Until the pods use what their annotations say, and the exporter has seen it: it looks every few seconds."""
+TIMEOUT_S = 60.0
+COMMANDS = {"explain": ("explain", "no-match"), "capacity": ("capacity",), "usage": ("usage",)}
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder)) as cluster:
+        for name in ("explain", "capacity"):
+            write(name, cluster)
+    policy, pods = (ROOT / "examples" / name for name in SHARES)
+    with Cluster({"gpu-a": "1xa100-sxm4-40gb"}, policies=[policy], usage=True) as cluster:
+        demo.apply_classes(cluster)
+        cluster.apply(pods)
+        time.sleep(SETTLES_S)
+        write("usage", cluster)
+    return 0
+
+
+def write(name: str, cluster: Cluster) -> None:
+    """Run the command and write its picture."""
+    arguments = COMMANDS[name]
+    shown = printed(
+        [sys.executable, "-m", "dra_driver.cli.kubectl", *arguments, "--kubeconfig", str(cluster.kubeconfig)]
+    )
+    picture = PICTURES / f"terminal-{name}.svg"
+    picture.write_text(as_svg(f"kubectl dra {' '.join(arguments)}", shown), encoding="utf-8")
+    sys.stdout.write(f"{picture.relative_to(ROOT)}: {len(shown.splitlines())} lines\n")
+
+
+def printed(command: Sequence[str]) -> str:
+    """What a command prints to a terminal, with its colours. Raises CalledProcessError."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=its, env=environment) as child:
+        os.close(its)
+        chunks: list[bytes] = []
+        try:
+            while chunk := os.read(ours, 65536):
+                chunks.append(chunk)
+        except OSError:  # EIO: the other end is closed (pty(7))
+            pass
+        finally:
+            os.close(ours)
+        if child.wait(TIMEOUT_S) not in (0, 1):  # explain exits with 1 for a pod that waits
+            raise subprocess.CalledProcessError(child.returncode, command, b"".join(chunks))
+    return b"".join(chunks).decode("utf-8").replace("\r\n", "\n")
+
+
+def as_svg(title: str, shown: str) -> str:
+    """A picture of a terminal. It names no font of another host: a page that shows it loads nothing."""
+    text = Text.from_ansi(shown)
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(text)
+    svg = console.export_svg(title=f"$ {title}", unique_id="terminal")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
