@@ -95,7 +95,9 @@ def _order(use: DeviceUse) -> tuple[str, ...]:
 def _attribution(look: Look, knows: Knows) -> Attribution | None:
     if knows.processes is not None or isinstance(look.processes, Unread):
         return None
-    if isinstance(look.logs, Unread) or isinstance(look.pods, Unread) or isinstance(look.assignments, Unread):
+    if knows.containers is not None or knows.claims is not None:
+        return None
+    if isinstance(look.logs, Unread) or isinstance(look.pods, Unread):
         return None
     return Attribution(look.processes, look.logs, look.pods)
 
@@ -106,13 +108,37 @@ def _knows(look: Look) -> Knows:
         driver=_reason(look.readings),
         processes=_reason(look.readings) or _reason(look.processes) or _unlisted(readings) or _hidden(look, readings),
         utilisation=_reason(look.readings) or _no_utilisation(readings),
-        containers=_reason(look.logs),
-        claims=_reason(look.assignments) or _reason(look.pods),
+        containers=_reason(look.logs) or _unlinked(look),
+        claims=_reason(look.assignments) or _reason(look.pods) or _unnamed(look),
     )
 
 
 def _reason(source: object) -> str | None:
     return source.reason if isinstance(source, Unread) else None
+
+
+def _pods_use_gpus(look: Look) -> bool:
+    return not isinstance(look.processes, Unread) and any(each.place is not None for each in look.processes.values())
+
+
+def _unlinked(look: Look) -> str | None:
+    """Why no container is known: the kubelet links the log of each one, so an empty folder is another folder."""
+    if isinstance(look.logs, Unread) or look.logs.by_uid or not _pods_use_gpus(look):
+        return None
+    return (
+        "processes of pods use GPUs, and the folder of links to logs has no link of the kubelet: mount the host's "
+        "/var/log/containers and set --log-dir (LOG_DIR)"
+    )
+
+
+def _unnamed(look: Look) -> str | None:
+    """Why no container's claims are known: it names those that are prepared from the moment that their pod begins."""
+    if isinstance(look.assignments, Unread) or not look.assignments.claims or look.pods or not _pods_use_gpus(look):
+        return None
+    return (
+        "claims are prepared, and the kubelet's PodResources name none of them: see that its feature gate "
+        "KubeletPodResourcesDynamicResources is on, and that the socket is this node's kubelet's"
+    )
 
 
 def _unlisted(readings: Sequence[GpuUsage]) -> str | None:

@@ -129,6 +129,18 @@ def wrong_sums(used: UsedCluster) -> str | None:
     return None
 
 
+def test_a_process_of_the_host_is_told(used: UsedCluster) -> None:
+    """By the GpuNode and an event of the Node, after 30 s; nothing of a claim is over."""
+    wait(lambda: None if used.gpu_node().get("unattributed") else str(used.gpu_node()), 2 * TOLD_S)
+    found = used.gpu_node()
+    (told,) = found["unattributed"]
+    assert (told["gpu"], told["processes"], told["memory"]) == ("gpu-0", 1, "3Gi")
+    assert told["commands"][0].startswith("python")
+    assert not found.get("overGrant")
+    messages = [each["message"] for each in events_of(used, used.node, "default")]
+    wait(lambda: None if any("belong to no claim" in each for each in messages) else str(messages), TOLD_S)
+
+
 def test_it_can_write_one_folder_and_sees_nothing_of_the_hosts_processes_but_its_proc(used: UsedCluster) -> None:
     """As the kernel has its mounts; its own PID is 1."""
     (process, *others) = pids_of(used.exporter())
@@ -207,7 +219,12 @@ def test_people_with_the_readers_role_ask_by_command(
     wait(lambda: None if used.used() == USED else str(used.used()), TOLD_S)
     costs = ("cost", "--prices", str(prices), "-n", used.namespace)
     refused("pods", "usage")
-    bound = [reader.bind("dra-driver-usage-reader", "Role", NAMESPACE)]
+    bound = [reader.may_list_pods(NAMESPACE)]
+    wait(lambda: None if "pods/proxy" in reader.run("usage")[2] else "the binding is not seen yet", TOLD_S)
+    error = reader.run("usage")[2]
+    say(f"without pods/proxy: {error}")
+    assert 'cannot get resource "pods/proxy"' in error
+    bound.append(reader.bind("dra-driver-usage-reader", "Role", NAMESPACE))
     until_allowed("usage")
     items = json.loads(told("usage", "-n", used.namespace, "-o", "json"))["items"]
     assert {(each["pods"][0], each["usedBytes"] / GIB) for each in items} == {(p, gib) for (p, _), gib in USED.items()}

@@ -243,6 +243,16 @@ class Reader:
         self._real.rest.create(path, binding)
         return f"{path}/{name}"
 
+    def may_list_pods(self, inside: str) -> str:
+        """Give the account that right alone; returns the path of the Role, which is deleted with its namespace, too."""
+        group = "rbac.authorization.k8s.io"
+        path = f"/apis/{group}/v1/namespaces/{inside}/roles"
+        rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+        role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": self._namespace}, "rules": rules}
+        self._real.rest.create(path, role)
+        self.bind(self._namespace, "Role", inside)
+        return f"{path}/{self._namespace}"
+
     def command(self, *arguments: str) -> list[str]:
         module = [sys.executable, "-m", "dra_driver.cli.kubectl"]
         return [*module, *arguments, "--kubeconfig", str(self.kubeconfig)]

@@ -187,6 +187,29 @@ def test_a_missing_source_is_named_and_accuses_no_process() -> None:
         assert all(each.used_bytes is None for each in found.devices)
 
 
+def test_a_source_that_is_empty_accuses_no_process_and_calls_no_claim_idle() -> None:
+    """Another folder is mounted for the links of logs; the kubelet's feature gate is off."""
+    for look, said, word in (
+        (replace(LOOK, logs=index(())), "containers", "/var/log/containers"),
+        (replace(LOOK, pods={}), "claims", "KubeletPodResourcesDynamicResources"),
+    ):
+        found = join(look)
+        assert word in (getattr(found.knows, said) or "")
+        assert found.gpus[0].unattributed is None
+        assert [each.used_bytes for each in found.devices] == [None, None]
+
+
+def test_a_node_without_pods_on_gpus_knows_all() -> None:
+    """No link and no pod is what a node begins with; a process of the host is foreign all the same."""
+    of_host = replace(LOOK, processes={1: facts(None)}, readings=(reading(process(1)),), logs=index(()), pods={})
+    found = join(of_host)
+    assert (found.knows.containers, found.knows.claims) == (None, None)
+    assert len(found.gpus[0].unattributed or ()) == 1
+    no_claims = join(replace(LOOK, assignments=assigned(), pods={}))
+    assert no_claims.knows.claims is None
+    assert len(no_claims.gpus[0].unattributed or ()) == 3 + 1
+
+
 def test_a_driver_that_does_not_answer() -> None:
     """Claims and GPUs stay, without numbers."""
     found = join(replace(LOOK, readings=Unread(reason="detached")))
