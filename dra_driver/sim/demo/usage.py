@@ -8,7 +8,7 @@ first part, so that nothing is evicted before it was shown.
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -100,6 +100,7 @@ class UsageChapter:
             self._say(f"    problem  {self.problem}\n")
 
     def _told(self) -> None:
+        self._expect(lambda: not_running(self._running(), USED_GIB), "the pods to run")
         self._expect(lambda: unlike_used(self._seen(), USED_GIB), "the exporter to see what each pod uses")
         self._before = self._running()
         self._start_controller()
@@ -194,6 +195,11 @@ def used_by_pod(answer: Mapping[str, object]) -> dict[str, float]:
 def unlike_used(seen: Mapping[str, float], wanted: Mapping[str, float]) -> str | None:
     """How use differs from what is expected; None if it does not."""
     return None if seen == wanted else f"it sees {dict(seen) or 'nothing'} (GiB by pod)"
+
+
+def not_running(running: Iterable[str], names: Iterable[str]) -> str | None:
+    """Which of the pods ``names`` are not among those that run."""
+    return ", ".join(sorted({*names} - {*running})) or None
 
 
 def not_told(events: Mapping[str, str], *reasons: str) -> str | None:

@@ -2,7 +2,15 @@
 
 import pytest
 
-from dra_driver.sim.demo.usage import disturbed, not_found_idle, not_priced, not_told, unlike_used, used_by_pod
+from dra_driver.sim.demo.usage import (
+    disturbed,
+    not_found_idle,
+    not_priced,
+    not_running,
+    not_told,
+    unlike_used,
+    used_by_pod,
+)
 
 GIB = 2**30
 
@@ -36,6 +44,12 @@ def test_every_event_is_expected() -> None:
 )
 def test_a_pod_that_goes_on_is_the_same_pod(now: dict[str, str], said: str | None) -> None:
     assert disturbed({"a": "1", "b": "2", "evicted": "0"}, now, {"a": 0, "b": 0}) == said
+
+
+def test_all_pods_run_before_the_chapter_goes_on() -> None:
+    """Their claims are seen as soon as they are prepared, which is earlier."""
+    assert not_running({"a": "1", "b": "2"}, {"a": 0, "b": 0}) is None
+    assert not_running({"a": "1"}, {"c": 0, "b": 0, "a": 0}) == "b, c"
 
 
 def test_a_pod_that_did_not_run_before_does_not_go_on() -> None:
