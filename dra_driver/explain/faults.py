@@ -32,7 +32,8 @@ _FIXED_IN: Final[Mapping[str, str]] = {"capacity_by_position": "1.35"}
 """Where it is not 1.37."""
 
 _SHARE_ALL: Final = (
-    "ask the administrator to share the first GPU of each resource slice, or all GPUs, or to upgrade to Kubernetes 1.35"
+    "ask the administrator to share all GPUs of the node that have no partitions, or none, or to upgrade to "
+    "Kubernetes 1.35"
 )
 
 Retry = Callable[[SchedulerQuirks, NodeResult], NodeResult]

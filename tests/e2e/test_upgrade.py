@@ -23,13 +23,13 @@ from tests.fakes.node_process import DriverProcess
 OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
 POLICY = Path(__file__).parent / "policies" / "mps-minor-0.yaml"
-"""The first GPU is shared: the scheduler of 1.34 compares a request with the first device of a resource slice, and the
-older version has all GPUs in one."""
-# Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
+"""The first GPU is shared: the scheduler of 1.34 compares a request with what is left of the first device of a resource
+slice, and the older version has all GPUs in one."""
+# The whole GPU first: for the scheduler of 1.34 it fits only while the shared one is free.
 PODS = {
+    "whole": whole(),
     "ten": share("10Gi", 10),
     "twenty": share("20Gi", 20),
-    "whole": whole(),
     "small": slice_of("1g.10gb"),
     "larger": slice_of("2g.20gb"),
 }
@@ -68,7 +68,7 @@ def pods(cluster: RealCluster) -> dict[str, Obj]:
 
 def beside(pods: dict[str, Obj]) -> Obj:
     """A request for what is still free."""
-    return slice_of("1g.10gb") if "small" in pods else whole()
+    return slice_of("1g.10gb") if "small" in pods else share("10Gi", 10)
 
 
 @pytest.fixture

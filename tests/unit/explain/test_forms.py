@@ -139,7 +139,7 @@ def test_a_share_behind_a_gpu_that_is_not_shared_is_excluded_by_a_defect_of_1_34
     report = explained(state, scheduler=scheduler_of("v1.34.9", gates, state.slices))
     (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
     assert "fixed in 1.35, excludes them: the capacity of the first devices" in fault.message
-    assert "share the first GPU" in fault.fix
+    assert "share all GPUs of the node" in fault.fix
     assert explained(state, scheduler=scheduler_of("v1.35.6", gates, state.slices)).verdict.answer is Answer.FITS
 
 
