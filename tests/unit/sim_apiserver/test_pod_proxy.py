@@ -128,6 +128,11 @@ def test_an_answer_has_an_end(listening: int) -> None:
         fetch(asked(listening, "/large"), most_bytes=63)
 
 
+def test_an_answer_that_does_not_end_in_time_is_given_up(listening: int) -> None:
+    with pytest.raises(KubernetesApiError, match="error trying to reach service: the answer took too long"):
+        fetch(asked(listening, "/large"), within_s=-1)
+
+
 def test_a_port_where_nothing_listens_is_unavailable(listening: int) -> None:
     fetch(asked(listening, "/usage"))
     with HTTPServer(("127.0.0.1", 0), _Pod) as closed:
