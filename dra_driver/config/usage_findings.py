@@ -30,6 +30,8 @@ from dra_driver.model.usage_rules import OverGrantAction
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
 """In the folder ``usage`` of the driver's directory; the exporter may write this folder alone."""
+LOCK: Final = "driver.lock"
+"""In the same folder: the exporter holds a shared lock on it while it has the NVIDIA driver open."""
 MAX_BYTES: Final = 2**20
 RENEW_S: Final = 60.0
 """How often the exporter writes the file anew while there is anything in it, changed or not; else on change alone."""

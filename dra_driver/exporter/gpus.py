@@ -1,13 +1,17 @@
 """Reads the GPUs, and leaves them alone while the node process says so.
 
 The NVIDIA driver is not unloaded, no GPU changes its MIG mode and none is cut for the first time while a process has
-it open, and NVML opens all GPUs at once. So all are closed while one of them changes, or the driver is given up.
+it open, and NVML opens all GPUs at once. So all are closed while one of them changes, or the driver is given up. A lock
+file tells the node process whether they are (``kubelet/exporter_turn.py``); while it has the lock, none is opened.
 """
 
 import logging
+import os
+from pathlib import Path
 from typing import Protocol
 
 from dra_driver.errors import DraError
+from dra_driver.files import lock_file
 from dra_driver.model.usage import GpuUsage
 from dra_driver.usage.sources import Unread
 from dra_driver.usage.values import Assignments
@@ -23,11 +27,12 @@ class UsageBackend(Protocol):
 
 
 class UsedGpus:
-    """Of one thread. ``is_open``: the driver may be in use by this process."""
+    """Of one thread. ``is_open``: the driver may be in use by this process. ``lock`` is the lock file."""
 
-    def __init__(self, backend: UsageBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: UsageBackend, lock: Path) -> None:
+        self._backend, self._lock = backend, lock
         self.is_open = False
+        self._held: int | None = None
         self._away: str | None = None
 
     def obey(self, assignments: Assignments | Unread) -> str | None:
@@ -46,6 +51,8 @@ class UsedGpus:
         reason = self.obey(assignments)
         if reason is not None:
             return Unread(reason=reason)
+        if not self._may_open():
+            return Unread(reason="the node process changes a GPU")
         self.is_open = True  # before the call: one that fails may leave handles
         try:
             return self._backend.usage()
@@ -56,6 +63,20 @@ class UsedGpus:
         """Idempotent; the next read opens them again."""
         self._backend.close()
         self.is_open = False
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _may_open(self) -> bool:
+        if self._held is None:
+            try:
+                self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._held = lock_file(self._lock, shared=True)
+            except BlockingIOError:
+                return False
+            except OSError as error:  # the node process cannot wait then; its changes are repeated all the same
+                log.debug("the node process is not told that the driver is open", extra={"reason": error})
+        return True
 
 
 def _reason(assignments: Assignments | Unread) -> str | None:

@@ -17,6 +17,8 @@ from typing import Final
 
 from dra_driver import __version__
 from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.usage_findings import FOLDER as FINDINGS
+from dra_driver.config.usage_findings import LOCK
 from dra_driver.errors import ConfigurationError
 from dra_driver.exporter import hardware
 from dra_driver.exporter.assignments_reader import AssignmentsReader
@@ -51,7 +53,7 @@ class ExporterProcess:
         self._settings = settings
         plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
         self._assignments = AssignmentsReader(plugin_dir / FOLDER)
-        self._gpus = UsedGpus(choose(settings, plugin_dir))
+        self._gpus = UsedGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK)
         self._pods = PodResourcesReader(settings.pod_resources_socket, settings.driver_name)
         self._findings = FindingsWriter(plugin_dir / FOLDER)
         sources = Sources(

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
+from dra_driver.config.usage_findings import LOCK
 from dra_driver.errors import DraError
 from dra_driver.files import replace_file
 from dra_driver.kubelet.changing_gpus import ChangingGpus
+from dra_driver.kubelet.exporter_turn import ExporterTurn
 from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import DeviceName, GpuUuid
 from dra_driver.model.usage_rules import UsageRules
@@ -65,14 +67,13 @@ class AssignmentsFile:
         folder: Path,
         header: Json,
         sources: AssignmentSources,
-        changing: Callable[[Callable[[], None]], ChangingGpus] = ChangingGpus,
     ) -> None:
         self._folder, self._header, self._sources = folder, header, sources
         self._woken, self._claims_woken, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._claims: list[Json] | None = None
         self._written = b""
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self.changing = changing(self._woken.set)
+        self.changing = ChangingGpus(self._woken.set, ExporterTurn(folder / FINDINGS / LOCK))
 
     def start(self) -> None:
         self.claims_changed()

@@ -1,8 +1,10 @@
 """Which GPUs are being cut or change their MIG mode, for other programs on the node that hold them open.
 
 The NVIDIA driver does not change a GPU's MIG mode, and cuts no GPU for the first time, while another process has it
-open. The usage exporter has all of them open, so it is told when a change begins, and closes them for that time; the
-change, which is repeated while the GPU is busy (``mig.busy_retry``), does not wait for it here.
+open. The usage exporter has all of them open, so it is told when a change begins, and closes them for that time. A
+change of MIG mode waits for it, because NVML may leave a mode pending that it could not set; a partition is made and
+removed at once, and again after the exporter let go if the GPU was busy. Each wait is short (``exporter_turn.py``), and
+all changes are repeated while the GPU is busy (``mig.busy_retry``).
 """
 
 import threading
@@ -10,13 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
+from dra_driver.errors import GpuBusyError
 from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.kubelet.exporter_turn import ExporterTurn
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 
+T = TypeVar("T")
 LINGER_S: Final = 5.0
 """A GPU counts as changing for this time after a call: the next try, or the next partition of a claim, follows soon."""
 
@@ -24,7 +30,10 @@ LINGER_S: Final = 5.0
 class ChangingGpus:
     """Thread-safe. ``changed`` is called when a change begins, and has to return at once."""
 
-    def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, changed: Callable[[], None], exporter: ExporterTurn, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.exporter = exporter
         self._changed, self._clock = changed, clock
         self._lock = threading.Lock()  # guards the two below; held for no call
         self._running: Counter[GpuUuid] = Counter()
@@ -63,10 +72,20 @@ class ChangingGpus:
 
 
 class NotedControl:
-    """A `GpuControl` whose changes are noted while they run."""
+    """A `GpuControl` whose changes are noted while they run, and take turns with the exporter."""
 
     def __init__(self, control: GpuControl, changing: ChangingGpus) -> None:
         self._control, self._changing = control, changing
+
+    def _change(self, gpu: GpuUuid, call: Callable[[], T]) -> T:
+        with self._changing.during(gpu):
+            try:
+                return call()
+            except GpuBusyError:
+                with self._changing.exporter.taken() as has_let_go:
+                    if not has_let_go:
+                        raise
+                    return call()
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
         return self._control.compute_mode(gpu)
@@ -78,27 +97,23 @@ class NotedControl:
         return self._control.mig_mode(gpu)
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
-        with self._changing.during(gpu):
+        with self._changing.during(gpu), self._changing.exporter.taken():
             self._control.set_mig_mode(gpu, enabled)
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         return self._control.mig_instances(gpu)
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
-        with self._changing.during(gpu):
-            return self._control.create_gpu_instance(gpu, profile_id, start)
+        return self._change(gpu, partial(self._control.create_gpu_instance, gpu, profile_id, start))
 
     def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
-        with self._changing.during(gpu):
-            return self._control.create_compute_instance(gpu, gi_id)
+        return self._change(gpu, partial(self._control.create_compute_instance, gpu, gi_id))
 
     def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
-        with self._changing.during(gpu):
-            self._control.destroy_compute_instance(gpu, gi_id, ci_id)
+        self._change(gpu, partial(self._control.destroy_compute_instance, gpu, gi_id, ci_id))
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
-        with self._changing.during(gpu):
-            self._control.destroy_gpu_instance(gpu, gi_id)
+        self._change(gpu, partial(self._control.destroy_gpu_instance, gpu, gi_id))
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
         return self._control.fabric(gpu)

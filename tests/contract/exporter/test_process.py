@@ -170,5 +170,5 @@ def test_a_claim_over_its_grant_is_written_for_the_node_process(node: Node) -> N
     node.use({11: 4})
     node.assign(claims=[])
     process.wait_for(lambda: not json.loads(file.read_text())["overGrant"])
-    assert node.usage()["claims"] == []
+    process.wait_for(lambda: node.usage()["claims"] == [])
     assert process.end()[0] == 0, process.text

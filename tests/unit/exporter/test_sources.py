@@ -13,6 +13,7 @@ from dra_driver.exporter.gpus import UsedGpus
 from dra_driver.exporter.log_links import LogLinks
 from dra_driver.exporter.pod_resources import PodResourcesReader, claims_of
 from dra_driver.exporter.proc import FRESH_S, ProcReader
+from dra_driver.kubelet.exporter_turn import ExporterTurn
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.usage import GpuUsage
 from dra_driver.model.usage_findings import IdleClaim, UsageFindings
@@ -145,7 +146,7 @@ def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:
     """While it is given up, and while one GPU is cut: closed at once, and not opened by a look."""
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
-    gpus = UsedGpus(backend)
+    gpus = UsedGpus(backend, tmp_path / "findings/driver.lock")
     assert gpus.read(ASSIGNED) == backend.readings
     assert gpus.is_open
     away = Assignments(node="n", driver="d", process_started=NOW, detached="an upgrade")
@@ -159,6 +160,30 @@ def test_the_driver_is_left_alone(tmp_path: Path) -> None:
     backend.fails = "the driver is not loaded"
     assert "not loaded" in str(gpus.read(ASSIGNED))
     assert "not loaded" in str(gpus.read(Unread(reason="no file")))
+
+
+def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> None:
+    """By a lock, which it takes itself while it changes a GPU: a look with older assignments opens nothing then."""
+    lock = tmp_path / "findings/driver.lock"
+    backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
+    gpus = UsedGpus(backend, lock)
+    turn = ExporterTurn(lock, sleep=lambda _: gpus.close())
+    assert gpus.read(ASSIGNED) == backend.readings
+    with turn.taken() as has_let_go:
+        assert has_let_go
+        assert "changes a GPU" in str(gpus.read(ASSIGNED))
+        assert (backend.looks, gpus.is_open) == (1, False)
+    assert gpus.read(ASSIGNED) == backend.readings
+    gpus.close()
+    with turn.taken() as has_let_go:
+        assert not has_let_go
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_gpu_from_being_read(tmp_path: Path) -> None:
+    """The node process repeats its changes then."""
+    (tmp_path / "findings").touch()
+    backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
+    assert UsedGpus(backend, tmp_path / "findings/driver.lock").read(ASSIGNED) == backend.readings
 
 
 def test_what_the_kubelet_answers() -> None:
