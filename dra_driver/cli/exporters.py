@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 from dra_driver.config.schema import printable
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.kube import paths
-from dra_driver.usage.device_use import ClaimDeviceUse, UseReport
-from dra_driver.usage.exporter_answer import decode
+from dra_driver.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
+from dra_driver.usage.exporter_answer import decode, decode_gpus
 
 SELECTOR: Final = "app.kubernetes.io/component=exporter"
 PORT: Final = 8082
@@ -36,41 +36,47 @@ def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseRep
             f"no pod with the label {SELECTOR} in namespace {namespace}{where}: the exporter is off (the chart's "
             "exporter.enabled), or in another namespace (--driver-namespace); --prometheus asks what was recorded"
         )
-    uses: list[ClaimDeviceUse] = []
-    gaps: list[str] = []
-    windows: list[float] = []
+    told = _Told()
     for at in range(0, len(pods), _GROUP):
         group = pods[at : at + _GROUP]
         answers = api.get_all([_path(namespace, pod) for pod in group], within_s=ALL_S)
         for pod, answer in zip(group, answers, strict=True):
             if isinstance(answer, ForbiddenError):
                 raise answer
-            _add(pod, answer, uses, gaps, windows)
-    if not windows:
-        raise ApiUnreachableError(f"nothing is known: none of {len(pods)} exporters answers as expected; {gaps[0]}")
-    asked = f"{len(windows)} of {len(pods)} exporters"
-    return UseReport(source=asked, window_s=min(windows, default=0.0), uses=uses, gaps=tuple(_few(gaps)))
+            told.add(pod, answer)
+    if not told.windows:
+        raise ApiUnreachableError(
+            f"nothing is known: none of {len(pods)} exporters answers as expected; {told.gaps[0]}"
+        )
+    asked = f"{len(told.windows)} of {len(pods)} exporters"
+    return UseReport(
+        source=asked, window_s=min(told.windows), uses=told.uses, gaps=tuple(_few(told.gaps)), gpus=told.gpus
+    )
 
 
-def _add(
-    pod: Mapping[str, Any],
-    answer: dict[str, Any] | KubernetesApiError,
-    uses: list[ClaimDeviceUse],
-    gaps: list[str],
-    windows: list[float],
-) -> None:
-    node = _node(pod)
-    if isinstance(answer, KubernetesApiError):
-        gaps.append(f"node {node}: its exporter does not answer: {answer}")
-        return
-    try:
-        found, window_s, unknown = decode(answer, node)
-    except ValueError as error:
-        gaps.append(f"node {node}: the answer of its exporter cannot be used: {error}")
-        return
-    uses += found
-    gaps += unknown
-    windows.append(window_s)
+class _Told:
+    """What the exporters have answered so far."""
+
+    def __init__(self) -> None:
+        self.uses: list[ClaimDeviceUse] = []
+        self.gpus: list[GpuMemory] = []
+        self.gaps: list[str] = []
+        self.windows: list[float] = []
+
+    def add(self, pod: Mapping[str, Any], answer: dict[str, Any] | KubernetesApiError) -> None:
+        node = _node(pod)
+        if isinstance(answer, KubernetesApiError):
+            self.gaps.append(f"node {node}: its exporter does not answer: {answer}")
+            return
+        try:
+            uses, window_s, unknown = decode(answer, node)
+        except ValueError as error:
+            self.gaps.append(f"node {node}: the answer of its exporter cannot be used: {error}")
+            return
+        self.uses += uses
+        self.gpus += decode_gpus(answer, node)
+        self.gaps += unknown
+        self.windows.append(window_s)
 
 
 def _pods(api: ExporterApi, namespace: str) -> list[Mapping[str, Any]]:

@@ -36,14 +36,30 @@ class ClaimDeviceUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """Who uses the memory of one GPU, in bytes: claims, processes of no claim, and what the driver reserves. Together
+    they are ``used_bytes`` where all are known."""
+
+    node: str
+    device: str
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    claims_bytes: int | None = None
+    unattributed_bytes: int | None = None
+    unattributed_processes: int | None = None
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UseReport:
     """What one source told. ``window_s`` is what peaks, energy and idleness are about; ``gaps`` are sentences about
-    what could not be read or cannot be true."""
+    what could not be read or cannot be true. ``gpus`` are those whose whole use it tells."""
 
     source: str
     window_s: float
     uses: Sequence[ClaimDeviceUse]
     gaps: Sequence[str] = ()
+    gpus: Sequence[GpuMemory] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

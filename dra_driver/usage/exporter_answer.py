@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dra_driver.usage.device_use import ClaimDeviceUse
+from dra_driver.usage.device_use import ClaimDeviceUse, GpuMemory
 
 MAX_CLAIMS: Final = 10_000
 MAX_DEVICES: Final = 64
+MAX_GPUS: Final = 64
 MAX_PODS: Final = 256
 MAX_NAME: Final = 253
 MAX_BYTES: Final = 2**50
@@ -37,6 +38,25 @@ def decode(document: Mapping[str, Any], node: str = "") -> tuple[list[ClaimDevic
         if use.claim
     ]
     return uses, window_s, list(_unknown(document.get("knows"), name))
+
+
+def decode_gpus(document: Mapping[str, Any], node: str = "") -> list[GpuMemory]:
+    """Who uses the memory of each GPU; of an answer that `decode` takes."""
+    name = text(document.get("node")) or node
+    return [
+        GpuMemory(
+            node=name,
+            device=text(gpu.get("device")),
+            total_bytes=_whole(number(gpu.get("memoryTotalBytes"))),
+            used_bytes=_whole(number(gpu.get("memoryUsedBytes"))),
+            claims_bytes=_whole(number(gpu.get("memoryClaimsBytes"))),
+            unattributed_bytes=_whole(number(gpu.get("memoryUnattributedBytes"))),
+            unattributed_processes=_whole(number(gpu.get("unattributedProcesses"), most=1e6)),
+            reserved_bytes=_whole(number(gpu.get("memoryReservedBytes"))),
+        )
+        for gpu in _items(document.get("gpus"), MAX_GPUS)
+        if text(gpu.get("device"))
+    ]
 
 
 def _use(

@@ -136,7 +136,9 @@ class Pages:
             points = use.points(measured) if use and measured else []
             lines = (charts.memory_line(points, part.memory_bytes), charts.utilisation_line(points))
             holders.append((part, measured, lines, points))
-        return self._page(request, "gpu.html", gpu=found, holders=holders, size=(charts.WIDTH, charts.HEIGHT))
+        memory = use.gpus.get((node, name)) if use else None
+        size = (charts.WIDTH, charts.HEIGHT)
+        return self._page(request, "gpu.html", gpu=found, holders=holders, memory=memory, size=size)
 
     async def claims(self, request: Request) -> Response:
         query, reading = _query(request), self._reading()

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dra_driver.model.gpu_node import GpuNodeStatus, NodeGpu
+from dra_driver.model.gpu_node_usage import NO_USAGE
 from dra_driver.published import names
 from dra_driver.quantity import Quantity
+from dra_driver.web import found_use
 from dra_driver.web.gpus import PARTITION, SHARE, WHOLE, GpuRow, NodeRow, Part, SeenFleet, Totals
 
 Wire = Mapping[str, Any]
@@ -158,12 +160,17 @@ def _node(
 ) -> NodeRow:
     said = {gpu.uuid: gpu for gpu in told.gpus} if told else {}
     gpus = [_gpu(name, each, counters, said.get(each.uuid)) for each in found.values()]
+    usage = told.usage if told else NO_USAGE
     published = {gpu.uuid for gpu in gpus}
     driver = told.driver_name if told else ""
     gpus += [_unpublished(name, driver, gpu) for uuid, gpu in said.items() if uuid not in published]
     return NodeRow(
         name=name,
-        gpus=tuple(sorted(gpus, key=lambda gpu: _natural(gpu.name))),
+        gpus=tuple(
+            replace(gpu, found_use=tuple(found_use.of_gpu(usage, gpu.name)))
+            for gpu in sorted(gpus, key=lambda gpu: _natural(gpu.name))
+        ),
+        found_use=tuple(found_use.of_node(usage)),
         problem=_node_problem(wire) if wire is not None else "the cluster has no node of this name" if known else "",
         problems=tuple(each.message for each in told.problems) if told else (),
         versions=_versions(told) if told else {},

@@ -54,6 +54,7 @@ class GpuRow:
     health: str = ""
     causes: Sequence[str] = ()
     message: str = ""
+    found_use: Sequence[str] = ()
     taints: Sequence[str] = ()
 
     @property
@@ -77,6 +78,7 @@ class NodeRow:
     gpus: Sequence[GpuRow]
     problem: str = ""
     problems: Sequence[str] = ()
+    found_use: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     policies: Sequence[tuple[str, str]] = ()
 

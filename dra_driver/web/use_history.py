@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from dra_driver.usage.device_use import ClaimDeviceUse, UseReport
+from dra_driver.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
 from dra_driver.web.rows import Uses, uses_by_device
 
 MAX_SAMPLES: Final = 240
@@ -30,6 +30,11 @@ class UseNow:
     report: UseReport
     uses: Uses = field(default_factory=dict)
     samples: Sequence[tuple[datetime, Uses]] = ()
+
+    @property
+    def gpus(self) -> Mapping[tuple[str, str], GpuMemory]:
+        """Who uses the memory of each GPU, by node and name."""
+        return {(each.node, each.device): each for each in self.report.gpus}
 
     def points(self, use: ClaimDeviceUse) -> list[Point]:
         """The history of one device of one claim, oldest first."""

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.model.gpu_node import GpuNodeStatus
-from dra_driver.usage.device_use import ClaimDeviceUse, UseReport
+from dra_driver.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
 from dra_driver.usage.prices import Prices
 from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
@@ -30,10 +30,11 @@ class Site:
         self.state = small_state()
         self.told: dict[str, GpuNodeStatus] = {}
         self.uses: list[ClaimDeviceUse] = []
+        self.memory: list[GpuMemory] = []
         self.failure: Exception | None = None
         self.keys = Keys()
         self.code = self.keys.code
-        history = UseHistory(lambda: UseReport(source="test", window_s=60, uses=list(self.uses)))
+        history = UseHistory(self._report)
         self.sources = PageSources(
             cluster=Periodic("cluster", self._read, 1.0, same=same_cluster),
             derived=Derived(),
@@ -43,6 +44,9 @@ class Site:
         )
         self.app = application(self.sources, self.keys, (HOST,))
         self.base = f"/{self.keys.folder}"
+
+    def _report(self) -> UseReport:
+        return UseReport(source="test", window_s=60, uses=list(self.uses), gpus=list(self.memory))
 
     def _read(self) -> Any:
         if self.failure:

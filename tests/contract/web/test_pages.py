@@ -1,13 +1,16 @@
 """What the pages show, of good, absent and hostile objects."""
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dra_driver.errors import ApiUnreachableError
 from dra_driver.kube.state import ClusterState
-from dra_driver.usage.device_use import ClaimDeviceUse
+from dra_driver.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.model.usage_rules import OverGrantAction
+from dra_driver.usage.device_use import ClaimDeviceUse, GpuMemory
 from dra_driver.web import what_if
 from tests.contract.web.conftest import HOST, Site
 from tests.unit.web.objects import (
@@ -71,6 +74,39 @@ def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> No
     assert "25 GiB" in text
     assert "125 % of the grant" in text
     assert "meter over" in text
+
+
+def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient") -> None:
+    """What no claim explains and what is not known are named, too."""
+    site.memory = [
+        GpuMemory(
+            node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=23 * GIB, claims_bytes=20 * GIB,
+            unattributed_bytes=2 * GIB, unattributed_processes=3,
+        )
+    ]  # fmt: skip
+    site.read(full_state())
+    text = " ".join(browser.get(f"{site.base}/nodes/n/gpu-0").text.split())
+    assert "claims 20 GiB + processes of no claim 2 GiB (3) + reserved" in text
+    assert '<span class="quiet">?</span> = 23 GiB of 80 GiB' in text
+
+
+def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
+    """As sentences; an idle claim may be on several GPUs, so it stands on the node."""
+    over = ToldOverGrant(
+        namespace="team", claim="a", claim_uid="u", gpu="gpu-0", pods=(), used="20Gi", granted="12Gi", processes=1,
+        since="2026-01-01T00:00:00Z", action=OverGrantAction.EVICT, grace_s=30,
+    )  # fmt: skip
+    foreign = ToldForeign(gpu="gpu-0", processes=2, memory=None, since="x", commands=(HOSTILE,))
+    idle = ToldIdle(namespace="team", claim="b", claim_uid="v", since="y", after_min=5)
+    usage = ToldUsage(over_grant=(over,), unattributed=(foreign,), idle=(idle,))
+    site.read(full_state(), n=replace(told(told_gpu("gpu-0", "GPU-0")), usage=usage))
+    gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
+    for text in (gpu, node):
+        assert "team/a uses 20Gi of 12Gi since 2026-01-01T00:00:00Z; a pod is evicted after 30 s" in text
+        assert "2 processes belong to no claim" in text
+        assert HOSTILE not in text
+    assert "team/b is idle" in node
+    assert "team/b is idle" not in gpu
 
 
 def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient") -> None:

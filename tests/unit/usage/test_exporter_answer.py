@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.usage.exporter_answer import MAX_CLAIMS, MAX_NAME, decode
+from dra_driver.usage.exporter_answer import MAX_CLAIMS, MAX_NAME, decode, decode_gpus
 
 DEVICE: dict[str, Any] = {
     "request": "gpu",
@@ -108,3 +108,13 @@ def test_what_the_exporter_does_not_know_is_said() -> None:
 def test_claims_are_bounded() -> None:
     found = decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)})
     assert len(found[0]) == MAX_CLAIMS
+
+
+def test_the_memory_of_gpus_is_read_with_what_is_not_known() -> None:
+    gpu = {"device": "gpu-0", "memoryTotalBytes": 100, "memoryUsedBytes": 60, "memoryClaimsBytes": 50,
+           "memoryUnattributedBytes": None, "memoryReservedBytes": -1, "unattributedProcesses": 2}  # fmt: skip
+    (found,) = decode_gpus({"version": 1, "node": "n", "gpus": [gpu, {"device": 7}, "x"]})
+    assert (found.node, found.device, found.total_bytes, found.used_bytes) == ("n", "gpu-0", 100, 60)
+    assert (found.claims_bytes, found.unattributed_bytes, found.unattributed_processes) == (50, None, 2)
+    assert found.reserved_bytes is None
+    assert decode_gpus({"version": 1, "gpus": {}}) == []
