@@ -8,7 +8,7 @@ change rewrites its state file and its driver root.
 *First* is a claim on an unused GPU, so it includes switching MIG mode, setting the time slice, or starting the MPS
 daemon, and unprepare the reverse; *further* is a claim beside another of its kind.
 
-usage: python -m tests.bench.forms_bench [--rounds 60] [--idle-s 20]
+usage: python -m tests.bench.forms_bench [--rounds 60] [--idle-s 60] [--json FILE]
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.bench.node_process import Kubelet
 from tests.bench.report import Report, cpu_s, rss_mib
@@ -116,7 +117,8 @@ class Bench:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="prepare/unprepare rounds for each figure")
-    parser.add_argument("--idle-s", type=float, default=20.0, help="seconds over which idle CPU is measured")
+    parser.add_argument("--idle-s", type=float, default=60.0, help="seconds over which idle CPU is measured")
+    parser.add_argument("--json", type=Path, help="put the figures into this file")
     args = parser.parse_args()
     report = Report()
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # as in the image
@@ -128,6 +130,7 @@ def main() -> int:
         )
         until(lambda: _devices(node) == DEVICES, "all placements to be published")
         measure(Bench(node, report, args.rounds), args.idle_s)
+    report.save(args.json, "forms_bench")
     return 1 if report.breached else 0
 
 
@@ -188,7 +191,7 @@ def idle(bench: Bench, seconds: float, label: str) -> None:
     """CPU of both processes while nothing happens, and memory of the MPS host."""
     node, host = bench.node, bench.node.mps_host
     pids = {"node process": node.process.pid or 0, "MPS host": (host.pid or 0) if host else 0}
-    time.sleep(3.0)  # what the start, or the rounds before, left to do is not idle
+    time.sleep(12.0)  # what the start, or the rounds before, left to do is not idle
     before = {what: cpu_s(pid) for what, pid in pids.items()}
     time.sleep(seconds)
     for what, pid in pids.items():

@@ -3,11 +3,10 @@
 The stand-in waits for events in the kernel, as the real library does, and answers every other call at once; reading
 eight GPUs costs more on hardware.
 
-usage: python -m tests.bench.idle_bench [--claims 128] [--idle-s 60] [--threads]
+usage: python -m tests.bench.idle_bench [--claims 128] [--idle-s 60] [--threads] [--json FILE]
 """
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from dra_driver.kube.rest import RestClient
 from tests.bench.__main__ import NODE, api_server, node_object
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.bench.node_process import Kubelet
-from tests.bench.report import Report, rss_mib
+from tests.bench.report import Report, cpu_s, rss_mib
 from tests.fakes.driver_root import debian
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.nvml import library
@@ -48,6 +47,7 @@ def main() -> int:
     parser.add_argument("--claims", type=int, default=128, help="claims prepared meanwhile")
     parser.add_argument("--idle-s", type=float, default=60.0, help="seconds over which CPU is measured")
     parser.add_argument("--threads", action="store_true", help="also print the CPU of each thread")
+    parser.add_argument("--json", type=Path, help="put the figures into this file")
     args = parser.parse_args()
     reason = library.reason_why_not()
     if reason is not None:
@@ -65,6 +65,7 @@ def main() -> int:
         process.wait_for(lambda: len(ClaimMaker(rest, node=NODE, driver=DRIVER).gpus) == 8 and process.dra.exists())
         prepare(rest, process, args.claims)
         measure(report, process, args)
+    report.save(args.json, "idle_bench")
     return 1 if report.breached else 0
 
 
@@ -98,9 +99,9 @@ def measure(report: Report, process: NodeProcess, args: argparse.Namespace) -> N
     assert process.process is not None
     pid = process.process.pid
     time.sleep(12.0)  # what the start left over is not idle: claims are checked once within 10 s
-    before, threads = process_s(pid), by_thread(pid)
+    before, threads = cpu_s(pid), by_thread(pid)
     time.sleep(args.idle_s)
-    percent = (process_s(pid) - before) / args.idle_s * 100
+    percent = (cpu_s(pid) - before) / args.idle_s * 100
     what = f"idle CPU, {args.claims} claims"
     report.line(what, percent, "%", BUDGET_PERCENT, f"over {args.idle_s:g} s, RSS {rss_mib(pid):.1f} MiB")
     if args.threads:
@@ -116,12 +117,6 @@ def print_threads(before: dict[str, Used], after: dict[str, Used], idle_s: float
         rest -= share
         print(f"  {name:<24} {share:7.4f} % {(used.wakes - was.wakes) / idle_s:6.1f} wake-ups/s")
     print(f"  {'ended threads':<24} {rest:7.4f} %")
-
-
-def process_s(pid: int) -> float:
-    """Seconds of CPU of the process, of threads that have ended too: each read of the GPUs has a thread of its own."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def by_thread(pid: int) -> dict[str, Used]:

@@ -13,11 +13,12 @@ _COMMITS = {"goDriver": "GO_DRIVER_COMMIT", "mockNvml": "MOCK_NVML_COMMIT", "cdi
 
 
 def described(rest: RestClient) -> dict[str, Any]:
-    """The machine's kind, versions and today's date."""
+    """The machine's kind, versions and today's date, and this process' niceness."""
     cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     memory = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "nice": os.nice(0),
         "cores": os.cpu_count(),
         "cpu": cpu.partition(":")[2].strip(),
         "memoryGiB": round(int(memory) / 2**20),

@@ -1,7 +1,10 @@
-"""Prints figures, one line each, beside their budgets."""
+"""Prints figures, one line each, beside their budgets, and keeps them for docs/performance.md."""
 
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class Report:
@@ -9,6 +12,8 @@ class Report:
 
     def __init__(self) -> None:
         self.breached = False
+        self._load = round(os.getloadavg()[0], 1)
+        self._rows: list[dict[str, Any]] = []
 
     def line(self, what: str, value: float, unit: str, budget: float | None = None, extra: str = "") -> None:
         verdict = ""
@@ -16,6 +21,7 @@ class Report:
             over = value > budget
             self.breached |= over
             verdict = f"budget {budget:g} {unit}: {'OVER' if over else 'ok'}"
+        self._rows.append({"what": what, "value": round(value, 3), "unit": unit, "budget": budget, "extra": extra})
         print(f"{what:<52} {value:8.2f} {unit:<4} {verdict:<24} {extra}".rstrip(), flush=True)
 
     def times(self, what: str, figures_ms: Sequence[float], budget_ms: float | None = None) -> None:
@@ -23,6 +29,14 @@ class Report:
         ordered = sorted(figures_ms)
         p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
         self.line(f"{what}, p50", ordered[len(ordered) // 2], "ms", budget_ms, f"p99 {p99:.2f} ms, n={len(ordered)}")
+
+    def save(self, path: Path | None, bench: str) -> None:
+        """Put the figures into a file beside those of other benches; ``None`` keeps none."""
+        if path is None:
+            return
+        found = json.loads(path.read_text()) if path.exists() else {}
+        found[bench] = {"load": self._load, "nice": os.nice(0), "rows": self._rows}
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def rss_mib(pid: int) -> float:
@@ -32,6 +46,6 @@ def rss_mib(pid: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU used by the current threads of a process, with ns resolution."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")  # /proc/PID/stat counts in hundredths of a second
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    """Seconds of CPU of a process, of threads that have ended too, in the clock ticks of /proc/PID/stat (10 ms)."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

@@ -11,7 +11,7 @@ Needs parts that are not in this repository, named by the environment:
 Each driver is started fresh for each round, with its journal on disk and CDI files in memory; the order alternates.
 `scripts/performance_docs.py` makes docs/performance.md from the JSON.
 
-usage: python -m tests.bench.side_by_side [-n 200] [--rounds 3] [--idle-s 20] [--json docs/performance/last-run.json]
+usage: python -m tests.bench.side_by_side [-n 200] [--rounds 3] [--idle-s 60] [--json docs/performance/last-run.json]
 """
 
 import argparse
@@ -74,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=200, help="claims for each case and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--idle-s", type=float, default=20.0, help="seconds over which idle CPU is measured")
+    parser.add_argument("--idle-s", type=float, default=60.0, help="seconds over which idle CPU is measured")
     parser.add_argument("--cases", default=",".join(CASES), help="some of none,32,128,batch8")
     parser.add_argument("--only", choices=DRIVERS, help="one driver, for a quick look")
     parser.add_argument("--no-explain", action="store_true", help="leave out tests.bench.explain_bench")

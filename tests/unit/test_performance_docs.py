@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench.report import Report
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,14 +34,35 @@ def test_a_figure_over_its_budget_is_not_called_held(docs: ModuleType) -> None:
     for kind, value in (("ours", 7.0), ("go", 10.0)):
         for figures in found[kind]:
             figures["none"]["prepare_p50"] = value
-    text = docs.page(found)
+    text = docs.page(found, {})
     assert "| prepare, median, no claim held | **7.00** (7.00 7.00 7.00) | **10.00**" in text
     assert "| 0.700 | 0.6: **not held** |" in text
 
 
+def test_a_figure_of_this_driver_alone_has_its_budget_and_the_load(docs: ModuleType, tmp_path: Path) -> None:
+    """The same machine gives other figures when it is busy."""
+    report = Report()
+    report.line("idle CPU, 128 claims", 0.234, "%", 0.2, "over 60 s")
+    report.line("memory, RSS", 57.0, "MiB", 60.0)
+    report.save(tmp_path / "alone.json", "idle_bench")
+    alone = json.loads((tmp_path / "alone.json").read_text())
+    alone["idle_bench"] |= {"load": 7.5, "nice": -10}
+    text = docs.page(json.loads((ROOT / docs.DATA).read_text()), alone)
+    assert "| idle CPU, 128 claims | 0.23 % | 0.2: **not held** | over 60 s |" in text
+    assert "| memory, RSS | 57.00 MiB | 60: held |  |" in text
+    assert "Load average at the start 7.5, niceness -10." in text
+
+
+def test_figures_of_another_bench_stay(tmp_path: Path) -> None:
+    """Three benches write one file, at different times."""
+    for bench in ("node", "idle_bench"):
+        Report().save(tmp_path / "alone.json", bench)
+    assert set(json.loads((tmp_path / "alone.json").read_text())) == {"node", "idle_bench"}
+
+
 def test_the_page_names_no_path_of_a_machine(docs: ModuleType) -> None:
     """It is the same for every reader."""
-    text = docs.page(json.loads((ROOT / docs.DATA).read_text()))
+    text = docs.page(json.loads((ROOT / docs.DATA).read_text()), json.loads((ROOT / docs.ALONE).read_text()))
     assert not [path for path in ("/home/", "/tmp/", "/root/", "/usr/") if path in text]
 
 
