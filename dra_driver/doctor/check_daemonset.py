@@ -229,7 +229,7 @@ def _rollout(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 
 def _others(facts: ClusterFacts) -> Iterator[LayerFinding]:
-    """Pods of controller, MPS host and webhook: nodes work without the first."""
+    """Pods of controller, MPS host, webhook and usage exporter: nodes work without them, with fewer features."""
     for pod in facts.items(fact.DRIVER_PODS):
         component = text(pod, "metadata", "labels", COMPONENT)
         if component in ("", "node") or is_ready(pod) or text(pod, "status", "phase") == "Succeeded":
@@ -250,6 +250,7 @@ def _others(facts: ClusterFacts) -> Iterator[LayerFinding]:
 _LOST: Final = {
     "controller": "until it runs, GpuPolicies get no status and no pod is evicted from unhealthy GPUs",
     "mps-host": "until it runs, claims that need MPS are not prepared on its node",
+    "exporter": "until it runs, what claims use of the GPUs of its node is not known",
     "webhook": "until it runs, objects are checked by the nodes alone",
 }
 
@@ -272,6 +273,9 @@ ROLLOUT: Final = LayerCheck[ClusterFacts](
     name="daemonset-one-image", layer=Layer.DAEMONSET, about="the images of node processes", look=_rollout
 )
 OTHERS: Final = LayerCheck[ClusterFacts](
-    name="other-pods-ready", layer=Layer.DAEMONSET, about="controller, MPS host and webhook", look=_others
+    name="other-pods-ready",
+    layer=Layer.DAEMONSET,
+    about="controller, MPS host, webhook and usage exporter",
+    look=_others,
 )
 CHECKS: Final = (PRESENT, MADE, PODS, ROLLOUT, OTHERS)

@@ -12,6 +12,7 @@ from dra_driver.doctor import (
     check_policies,
     check_publishers,
     check_slices,
+    check_usage,
     check_workloads,
 )
 from dra_driver.doctor.check import run_all
@@ -28,6 +29,7 @@ CHECKS: Final = (
     *check_slices.CHECKS,
     *check_classes.CHECKS,
     *check_policies.CHECKS,
+    *check_usage.CHECKS,
     *check_workloads.CHECKS,
 )
 

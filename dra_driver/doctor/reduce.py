@@ -23,6 +23,7 @@ _SETTINGS: Final = frozenset(
         "POLICY_OBJECTS",
         "RUNTIME",
         "SIMULATE",
+        "USAGE",
     }
 )
 """Settings of this driver, and of NVIDIA Container Toolkit's DaemonSet, that change what is expected."""
