@@ -26,7 +26,7 @@ COMMANDS = tuple(f"dra_driver.cli.{name}" for name in ("kubelet_plugin", "mps_ho
 COMMANDS += ("dra_driver.webhook.worker",)  # which the webhook runs
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
 LIBRARY = {"dra_driver.kube.library", "dra_driver.kube.transport"}
-POLICIES = ROOT / "tests" / "e2e" / "policies"
+POLICY = ROOT / "tests" / "e2e" / "policies" / "evict-xid-79.yaml"
 NAMES = {"google": "protobuf", "re2": "google-re2", "grpc": "grpcio", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 
 
@@ -86,10 +86,13 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
     api.store.create(NODES, {"metadata": {"name": "node-a"}})
     kubeconfig = str(api.kubeconfig(short_path / "kubeconfig"))
     rest = RestClient(Connection.load(kubeconfig))
-    folders = {name: short_path / name for name in ("node", "mps", "controller", "webhook")}
+    folders = {name: short_path / name for name in ("node", "mps", "controller", "webhook", "policies")}
     for folder in folders.values():
         folder.mkdir()
-    node = NodeProcess(folders["node"], kubeconfig=kubeconfig, simulate="1xl4-24gb", policy_dir=str(POLICIES))
+    shutil.copy(POLICY, folders["policies"])
+    node = NodeProcess(
+        folders["node"], kubeconfig=kubeconfig, simulate="1xl4-24gb", policy_dir=str(folders["policies"])
+    )
     own = {"namespaces": "none", "shm_dir": str(folders["mps"])}  # /run and mounts are root's
     mps = MpsHostProcess(folders["mps"], folders["node"] / "plugins", "gpu.nvidia.com", **own)
     flags = {"kubeconfig": kubeconfig, "http_addr": "127.0.0.1:0", "evict_extended_resource_pods": "true"}
