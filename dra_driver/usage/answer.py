@@ -87,7 +87,7 @@ def _device(request: str, device: str, share: str, *, rows: Sequence[tuple[RowKe
         "share": share,
         "usedBytes": _sum((key, row.use.used_bytes) for key, row in rows),
         "grantBytes": assigned.memory_bytes,
-        "peakBytes": _peak(each_of),
+        "peakBytes": _peak(rows),
         "percent": _percent(rows),
         "energyJoules": round(sum(joules), 3) if joules else None,
         "estimated": any(row.estimated for row in each_of),
@@ -100,13 +100,15 @@ def _text(at: datetime | None) -> str | None:
     return time_text(at) if at is not None else None
 
 
-def _peak(rows: Sequence[Row]) -> int | None:
-    """The most that all containers had within one piece of the window."""
-    pieces: dict[int, int] = {}
-    for row in rows:
+def _peak(rows: Sequence[tuple[RowKey, Row]]) -> int | None:
+    """The most that all containers, or the device as a whole, had within one piece of the window."""
+    whole: dict[int, int] = {}
+    parts: dict[int, int] = {}
+    for key, row in rows:
+        pieces = parts if key.pod else whole
         for piece, most in row.peaks.items():
             pieces[piece] = pieces.get(piece, 0) + most
-    return max(pieces.values(), default=None)
+    return max((*whole.values(), *parts.values()), default=None)
 
 
 def _percent(rows: Sequence[tuple[RowKey, Row]]) -> int | None:

@@ -82,7 +82,11 @@ def fold(
             continue
         before = ledger.rows.get(key)
         rows[key] = _row(before, use.assigned, seen, joules.get(key), at=joined.at, piece=piece)
+    unattributed = {_device(key) for key, use, _ in uses if use.containers is None}
     for key, row in ledger.rows.items():
+        if key not in rows and row.ended_s is None and _device(key) in unattributed and len(rows) < max_rows:
+            # Its container is there, as far as is known, and what it uses is not.
+            rows[key] = replace(row, use=RowUse())
         ended_s = now_s if row.ended_s is None else row.ended_s
         if key not in rows and now_s - ended_s < keep_ended_s and len(rows) < max_rows:
             # Nothing is in use any more, and nothing more is known.
@@ -94,6 +98,10 @@ def fold(
         began_s=now_s if ledger.began_s is None else ledger.began_s,
         left_out=left_out,
     )
+
+
+def _device(key: RowKey) -> tuple[str, ...]:
+    return key.uid, key.request, key.pool, key.device, key.share
 
 
 def _row(

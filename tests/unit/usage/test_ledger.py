@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
 from dra_driver.model.usage import GpuUsage
+from dra_driver.usage.answer import document
 from dra_driver.usage.energy import EnergyUser, divided, joules_since
 from dra_driver.usage.ledger import Row, UsageLedger, fold
+from dra_driver.usage.rows import RowUse
 from dra_driver.usage.values import Basis, ContainerRef, DeviceUse, GpuUse, JoinedUsage, Knows, SeenProcess
 from tests.unit.usage.claims import GIB, NOW, claim, pod
 from tests.unit.usage.test_join import GPU, share, use
@@ -96,6 +98,29 @@ def test_a_container_that_ended_leaves_too() -> None:
     assert len(ledger.rows) == 2
     last = fold(ledger, look(replace(other, containers=(SIDE,))), 700.0, window_s=600.0, keep_ended_s=300.0)
     assert [key.container for key in last.rows] == ["side"]
+
+
+def test_a_container_whose_use_is_not_known_for_a_while_has_not_ended() -> None:
+    """The kubelet restarts: its containers' use is unknown, not 0, and their last energy stays."""
+    seen = look(device(process(1, 4)), energy=0)
+    blind = look(replace(device(), processes=None, containers=None, used_bytes=None, sm_percent=None), energy=0)
+    ledger = folded(seen, blind)
+    rows = {key.pod: row for key, row in ledger.rows.items()}
+    assert (rows["llm-0"].use, rows["llm-0"].ended_s) == (RowUse(), None)
+    assert rows["llm-0"].peak_bytes == 4 * GIB
+    (again,) = (row for key, row in folded(seen, blind, seen).rows.items() if key.pod)
+    assert (again.use.used_bytes, again.ended_s) == (4 * GIB, None)
+    gone = folded(seen, blind, look())
+    assert {row.ended_s for row in gone.rows.values()} == {20.0}
+
+
+def test_the_peak_of_a_whole_gpu_counts_once_when_its_processes_are_not_known_for_a_while() -> None:
+    """Then the claim is told by what is in use of the device, in a row of its own."""
+    seen = replace(device(process(1, 30)), assigned=use())
+    blind = replace(seen, processes=None, containers=None, basis=Basis.DEVICE)
+    joined = look(blind)
+    found = document(joined, folded(look(seen), joined, every_s=1.0), window_s=10.0)["claims"][0]["devices"]
+    assert [(each["usedBytes"], each["peakBytes"]) for each in found] == [(30 * GIB, 30 * GIB)]
 
 
 def test_rows_are_bounded() -> None:
