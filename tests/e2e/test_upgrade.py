@@ -22,19 +22,18 @@ from tests.fakes.node_process import DriverProcess
 
 OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
-POLICY = Path(__file__).parent / "policies" / "mps-minor-0.yaml"
-"""The first GPU is shared: the scheduler of 1.34 compares a request with what is left of the first device of a resource
-slice, and the older version has all GPUs in one."""
-# The whole GPU first: for the scheduler of 1.34 it fits only while the shared one is free.
+POLICIES = Path(__file__).parent / "policies"
+# Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
 PODS = {
-    "whole": whole(),
     "ten": share("10Gi", 10),
     "twenty": share("20Gi", 20),
+    "whole": whole(),
     "small": slice_of("1g.10gb"),
     "larger": slice_of("2g.20gb"),
 }
-PARTITIONED = ("small", "larger")
-"""Pods that the older version can place on Kubernetes 1.35 and newer only: it does not know how 1.34 takes counters."""
+PODS_1_34 = {name: PODS[name] for name in ("whole", "ten", "twenty")}
+"""What the older version can place on Kubernetes 1.34. It does not know how that takes counters, so it has no
+partitions, and all GPUs in one resource slice; that scheduler compares requests with what its first one has left."""
 
 pytestmark = [
     pytest.mark.needs(PARTITIONS, SHARES),
@@ -54,16 +53,21 @@ class OldProcess(DriverProcess):
         return [OLD_PYTHON, "-P", *arguments]  # -P: not the code in the current folder
 
 
+def is_1_34(cluster: RealCluster) -> bool:
+    return cluster.version().startswith("v1.34.")
+
+
 @pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=THREE_H100, policies=(POLICY,))
+def requirements(cluster: RealCluster) -> Requirements:
+    """The last GPU is shared, so that 1.35 places no partitions of the older version on it; on 1.34 the first."""
+    shared = POLICIES / ("mps-minor-0.yaml" if is_1_34(cluster) else "mps-minor-2.yaml")
+    return Requirements(nodes=THREE_H100, policies=(shared,))
 
 
 @pytest.fixture
 def pods(cluster: RealCluster) -> dict[str, Obj]:
     """Requests of pods by name."""
-    left_out = PARTITIONED if cluster.version().startswith("v1.34.") else ()
-    return {name: request for name, request in PODS.items() if name not in left_out}
+    return PODS_1_34 if is_1_34(cluster) else PODS
 
 
 def beside(pods: dict[str, Obj]) -> Obj:
