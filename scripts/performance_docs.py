@@ -206,7 +206,11 @@ looks at the GPUs every ten seconds, they wake some hundred times a second and a
 table; the table of this driver at rest, below, is without them. The Go driver does not look at its GPUs at rest."""
 
 ALONE_TEXT = """Three benches of this driver on the same machine at other times, against budgets in absolute figures.
-Other work on the CPU and the disk slows all calls; memory does not depend on it, and idle CPU little."""
+Other work on the CPU and the disk slows all calls; memory does not depend on it, idle CPU less.
+
+As a pod of the chart on Kubernetes 1.36, with eight simulated GPUs, probes and `exporter.enabled`, without
+claims and at a load average of 34, the node process took 0.27 % of a core by its cgroup over 300 s (budget 0.2:
+**not held**) and 56.4 MiB."""
 
 TITLES = {
     "idle_bench": "**At rest**, on the stand-in for NVIDIA's NVML of this project's tests, with MIG, health"
