@@ -45,9 +45,10 @@ class Session:
         sysfs_root: str = "/sys",
         *,
         end_timeout_s: float = 10.0,
+        renew_timeout_s: float = RENEW_TIMEOUT_S,
     ) -> None:
         """See ``NvmlBackend``: every new session searches the library again."""
-        self._end_timeout_s = end_timeout_s
+        self._end_timeout_s, self._renew_timeout_s = end_timeout_s, min(renew_timeout_s, end_timeout_s)
         self._library_path = library_path
         self._driver_root = driver_root
         self._sysfs_root = sysfs_root
@@ -92,7 +93,7 @@ class Session:
             if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
                 return False
             self._end(may_stay=True)
-            ends = self._await_end(lambda: not self._ending, min(RENEW_TIMEOUT_S, self._end_timeout_s))
+            ends = self._await_end(lambda: not self._ending, self._renew_timeout_s)
             self._call_off_end()
             return ends
 

@@ -1,6 +1,7 @@
 """A session shows the node as it was when it began; the backend begins a new one when the node has changed."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.nvml import renewals
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.nvml.device_files import open_device_files
+from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.simulated.spec import NodeSpec
 from tests.contract.gpu.test_nvml_events import Waiter, until
 from tests.contract.gpu.test_nvml_stuck import Call
@@ -18,6 +20,7 @@ from tests.fakes.nvml.state import State
 from tests.fakes.nvml.sysfs import bind_in_sysfs, unbind_in_sysfs, write_sysfs
 
 DRIVER_FOLDER = "bus/pci/drivers/nvidia"
+LONG_S = 60.0
 
 
 class Bus:
@@ -206,6 +209,16 @@ def test_a_session_is_not_ended_under_a_running_change(
     assert change.result() is None
     assert nvml.snapshot().left_out == ()
     assert sessions(state) == 2
+
+
+def test_a_renewal_does_not_wait_for_a_running_call(nvml_library: Path, state: State, tmp_path: Path) -> None:
+    """While it waited, no other GPU could be read."""
+    session = Session(str(nvml_library), None, str(tmp_path / "sys"), end_timeout_s=LONG_S, renew_timeout_s=LONG_S)
+    with session.use() as generation, ThreadPoolExecutor() as pool:
+        renewal = pool.submit(session.renew, generation)
+        assert renewal.result(LONG_S / 4) is False
+    session.close()
+    assert sessions(state) == 1
 
 
 def test_waiting_for_events_does_not_keep_an_outdated_session(nvml: NvmlBackend, state: State, bus: Bus) -> None:
