@@ -50,7 +50,7 @@ def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseRep
         )
     asked = f"{len(told.windows)} of {len(pods)} exporters"
     return UseReport(
-        source=asked, window_s=min(told.windows), uses=told.uses, gaps=tuple(_few(told.gaps)), gpus=told.gpus
+        source=asked, window_s=min(told.windows), uses=told.uses, gaps=tuple(_few(told.gaps)), gpus=tuple(told.gpus)
     )
 
 

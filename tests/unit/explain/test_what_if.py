@@ -78,6 +78,9 @@ def test_the_scheduler_model_follows_the_clusters_version() -> None:
     listed = resource_slice("a", {"name": "gpu-0", "attributes": {"numaNode": {"ints": [0]}}})
     assert scheduler_of("v1.36.2", {}, [listed]).features.list_attributes
     assert not scheduler_of("v1.36.2", {"DRAListTypeAttributes": False}, [listed]).features.list_attributes
+    other = resource_slice("b", {"name": "nic-0"})
+    other["spec"]["driver"] = "nic.example.com"
+    assert scheduler_of("v1.36.2", {}, [other] * 100 + [listed]).features.list_attributes, "another driver's come first"
     assert gates_of("A=true, B=FALSE,") == {"A": True, "B": False}
     with pytest.raises(ConfigurationError, match="'A=1'"):
         gates_of("A=1")
