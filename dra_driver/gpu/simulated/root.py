@@ -151,8 +151,11 @@ def _write_capabilities(root: Path, snapshot: Snapshot) -> None:
     else:
         _put(root / caps.MINORS, minors, 0o444)
     folder = root / caps.FOLDER
+    # The kernel module keeps the files of a GPU that does not answer, and which GPU that is cannot be told here.
+    answering = {f"gpu{gpu.minor}" for gpu in snapshot.gpus} if snapshot.left_out else None
     for found in list(folder.glob("*/mig/**/access")):  # a list, as folders go away meanwhile
-        if found.relative_to(root).as_posix() not in files:
+        may_go = answering is None or found.relative_to(folder).parts[0] in answering
+        if may_go and found.relative_to(root).as_posix() not in files:
             found.unlink(missing_ok=True)
             _remove_empty(found.parent, folder)
 

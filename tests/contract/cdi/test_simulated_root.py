@@ -140,3 +140,17 @@ def test_a_partition_that_is_gone_gets_no_document(tmp_path: Path) -> None:
     node.backend.destroy_compute_instance(node.gpu.uuid, instance.gi_id, 0)
     with pytest.raises(DeviceLostError, match=rf"instance gi{instance.gi_id}/ci0 of /dev/nvidia0"):
         node.provider.edits_for_partition(node.gpu, gi_id=instance.gi_id, ci_id=0, uuid="MIG-x")
+
+
+def test_a_gpu_that_fell_off_the_bus_keeps_the_nodes_of_its_partitions(tmp_path: Path) -> None:
+    """The kernel module does not take them away: a claim in the midst of its prepare must not lose its partition."""
+    node = CutNode(tmp_path)
+    node.backend.set_mig_mode(node.gpu.uuid, True)
+    node.make("1g.10gb", 4)
+    (instance,) = node.backend.mig_instances(node.gpu.uuid)
+    node.backend.mark_lost(node.gpu.minor, "fallen off the bus")
+    assert node.provider.edits_for_partition(node.gpu, gi_id=instance.gi_id, ci_id=0, uuid="MIG-x")
+    node.backend.restore(node.gpu.minor)
+    node.backend.destroy_compute_instance(node.gpu.uuid, instance.gi_id, 0)
+    node.backend.destroy_gpu_instance(node.gpu.uuid, instance.gi_id)
+    assert not list(tmp_path.glob("root/proc/driver/nvidia/capabilities/gpu*/mig/**/access"))
