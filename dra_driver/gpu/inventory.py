@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 THREAD_NAME = "gpu-inventory"
 EVENTS_THREAD_NAME = "gpu-events"
-EVENT_WAIT_S = 5.0
+EVENT_WAIT_S = 10.0
+AFTER_FAILURE_S = 5.0
 STOP_TIMEOUT_S = 5.0
 
 Callback = Callable[[Snapshot], None]
@@ -132,7 +133,7 @@ class Inventory:
             try:
                 happened = self._backend.wait_for_event(EVENT_WAIT_S)
             except DriverUnavailableError:
-                self._stopping.wait(EVENT_WAIT_S)
+                self._stopping.wait(AFTER_FAILURE_S)
                 continue
             except Exception:  # thread boundary: without this thread, changes are seen only at the next poll
                 pause_s = backoff.next_s()

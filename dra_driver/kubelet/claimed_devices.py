@@ -11,7 +11,7 @@ from dra_driver.kubelet.health_report import ReportedDevice
 
 log = logging.getLogger(__name__)
 
-CLAIMED_S: Final = 60.0
+CLAIMED_S: Final = 300.0
 """The claims are read again after this time, should a change of them have been missed: it reads all of them."""
 
 

@@ -20,7 +20,7 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY_S: Final = 5.0
+CHECK_EVERY_S: Final = 10.0
 _SHOWN: Final = 3
 _ALL_DEVICES: Final = Path("/proc/devices")
 

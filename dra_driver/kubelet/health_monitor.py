@@ -29,7 +29,8 @@ LOOK_S: Final = 10.0
 PAUSE_S: Final = 1.0
 TICK_S: Final = 1.0
 """While there are conditions: they end by time, and another process may have saved some."""
-EVENT_WAIT_S: Final = 5.0
+EVENT_WAIT_S: Final = 10.0
+AFTER_FAILURE_S: Final = 5.0
 BREATH_S: Final = 0.05
 """Between two waits for events, so that a flood of them is taken in together."""
 GONE: Final = "the NVIDIA driver does not find it any more"
@@ -85,6 +86,7 @@ class HealthMonitor:
         self._stopping = threading.Event()
         self._looked = self._told = float("-inf")
         self._stale: frozenset[GpuUuid] = frozenset()
+        self._judged: Snapshot | None = None
         self._threads = (
             threading.Thread(target=self._run, name=THREAD_NAME, daemon=True),
             threading.Thread(target=self._listen, name=EVENTS_THREAD_NAME, daemon=True),
@@ -141,7 +143,7 @@ class HealthMonitor:
         self._woken.clear()
         news, wanted = self._news.is_set(), self._wanted.is_set()
         self._news.clear()
-        if any([self._health.instances(_instances(self._snapshot())), self._health.tick()]):
+        if any([self._instances_ended(), self._health.tick()]):
             self._publish()
             news = True
         if news or (self._devices.is_set() and self._clock() - self._told >= PAUSE_S):
@@ -156,6 +158,15 @@ class HealthMonitor:
         left_s = max(0.0, (PAUSE_S if wanted else LOOK_S) - self._since_look_s())
         often = self._devices.is_set() or self._health.conditions()
         return min(left_s, TICK_S) if often else left_s
+
+    def _instances_ended(self) -> bool:
+        """Whether conditions ended with their instances. A snapshot that was judged has nothing to say where there are
+        no conditions."""
+        snapshot = self._snapshot()
+        if snapshot is self._judged and not self._health.conditions():
+            return False
+        self._judged = snapshot
+        return self._health.instances(_instances(snapshot))
 
     def _tell_now(self) -> None:
         self._devices.clear()
@@ -211,11 +222,11 @@ class HealthMonitor:
                 self.hear()
                 self._stopping.wait(BREATH_S)
             except DriverUnavailableError:
-                self._stopping.wait(EVENT_WAIT_S)
+                self._stopping.wait(AFTER_FAILURE_S)
             except Exception:  # thread boundary: without this thread, errors are seen only as far as looks show them
                 log.exception("waiting for health events failed with an internal error")
                 metrics.internal_error("health")
-                self._stopping.wait(EVENT_WAIT_S)
+                self._stopping.wait(AFTER_FAILURE_S)
 
 
 def _instances(snapshot: Snapshot) -> dict[GpuUuid, list[int]]:

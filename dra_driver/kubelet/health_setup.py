@@ -7,6 +7,7 @@ found any more: ``last_known.py``.
 With health off, nothing of this happens, and the kubelet's streams stay silent.
 """
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,10 @@ from dra_driver.kubelet.claimed_devices import ClaimedDevices
 from dra_driver.kubelet.health_events import ConditionEvents, Tell, sentences
 from dra_driver.kubelet.health_metrics import HealthMetrics
 from dra_driver.kubelet.health_monitor import HealthMonitor, HealthReader
-from dra_driver.kubelet.health_report import ReportedDevice, reports
+from dra_driver.kubelet.health_report import DeviceReport, ReportedDevice, reports
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.health_taints import HealthTaints
-from dra_driver.kubelet.last_known import LastKnownGpus
+from dra_driver.kubelet.last_known import LastKnownGpus, Missing
 from dra_driver.kubelet.steady_reports import SteadyReports
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.gpu import Snapshot
@@ -38,6 +39,8 @@ from dra_driver.slices import pool_name
 FILE, KNOWN_FILE = "health.json", "last-known-gpus.json"
 SIMULATED_CALM_S: Final = 30.0
 """The longest default calm time of simulated GPUs."""
+
+MadeOf = tuple[tuple[ReportedDevice, ...], Snapshot, tuple[HealthCondition, ...]]
 
 
 class HealthService:
@@ -77,6 +80,7 @@ class HealthService:
         self._events = ConditionEvents(tell, notify=claim_events.tell if claim_events is not None else None)
         self._metrics = HealthMetrics()
         self._steady = SteadyReports()
+        self._reported: tuple[MadeOf, Missing, tuple[DeviceReport, ...]] | None = None
         self._claimed = ClaimedDevices(partial(_devices, claims.journal))
         self._monitor = HealthMonitor(
             source,
@@ -156,13 +160,21 @@ class HealthService:
     def _tell(self) -> None:
         conditions, snapshot = self._health.conditions(), self._snapshot()
         if snapshot.gpus:  # before the first look, nothing is known about any device
-            missing = self._known.missing
-            found = self._steady.of(reports(self._claimed.current(), self._pool, snapshot, conditions, missing))
+            found = self._steady.of(self._reports(snapshot, conditions))
             self._streams.report(found)
             if self._status is not None:
                 self._status.show(found)
         self._events.update(conditions, snapshot)
         self._metrics.update(self._health.status(), conditions, snapshot)
+
+    def _reports(self, snapshot: Snapshot, conditions: tuple[HealthCondition, ...]) -> tuple[DeviceReport, ...]:
+        """Made anew only when something that they are made of was replaced: it looks at every claim."""
+        made_of, missing = (self._claimed.current(), snapshot, conditions), self._known.missing
+        said = self._reported
+        if said is None or not all(map(operator.is_, made_of, said[0])) or missing != said[1]:
+            found = reports(made_of[0], self._pool, snapshot, conditions, missing)
+            self._reported = said = made_of, missing, found
+        return said[2]
 
 
 def _devices(journal: Journal) -> Iterable[ReportedDevice]:

@@ -87,7 +87,7 @@ FILES_EVERY_S = 5.0
 GAUGES_EVERY_S = 15.0
 MEMORY_EVERY_S = 60.0
 # How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
-REBUILD_EVERY_S, SETTLE_EVERY_S = 5.0, 30.0
+REBUILD_EVERY_S, SETTLE_EVERY_S = 10.0, 30.0
 
 
 class NodeProcess:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 log = logging.getLogger(__name__)
 
 SIGNAL = signal.SIGUSR1
-SLICE_S = 5.0
+SLICE_S = 10.0
 """One wait in NVML, where it can be interrupted."""
 SHORT_SLICE_S = 0.25
 """One wait in NVML, where it cannot: the longest delay of a change of MIG mode by a thread that waits."""
