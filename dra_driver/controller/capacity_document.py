@@ -5,7 +5,6 @@ a gauge that is missing is seen, a wrong one is believed. Models and requests ar
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Any, Final
 MAX_MODELS: Final = 64
 MAX_REQUESTS: Final = 64
 _MAX_NAME: Final = 100
+_MOST: Final = 2**62
 _STATES: Final = ("free", "used", "fragmented", "unavailable")
 
 
@@ -84,10 +84,9 @@ def _name(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    """A number that is no number counts as none, and so does a negative one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return 0
-    return min(max(0, int(value)), 2**62)
+    """What is no number from 0 to `_MOST` counts as 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and 0 <= value <= _MOST else 0
 
 
 def _list(value: Any) -> Sequence[Any]:

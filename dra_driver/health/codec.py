@@ -7,7 +7,6 @@ and what is unknown is left out. Format 1 only grows: later versions add fields 
 import json
 from collections.abc import Mapping
 from dataclasses import field
-from math import isfinite
 from typing import Any, Final
 
 from dra_driver.errors import ConfigurationError
@@ -129,9 +128,7 @@ def _fault(written: object) -> tuple[FaultKey, HealthFault] | None:
 
 
 def _is_time(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and 0 <= value < _MOST_TIME
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST_TIME
 
 
 def _is_id(value: object) -> bool:

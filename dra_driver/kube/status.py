@@ -62,7 +62,9 @@ def error_from_status(
     reason, message = document.get("reason"), document.get("message")
     details = document.get("details")
     asked = details.get("retryAfterSeconds") if isinstance(details, Mapping) else None
-    retry_after_s = float(asked) if isinstance(asked, int) and asked > 0 else _retry_after(headers or {})
+    retry_after_s = (
+        min(asked, _RETRY_AFTER_LIMIT_S) if isinstance(asked, int) and asked > 0 else _retry_after(headers or {})
+    )
     text = message if isinstance(message, str) and message else "the API server gave no message"
     error = _error(request, status, text, reason if isinstance(reason, str) else "", retry_after_s)
     error.details = dict(details) if isinstance(details, Mapping) else None

@@ -109,7 +109,7 @@ def _is_series(item: Any) -> bool:
 def _value(pair: Any) -> float | None:
     try:
         found = float(pair[1])
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):
         return None
     return found if math.isfinite(found) else None
 

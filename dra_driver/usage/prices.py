@@ -8,7 +8,6 @@ kilowattHour: 0.28
 carbonGramsPerKilowattHour: 380
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -68,7 +67,7 @@ def _optional(document: Mapping[str, Any], name: str) -> float | None:
 
 def _amount(value: Any, name: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_PRICE:
+    if not is_number or not 0 <= value <= MAX_PRICE:
         raise ConfigurationError(
             f"prices: {name}: expected a number from 0 to {MAX_PRICE:g}, found {str(value)[:40]!r}"
         )

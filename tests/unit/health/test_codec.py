@@ -39,6 +39,7 @@ def test_a_text_that_is_no_record_is_refused_with_a_reason(data: bytes) -> None:
         {"opened": float("inf")},
         {"seen": -1},
         {"seen": True},
+        {"seen": 10**400},
         {"xid": -1},
         {"xid": 2**40},
         {"gi": "3"},

@@ -45,6 +45,7 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[errors
     ("body", "headers", "seconds"),
     [
         (failure(429, "TooManyRequests", details={"retryAfterSeconds": 7}), {}, 7.0),
+        pytest.param(failure(429, "", details={"retryAfterSeconds": 10**400}), {}, 300.0, id="larger than a float"),
         (b"slow down", {"Retry-After": "3"}, 3.0),
         (b"", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
         (b"", {"Retry-After": "9999999"}, 300.0),

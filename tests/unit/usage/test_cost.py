@@ -63,6 +63,7 @@ def test_prices_of_a_file() -> None:
         ({"gpuHour": {"H100": -1}}, "expected a number from 0"),
         ({"gpuHour": {"H100": float("nan")}}, "expected a number from 0"),
         ({"gpuHour": {"H100": True}}, "expected a number from 0"),
+        ({"gpuHour": {"H100": 10**400}}, "expected a number from 0"),
         ({"gpuHour": [2]}, "gpuHour: expected a mapping"),
         ({"currency": "\x1b[2J", "otherGpuHour": 1}, "currency: expected"),
         ({"currency": "EUR"}, "at least one of"),

@@ -39,6 +39,7 @@ def test_answers_are_joined_by_claim_and_device() -> None:
         ("peak_bytes", "NaN"),
         ("idle_s", "+Inf"),
         ("energy_joules", "1e300"),
+        pytest.param("used_bytes", 10**400, id="larger than a float"),
     ],
 )
 def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> None:
