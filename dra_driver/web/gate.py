@@ -114,8 +114,7 @@ class BrowserGate:
     def _open(self, scope: Scope) -> Response:
         if scope["method"] != "GET":
             return _refused(405, "Only GET.")
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=4).get("code", [""])[0]
-        cookie = self._keys.take(given)
+        cookie = self._keys.take(_code(scope))
         if cookie is None:
             return _refused(403, "This code is wrong or was used. Start the command again for a new address.")
         # Not a redirect: a browser that came from elsewhere would not send a SameSite=Strict cookie after it.
@@ -129,6 +128,13 @@ class BrowserGate:
 
 def _refused(status: int, sentence: str) -> Response:
     return PlainTextResponse(f"{sentence}\n", status_code=status)
+
+
+def _code(scope: Scope) -> str:
+    try:
+        return parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=4).get("code", [""])[0]
+    except ValueError:  # more fields
+        return ""
 
 
 def _cookie(headers: Headers) -> str:

@@ -26,7 +26,7 @@ def test_the_code_works_once(site: Site) -> None:
 
 def test_a_wrong_code_opens_nothing_and_does_not_use_the_right_one_up(site: Site) -> None:
     """Nor does a HEAD request, which a preview of links sends."""
-    for code in ("", "wrong", "%ff%00", site.code[:-1], "ä"):
+    for code in ("", "wrong", "%ff%00", site.code[:-1], "ä", "x&a=1&b=2&c=3&d=4"):
         assert site.browser().get(f"/open?code={code}").status_code == 403
     assert site.browser().head(f"/open?code={site.code}").status_code == 405
     assert site.opened().get(f"{site.base}/").status_code == 200
