@@ -2,12 +2,12 @@
 
 A container's own devices stay its own: each container has its request in the pod's one claim. An init container that
 ends before the others start used devices that the kubelet gave to the others afterwards (devicemanager, "reusable
-devices"), so it names the request of one of them where that has as many devices of the same kind.
+devices"), so it names the request of one of them where that has at least as many devices of the same kind.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dra_driver.migrate import node_terms
@@ -89,10 +89,12 @@ def translate(
     for ask, request in requests.items():
         container = spec[ask.list_name][ask.index]
         _give(container, ask.resource, {"name": claim, **({"request": request} if several else {})})
-        later = any(other is not ask and not other.reusable for other, its in requests.items() if its == request)
-        _note(ask, request if several else "", claim, base, ledger, shared_with_later=later)
+        later = next((each for each in requests if requests[each] == request and not each.reusable), None)
+        _note(ask, request if several else "", claim, base, ledger, later=later)
     terms = node_terms.take(spec, forms, options.driver, ledger, base)
-    wishes = {request: ask.wish for ask, request in requests.items()} if several else {"gpu": asks[0].wish}
+    wishes: dict[str, DeviceWish] = {}
+    for ask, request in requests.items():  # the one with most devices is the first of a request
+        wishes.setdefault(request if several else "gpu", ask.wish)
     name = book.template(namespace, wishes, terms, options.driver)
     spec.setdefault("resourceClaims", []).append({"name": claim, "resourceClaimTemplateName": name})
     tidy(spec, {(ask.list_name, ask.index) for ask in asks}, base, ledger)
@@ -146,15 +148,21 @@ def _wish(resource: str, count: int, spec: Mapping[str, Any], options: PodOption
 
 
 def _requests(asks: list[_Ask]) -> dict[_Ask, str]:
-    """The request of each ask; an init container uses that of a later container where it fits."""
+    """The request of each ask, of those with one request the largest first: an init container uses that of a later
+    container, or of another init container, where it is enough."""
     found: dict[_Ask, str] = {}
     own = [ask for ask in asks if not ask.reusable]
     for ask in own:
         found[ask] = _request_name(ask, found)
-    for ask in (each for each in asks if each.reusable):
-        same = next((other for other in found if other.wish == ask.wish and ask.container != other.container), None)
-        found[ask] = found[same] if same is not None else _request_name(ask, found)
+    for ask in sorted((each for each in asks if each.reusable), key=lambda each: -each.wish.count):
+        enough = [other for other in found if other.container != ask.container and _is_enough(other.wish, ask.wish)]
+        least = min(enough, key=lambda other: other.wish.count, default=None)
+        found[ask] = found[least] if least is not None else _request_name(ask, found)
     return found
+
+
+def _is_enough(has: DeviceWish, wants: DeviceWish) -> bool:
+    return has.count >= wants.count and replace(has, count=wants.count) == wants
 
 
 def _request_name(ask: _Ask, taken: Mapping[_Ask, str]) -> str:
@@ -179,7 +187,7 @@ def _forget(container: dict[str, Any], resource: str) -> None:
                 del resources[part]
 
 
-def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, shared_with_later: bool) -> None:
+def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, later: _Ask | None) -> None:
     form, wish = ask.wish.meaning.form, ask.wish
     what = {
         "whole": "whole GPUs" if wish.count > 1 else "a whole GPU",
@@ -189,7 +197,11 @@ def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, sh
     text = f"became a request for {what} in the claim {claim}{f', request {request}' if request else ''}"
     paths = [(*base, ask.list_name, ask.index, "resources", part, ask.resource) for part in ask.parts]
     for path in paths:
-        if ask.reusable and not shared_with_later:
+        if ask.reusable and later is not None and later.wish.count > wish.count:
+            ledger.changed(
+                path, f"uses the request of container {later.container}: it sees {later.wish.count}, not {wish.count}"
+            )
+        elif ask.reusable and later is None:
             ledger.changed(path, f"{text}, which the pod holds until it ends, not until the init container has ended")
         elif form.form == "share" and wish.meaning.strategy == "MPS":
             ledger.changed(path, f"{text}; memory and compute are limited for each process of the container")

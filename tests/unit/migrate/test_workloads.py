@@ -68,6 +68,19 @@ def test_an_init_container_uses_the_device_of_a_later_container() -> None:
     assert spec_of(found)["initContainers"][0]["resources"]["claims"] == [{"name": "gpu"}]
 
 
+@pytest.mark.parametrize(("containers", "first"), [([("a", 2)], 1), ([("a", 2), ("b", 4)], 2), ([], 2)])
+def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[str, int]], first: int) -> None:
+    """The pod would wait for more GPUs than before: the device plugin gave it the larger number, not the sum."""
+    inits = [container("zero", gpu=1), container("first", gpu=first)]
+    found = migrated(pod(*(container(name, gpu=count) for name, count in containers), initContainers=inits))
+    counts = [each["exactly"].get("count", 1) for each in requests(found)]
+    assert counts == ([count for _, count in containers] or [2])
+    if containers:
+        (note,) = said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')
+        assert "changed meaning" in note
+        assert "uses the request of container a: it sees 2, not 1" in note
+
+
 def test_an_init_container_that_needs_more_holds_it_until_the_pod_ends() -> None:
     """A claim is the whole pod's."""
     found = migrated(pod(container("a", gpu=1), initContainers=[container("first", gpu=2)]))
