@@ -132,9 +132,10 @@ def _refused(status: int, sentence: str) -> Response:
 
 def _code(scope: Scope) -> str:
     try:
-        return parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=4).get("code", [""])[0]
+        fields = parse_qs(str(scope["query_string"], "latin-1"), max_num_fields=4)
     except ValueError:  # more fields
         return ""
+    return fields.get("code", [""])[0]
 
 
 def _cookie(headers: Headers) -> str:
