@@ -21,8 +21,8 @@ _SHARE_ID = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 def facts(node: LiveNode, answered: Mapping[str, Sequence[str]]) -> Facts:
     """The node's facts while no call is in work."""
-    gpus = node.hardware.snapshot().gpus
-    minors = {gpu.uuid: gpu.minor for gpu in gpus}
+    gpus = node.hardware.snapshot().gpus  # without those that are ill
+    minors = {uuid: minor for minor, uuid in enumerate(node.gpus)}
     return Facts(
         answered=answered,
         journal=node.states(),
@@ -31,7 +31,7 @@ def facts(node: LiveNode, answered: Mapping[str, Sequence[str]]) -> Facts:
         cdi=cdi_devices(node.cdi_files()),
         api=grants(node.store.list(RESOURCE_CLAIMS).items, gpus),
         instances=[(minors[uuid], *rest) for uuid, *rest in node.instances()],  # type: ignore[misc, index]
-        memory={f"{node.name}/gpu.nvidia.com gpu-{gpu.minor}": gpu.memory_bytes or 0 for gpu in gpus},
+        memory={f"{node.name}/gpu.nvidia.com gpu-{minor}": gpus[0].memory_bytes or 0 for minor in minors.values()},
     )
 
 

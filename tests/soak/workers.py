@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -223,16 +224,16 @@ class Worker:
             if self.dice.random() < 0.5:
                 try:
                     self.node.hardware.foreign_destroy(gpu, gi)
-                except DeviceLostError:  # the GPU fell off the bus meanwhile: nothing was destroyed
+                except DeviceLostError:  # the GPU has fallen off the bus: nothing was destroyed
                     return
                 self.soak.seen["partitions destroyed from outside"] += 1
                 answer = self.soak.again(lambda: self.node.prepare(claim))
                 assert answer.error, f"{device} was destroyed, and the repeated prepare did not fail"
             else:
-                self.node.hardware.set_in_use(gpu, gi)
-                release = threading.Timer(0.3, self.node.hardware.set_in_use, (gpu, gi, False))
-                release.start()
-                self.soak.seen["programs that kept running"] += 1
+                with suppress(DeviceLostError):
+                    self.node.hardware.set_in_use(gpu, gi)
+                    _later(0.3, partial(self.node.hardware.set_in_use, gpu, gi, False))
+                    self.soak.seen["programs that kept running"] += 1
             return
 
     def _refused(self) -> None:
@@ -252,9 +253,9 @@ class Worker:
         """Let the next call of a method fail, before or after its effect, or let a process hold a GPU for a while."""
         hardware, gpu = self.node.hardware, self.dice.choice(self.node.gpus)
         if self.dice.random() < 0.2:
-            with suppress(GpuBusyError):
+            with suppress(GpuBusyError, DeviceLostError):
                 hardware.set_busy(gpu, "a monitor")
-                threading.Timer(0.2, hardware.set_busy, (gpu, None)).start()
+                _later(0.2, lambda: hardware.set_busy(gpu, None))
                 self.soak.seen["busy GPUs"] += 1
             return
         if self.dice.random() < 0.1:
@@ -282,3 +283,15 @@ FAULTS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("set_compute_mode", DriverUnavailableError),
     ("mig_instances", DriverUnavailableError),
 )
+
+
+def _later(after_s: float, undo: Callable[[], object]) -> None:
+    """Undo something after a while; again and again while the GPU does not answer, as it recovers soon."""
+
+    def run() -> None:
+        try:
+            undo()
+        except DeviceLostError:
+            _later(after_s, undo)
+
+    threading.Timer(after_s, run).start()
