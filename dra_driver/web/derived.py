@@ -6,12 +6,13 @@ Only what was asked for within the last minute is computed anew.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.errors import DraError
+from dra_driver.web.heap import heap
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ class WorkedOut:
 class Derived:
     """Computes answers by key, one after the other. ``ask`` from any thread; ``start`` and ``stop`` by one owner."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, building: Callable[[], AbstractContextManager[None]] = heap.building) -> None:
+        self._building = building
         self._lock = threading.Condition()  # guards the three below
         self._answers: dict[Hashable, WorkedOut] = {}
         self._wanted: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
@@ -69,7 +70,8 @@ class Derived:
                 return False
             key = next(iter(self._wanted))
             number, compute = self._wanted.pop(key)
-        answer = _answer(number, compute)
+        with self._building():
+            answer = _answer(number, compute)
         with self._lock:
             self._answers.pop(key, None)
             self._answers[key] = answer

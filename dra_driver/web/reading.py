@@ -5,7 +5,6 @@ rests for at least three times as long as the last reading took: the API server 
 failed reading leaves the last value, with the sentence of the failure and since when it fails.
 """
 
-import gc
 import logging
 import threading
 import time
@@ -21,6 +20,7 @@ from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.model.gpu_node import GpuNodeStatus
 from dra_driver.web.fleet import fleet_of
 from dra_driver.web.gpus import SeenFleet
+from dra_driver.web.heap import heap
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,11 @@ class Periodic(Generic[Value]):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         same: Callable[[Value, Value], bool] = lambda one, other: False,  # noqa: ARG005
+        rest: Callable[[], object] = lambda: None,
     ) -> None:
+        """``rest`` is called when no page has asked for `VIEWED_S`."""
         self._read = read
-        self._same = same
+        self._same, self._rest = same, rest
         self._interval_s = interval_s
         self._clock = clock
         self._now = now
@@ -139,6 +141,7 @@ class Periodic(Generic[Value]):
             if self._clock() - self._asked_at > VIEWED_S:
                 self._wanted.clear()
                 if self._clock() - self._asked_at > VIEWED_S:  # not asked in between
+                    self._rest()
                     self._wanted.wait()
 
 
@@ -176,14 +179,10 @@ class ReadsCluster(Protocol):
 def read_without_collection(source: ReadsCluster) -> SeenCluster:
     """`read_cluster` without garbage collection: it would walk millions of objects, again and again, and pages wait.
 
-    What is kept is exempt from later collections, and is freed as always when the next state replaces it.
+    See `heap`.
     """
-    gc.disable()
-    try:
+    with heap.building():
         return read_cluster(source)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def read_cluster(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:

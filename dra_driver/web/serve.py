@@ -15,6 +15,7 @@ from dra_driver.usage.prices import Prices
 from dra_driver.web.app import PageSources, application
 from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
+from dra_driver.web.heap import heap
 from dra_driver.web.reading import Periodic, ReadsCluster, read_without_collection, same_cluster
 from dra_driver.web.use_history import UseHistory
 
@@ -45,7 +46,13 @@ def serve(
         port = listening.getsockname()[1]
         keys = Keys()
         sources = PageSources(
-            cluster=Periodic("page-cluster", lambda: read_without_collection(source), interval_s, same=same_cluster),
+            cluster=Periodic(
+                "page-cluster",
+                lambda: read_without_collection(source),
+                interval_s,
+                same=same_cluster,
+                rest=heap.sweep,
+            ),
             derived=Derived(),
             about=about,
             use=Periodic("page-use", UseHistory(read_use).read, use_interval_s) if read_use else None,

@@ -1,6 +1,7 @@
 """Reading the cluster again and again, and answers that take long."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -10,7 +11,7 @@ from dra_driver.errors import ApiUnreachableError, ConfigurationError, Forbidden
 from dra_driver.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.web import charts
 from dra_driver.web.derived import Derived
-from dra_driver.web.reading import Periodic, read_cluster, same_cluster
+from dra_driver.web.reading import VIEWED_S, Periodic, read_cluster, same_cluster
 from dra_driver.web.sources import LiveSource
 from dra_driver.web.use_history import MAX_SAMPLES, UseHistory
 from tests.unit.web.objects import NOW, claim, seen, small_state
@@ -169,3 +170,14 @@ def test_charts_are_coordinates_within_the_frame() -> None:
     points = history.read().points(use)
     assert charts.memory_line(points, 10) == "0.0,0.0 300.0,0.0 600.0,0.0"
     assert charts.utilisation_line(points) == ""
+
+
+def test_the_reader_rests_when_no_page_asks() -> None:
+    """What costs a moment is done then."""
+    rested, times = threading.Event(), itertools.chain([0.0] * 5, itertools.repeat(2 * VIEWED_S))
+    periodic = Periodic("test", lambda: None, 0.0, clock=lambda: next(times), rest=rested.set)
+    periodic.start()
+    try:
+        assert rested.wait(5.0)
+    finally:
+        periodic.stop()
