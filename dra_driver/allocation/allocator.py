@@ -137,6 +137,19 @@ class Allocator:
         state = AllocationState(
             decoded, node=node, reachable=reachable, rules=self._rules, budget=budget, recorder=recorder
         )
+        try:
+            return self._searched(question, node, state, reachable, recorder)
+        finally:
+            state.end()
+
+    def _searched(
+        self,
+        question: Question,
+        node: Wire,
+        state: AllocationState,
+        reachable: ReachablePools,
+        recorder: SearchRecorder | None,
+    ) -> AllocationOutcome:
         state.prepare()
         search = Search(state)
         fits = search.run(None if recorder else self._limits.reuse_after * state.device_count)
@@ -147,7 +160,7 @@ class Allocator:
         return AllocationOutcome(
             allocations=[
                 allocation_result(claim, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
-                for claim, picks, chosen in zip(decoded, state.picks, search.chosen, strict=True)
+                for claim, picks, chosen in zip(question.decoded, state.picks, search.chosen, strict=True)
             ]
         )
 

@@ -80,6 +80,15 @@ class PoolIndex:
         self._known: dict[tuple[int, ...], Pool | None] = {}
         self._foreign: list[Pool] | None = None
 
+    def __del__(self) -> None:
+        """Parts slices from their devices, which refer to each other: a cluster's are freed without garbage collection.
+
+        A slice that outlives this object reads its devices anew.
+        """
+        for items in getattr(self, "_by_pool", {}).values():
+            for item in items:
+                item.contents = None
+
     def reachable(self, node: Wire) -> ReachablePools:
         """The node's pools by driver and name, pools with binding conditions last. Raises AllocationError."""
         groups: dict[PoolKey, list[PoolSlice]] = {}

@@ -79,6 +79,10 @@ class AllocationState:
         by_name = rules.quirks.counters_by_pool_name
         self._ledger = CounterLedger(lambda key: supplies[key].supply, by_name=by_name)
 
+    def end(self) -> None:
+        """Lets go of the candidates, which refer to this object: both are freed without garbage collection."""
+        self._candidates.clear()
+
     @property
     def device_count(self) -> int:
         """How many devices the node offers."""

@@ -39,11 +39,16 @@ class SyntheticRequest(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Returns ``2 GPUs``, ``3g.40gb`` or ``share of 10Gi, 12 computePercent``."""
+        """Returns ``2 GPUs``, ``3g.40gb`` or ``share of 10Gi, 12 computePercent``.
+
+        ``1 shared GPU`` is a claim that names no amounts, on a GPU published for shares.
+        """
         if self.share:
             return ", ".join([f"share of {self.share}", *(f"{amount} {name}" for name, amount in self.extra)])
         noun = "GPU" if self.kind.type == "gpu" else self.kind.type or "device"
         name = self.kind.profile or (noun if self.count == 1 else f"{noun}s" if noun == "GPU" else noun)
+        if self.kind.shared:
+            name = f"shared {name}"
         return name if self.kind.profile and self.count == 1 else f"{self.count} {name}"
 
 

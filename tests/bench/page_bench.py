@@ -2,29 +2,36 @@
 
 Nodes with eight H100 GPUs in every MIG form, and a claim with all GPUs of every second node; read from a file as
 ``kubectl dra snapshot`` writes it. Milliseconds of the slowest of twenty requests in this process, without a network,
-from a warm state. Exits with status 1 if a page takes more than its budget.
+from a warm state. Garbage collection is as when the page is served. Then the state changes a few times, and everything
+is read, shown and computed anew: memory must stay, and garbage that only a full collection frees must be little.
+Exits with status 1 if a page takes more than its budget, or garbage is more.
 """
 
 import argparse
+import gc
 import json
+import resource
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
 from dra_driver.web.app import PageSources, application
 from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
-from dra_driver.web.reading import Periodic, read_without_collection, same_cluster
+from dra_driver.web.reading import Periodic, SeenCluster, read_without_collection, same_cluster
 from dra_driver.web.sources import FileSource
 from dra_driver.web.what_if import EXAMPLE
 from tests.bench import allocation_cluster as cluster
 
 BUDGET_MS = 200.0
 WHAT_IF_BUDGET_MS = 2000.0
+MAX_GARBAGE = 1000
+"""Objects for each reading that only a full collection frees."""
 _RUNS = 20
 _HOST = "127.0.0.1:8090"
 _PAGES = (
@@ -36,41 +43,94 @@ _PAGES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the pages of kubectl dra ui")
     parser.add_argument("--nodes", type=int, default=1000)
-    nodes = parser.parse_args().nodes
-    from starlette.testclient import TestClient
-
-    state = _state(nodes)
-    reader = Periodic("cluster", lambda: read_without_collection(FileSource(lambda: state)), 1.0, same=same_cluster)
-    derived, keys = Derived(), Keys()
-    begun = time.monotonic()
-    reader.once()
-    print(f"{nodes} nodes, {nodes * cluster.GPUS} GPUs; the fleet from the objects: {time.monotonic() - begun:.2f} s")
-    reader.once()
-    sources = PageSources(cluster=reader, derived=derived, about="bench")
-    base = f"/{keys.folder}"
-    browser = TestClient(application(sources, keys, (_HOST,)), base_url=f"http://{_HOST}")
-    browser.get(f"/open?code={keys.code}")
+    parser.add_argument("--readings", type=int, default=3, help="how often the state changes afterwards (default: 3)")
+    args = parser.parse_args()
+    site = _Site(_state(args.nodes))
+    print(f"{args.nodes} nodes, {args.nodes * cluster.GPUS} GPUs; the fleet from the objects: {site.read():.2f} s")
+    site.read()
     for path in _PAGES:
-        browser.get(f"{base}{path}")
-    begun, answers = time.monotonic(), 0
-    while derived.compute_one():
-        answers += 1
-    print(f"{answers} answers beside the pages (capacity, explanations): {time.monotonic() - begun:.2f} s")
-    late = [path for path in _PAGES if _slowest(browser, base, path) > BUDGET_MS]
+        site.get(path)
+    print("{} answers beside the pages (capacity, explanations): {:.2f} s".format(*site.compute()))
+    late = [path for path in _PAGES if _slowest(site, path) > BUDGET_MS]
     begun = time.monotonic()
-    answer = browser.post(
-        f"{base}/what-if", data={"manifest": EXAMPLE, "namespace": "default"}, headers={"origin": f"http://{_HOST}"}
-    )
+    good = site.tried()
     took = 1000 * (time.monotonic() - begun)
-    print(f"{took:9.1f} ms  what if: {'verdict good' in answer.text}")
-    return 1 if late or took > WHAT_IF_BUDGET_MS else 0
+    print(f"{took:9.1f} ms  what if: {good}")
+    garbage = _read_again(site, args.readings)
+    return 1 if late or took > WHAT_IF_BUDGET_MS or garbage > MAX_GARBAGE * args.readings else 0
 
 
-def _slowest(browser: object, base: str, path: str) -> float:
+class _Site:
+    """The page over a state, without threads."""
+
+    def __init__(self, state: ClusterState) -> None:
+        from starlette.testclient import TestClient
+
+        self._state = state
+        self._reader = Periodic("cluster", self._read, 1.0, same=same_cluster)
+        self._derived, keys = Derived(), Keys()
+        sources = PageSources(cluster=self._reader, derived=self._derived, about="bench")
+        self._base = f"/{keys.folder}"
+        self._browser = TestClient(application(sources, keys, (_HOST,)), base_url=f"http://{_HOST}")
+        self._browser.get(f"/open?code={keys.code}")
+
+    def _read(self) -> SeenCluster:
+        return read_without_collection(FileSource(lambda: self._state))
+
+    def read(self) -> float:
+        """Seconds of one reading."""
+        begun = time.monotonic()
+        self._reader.once()
+        return time.monotonic() - begun
+
+    def change(self, number: int) -> None:
+        """Another pod waits."""
+        self._state = replace(self._state, pods=(_waiting(number), *self._state.pods[1:]))
+
+    def compute(self) -> tuple[int, float]:
+        """How many answers were computed, in how many seconds."""
+        begun, answers = time.monotonic(), 0
+        while self._derived.compute_one():
+            answers += 1
+        return answers, time.monotonic() - begun
+
+    def get(self, path: str) -> Any:
+        return self._browser.get(f"{self._base}{path}")
+
+    def tried(self) -> bool:
+        """Whether the example of "what if" fits."""
+        fields = {"manifest": EXAMPLE, "namespace": "default"}
+        answer = self._browser.post(f"{self._base}/what-if", data=fields, headers={"origin": f"http://{_HOST}"})
+        return "verdict good" in answer.text
+
+
+def _read_again(site: _Site, readings: int) -> int:
+    """Prints memory as the state changes; returns how many objects a full collection frees in the end."""
+    for number in range(readings):
+        site.change(1000 + number)
+        site.read()
+        for path in _PAGES:
+            site.get(path)
+        site.compute()
+        if number % max(1, readings // 10) == 0 or number == readings - 1:
+            print(f"{_rss_mib():9} MiB after {number + 1} more readings")
+    begun = time.monotonic()
+    gc.unfreeze()
+    garbage = gc.collect()
+    print(f"{1000 * (time.monotonic() - begun):9.1f} ms  a collection of everything, which freed {garbage} objects")
+    return garbage
+
+
+def _rss_mib() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() >> 20
+
+
+def _slowest(site: _Site, path: str) -> float:
     times = []
     for _ in range(_RUNS):
         begun = time.monotonic()
-        answer = browser.get(f"{base}{path}")  # type: ignore[attr-defined]
+        answer = site.get(path)
         times.append(1000 * (time.monotonic() - begun))
         assert answer.status_code == 200, (path, answer.status_code)
     size = len(answer.content) / 1024

@@ -12,7 +12,7 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.model.terms import SharingTerms, Strategy
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, resource_slice
 from tests.fakes.published import h100, share
-from tests.unit.capacity.helpers import A100, H100, cluster, holding, mig, only, request, shared
+from tests.unit.capacity.helpers import A100, H100, cluster, holding, mig, only, request, shared, whole
 
 SMALL = "gpu-{}-mig-1g10gb-19-{}"
 
@@ -150,7 +150,15 @@ def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
     assert (request(report, "share of 10Gi").fits, request(report, "share of 10Gi").stranded) == (8, 0)
     assert (request(report, "share of 40Gi").fits, request(report, "share of 40Gi").by_sum) == (2, 2)
     assert only(report).gpus == Gpus(total=2, free=1, used=1)
-    assert request(report, "1 GPU").fits == 1
+    assert request(report, "1 shared GPU").fits == 1
+
+
+def test_whole_gpus_and_shared_ones_have_requests_of_their_own() -> None:
+    """Metrics have one series for each name, and a reader of the table sees which is which."""
+    report = survey(cluster([shared("a"), whole("b", 2)]))
+    assert sorted(item.request for item in only(report).requests) == [
+        *("1 GPU", "1 shared GPU", "2 GPUs", "share of 10Gi")
+    ]
 
 
 def test_gpu_with_memory_left_for_a_share_is_fragmented() -> None:
@@ -168,7 +176,7 @@ def test_share_that_fits_nowhere_although_the_total_suffices_is_named() -> None:
 
 def test_shares_that_consume_nothing_are_unlimited() -> None:
     device = {"name": "x", "allowMultipleAllocations": True}
-    found = request(survey(cluster([resource_slice("a", device)])), "1 device")
+    found = request(survey(cluster([resource_slice("a", device)])), "1 shared device")
     assert (found.fits, found.at_least) == (MAX_FITS, True)
 
 
