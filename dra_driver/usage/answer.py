@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from dra_driver.config.usage_findings import time_text
-from dra_driver.usage.ledger import Row, UsageLedger
+from dra_driver.usage.ledger import Row, UsageLedger, device_of
 from dra_driver.usage.rows import RowKey
 from dra_driver.usage.values import GpuUse, JoinedUsage, Knows
 
@@ -27,7 +27,7 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
         "windowSeconds": int(window_s),
         "knows": _knows(joined.knows),
         "gpus": [_gpu(gpu) for gpu in joined.gpus],
-        "claims": [_claim(rows) for rows in claims.values()],
+        "claims": [_claim(rows, ledger) for rows in claims.values()],
     }
 
 
@@ -60,7 +60,7 @@ def _gpu(gpu: GpuUse) -> Json:
     }  # fmt: skip
 
 
-def _claim(rows: Sequence[tuple[RowKey, Row]]) -> Json:
+def _claim(rows: Sequence[tuple[RowKey, Row]], ledger: UsageLedger) -> Json:
     key = rows[0][0]
     devices: dict[tuple[str, str, str], list[tuple[RowKey, Row]]] = {}
     for each, row in rows:
@@ -70,11 +70,16 @@ def _claim(rows: Sequence[tuple[RowKey, Row]]) -> Json:
         "namespace": key.namespace,
         "name": key.claim,
         "pods": list(dict.fromkeys(each.pod for each, _ in rows if each.pod)),
-        "devices": [_device(*names, rows=found) for names, found in devices.items()],
+        "devices": [
+            _device(*names, rows=found, unused_s=ledger.unused_s.get(device_of(found[0][0])))
+            for names, found in devices.items()
+        ],
     }
 
 
-def _device(request: str, device: str, share: str, *, rows: Sequence[tuple[RowKey, Row]]) -> Json:
+def _device(
+    request: str, device: str, share: str, *, rows: Sequence[tuple[RowKey, Row]], unused_s: float | None
+) -> Json:
     assigned, each_of = rows[0][1].assigned, [row for _, row in rows]
     used = [row.last_used for row in each_of if row.last_used is not None]
     joules = [sum(row.window_joules.values()) for row in each_of if row.joules is not None]
@@ -93,6 +98,7 @@ def _device(request: str, device: str, share: str, *, rows: Sequence[tuple[RowKe
         "estimated": any(row.estimated for row in each_of),
         "processes": _sum((key, row.use.processes) for key, row in rows),
         "lastUsed": _text(max(used, default=None)),
+        "idleSeconds": None if unused_s is None else int(unused_s),
     }
 
 

@@ -29,12 +29,11 @@ def decode(document: Mapping[str, Any], node: str = "") -> tuple[list[ClaimDevic
         raise ValueError(f"its version is {str(document.get('version'))[:20]!r}, expected 1")
     name = text(document.get("node")) or node
     window_s = number(document.get("windowSeconds"), most=366 * 86_400.0) or 0.0
-    now = moment(document.get("time"))
     uses = [
         use
         for claim in _items(document.get("claims"), MAX_CLAIMS)
         for device in _items(claim.get("devices"), MAX_DEVICES)
-        for use in [_use(claim, device, name, window_s, now)]
+        for use in [_use(claim, device, name)]
         if use.claim
     ]
     return uses, window_s, list(_unknown(document.get("knows"), name))
@@ -59,9 +58,7 @@ def decode_gpus(document: Mapping[str, Any], node: str = "") -> list[GpuMemory]:
     ]
 
 
-def _use(
-    claim: Mapping[str, Any], device: Mapping[str, Any], node: str, window_s: float, now: datetime | None
-) -> ClaimDeviceUse:
+def _use(claim: Mapping[str, Any], device: Mapping[str, Any], node: str) -> ClaimDeviceUse:
     used, peak = number(device.get("usedBytes")), number(device.get("peakBytes"))
     percent = number(device.get("percent"), most=100.0)
     processes = number(device.get("processes"), most=1e6)
@@ -80,22 +77,8 @@ def _use(
         energy_joules=number(device.get("energyJoules"), most=1e15),
         energy_estimated=device.get("estimated") is True,
         processes=_whole(processes),
-        idle_s=_idle_s(device, processes, percent, window_s, now),
+        idle_s=number(device.get("idleSeconds")),
     )
-
-
-def _idle_s(
-    device: Mapping[str, Any], processes: float | None, percent: float | None, window_s: float, now: datetime | None
-) -> float | None:
-    """Not known unless the processes are, and what they do: a process whose utilisation is hidden may compute."""
-    if processes is None or (processes > 0 and percent is None):
-        return None
-    if percent:
-        return 0.0
-    last = moment(device.get("lastUsed"))
-    if last is None:
-        return window_s  # not used for as long as this exporter looks back
-    return None if now is None else max(0.0, (now - last).total_seconds())
 
 
 def _unknown(knows: Any, node: str) -> Iterator[str]:

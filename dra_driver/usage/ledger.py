@@ -14,6 +14,8 @@ from dra_driver.lean_dataclasses import dataclass
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
 from dra_driver.usage.energy import EnergyUser, divided, joules_since
+from dra_driver.usage.judge import device_used
+from dra_driver.usage.observed import step_s
 from dra_driver.usage.rows import RowKey, RowUse, rows_of
 from dra_driver.usage.values import AssignedUse, DeviceUse, GpuUse, JoinedUsage
 
@@ -46,12 +48,18 @@ class Row:
         return max(self.peaks.values(), default=None)
 
 
+DeviceKey = tuple[str, ...]
+"""UID of a claim, request, pool, device and share."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageLedger:
-    """All rows. ``began_s`` is when the first look was; ``left_out`` rows were too many."""
+    """All rows. ``began_s`` is when the first look was; ``left_out`` rows were too many. ``unused_s`` has for how long
+    (s) a device of a claim was seen without use: 0 while it is used, and no entry where that is not known."""
 
     rows: Mapping[RowKey, Row] = field(default_factory=dict)
     energy_mj: Mapping[GpuUuid, int] = field(default_factory=dict)
+    unused_s: Mapping[DeviceKey, float] = field(default_factory=dict)
     began_s: float | None = None
     left_out: int = 0
 
@@ -82,9 +90,9 @@ def fold(
             continue
         before = ledger.rows.get(key)
         rows[key] = _row(before, use.assigned, seen, joules.get(key), at=joined.at, piece=piece)
-    unattributed = {_device(key) for key, use, _ in uses if use.containers is None}
+    unattributed = {device_of(key) for key, use, _ in uses if use.containers is None}
     for key, row in ledger.rows.items():
-        if key not in rows and row.ended_s is None and _device(key) in unattributed and len(rows) < max_rows:
+        if key not in rows and row.ended_s is None and device_of(key) in unattributed and len(rows) < max_rows:
             # Its container is there, as far as is known, and what it uses is not.
             rows[key] = replace(row, use=RowUse())
         ended_s = now_s if row.ended_s is None else row.ended_s
@@ -95,13 +103,25 @@ def fold(
     return UsageLedger(
         rows=rows,
         energy_mj=_counters(ledger, joined),
+        unused_s=_unused(ledger, {device_of(key): use for key, use, _ in uses}, joined.elapsed_s),
         began_s=now_s if ledger.began_s is None else ledger.began_s,
         left_out=left_out,
     )
 
 
-def _device(key: RowKey) -> tuple[str, ...]:
+def device_of(key: RowKey) -> DeviceKey:
+    """The device, whatever container has it."""
     return key.uid, key.request, key.pool, key.device, key.share
+
+
+def _unused(ledger: UsageLedger, devices: Mapping[DeviceKey, DeviceUse], elapsed_s: float) -> dict[DeviceKey, float]:
+    """As `idle.watch_idle` counts for claims: where nothing is known, the time begins again."""
+    found: dict[DeviceKey, float] = {}
+    for key, use in devices.items():
+        used, before = device_used(use), ledger.unused_s.get(key)
+        if used is not None:
+            found[key] = 0.0 if used or before is None else before + step_s(elapsed_s)
+    return found
 
 
 def _row(

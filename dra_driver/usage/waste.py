@@ -56,7 +56,7 @@ def judge(
                 WasteRow(use=use, finding=WasteFinding.IDLE, held_bytes=_held(use, size_of(use))) for use in devices
             ]
         else:
-            rows += [_row(use, size_of(use)) for use in devices]
+            rows += [_row(use, size_of(use), is_known=idle is not None) for use in devices]
     return rows
 
 
@@ -68,13 +68,12 @@ def claim_idle_s(devices: Sequence[ClaimDeviceUse]) -> float | None:
     return min(known) if known and len(known) == len(devices) else None
 
 
-def _row(use: ClaimDeviceUse, size: DeviceSize) -> WasteRow:
+def _row(use: ClaimDeviceUse, size: DeviceSize, *, is_known: bool) -> WasteRow:
     held = _held(use, size)
     enough = fit(use.peak_bytes, held, size.profiles)
     if enough is not None:
         return WasteRow(use=use, finding=WasteFinding.OVERSIZE, held_bytes=held, enough=enough)
-    unknown = use.idle_s is None and use.peak_bytes is None
-    return WasteRow(use=use, finding=WasteFinding.UNKNOWN if unknown else WasteFinding.USED, held_bytes=held)
+    return WasteRow(use=use, finding=WasteFinding.USED if is_known else WasteFinding.UNKNOWN, held_bytes=held)
 
 
 def _held(use: ClaimDeviceUse, size: DeviceSize) -> int | None:

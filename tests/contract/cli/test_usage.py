@@ -23,7 +23,7 @@ EXPORTER = {"metadata": {"name": "exporter-a", "namespace": "dra-driver"}, "spec
 def device(name: str, used: float | None, granted: float, **more: Any) -> dict[str, Any]:
     amount = None if used is None else int(used * GIB)
     values = {"usedBytes": amount, "peakBytes": amount, "grantBytes": int(granted * GIB), "percent": 50, "processes": 1}
-    return {"request": "gpu", "device": name, "share": "", **values, **more}
+    return {"request": "gpu", "device": name, "share": "", "idleSeconds": 0, **values, **more}
 
 
 def claim_use(namespace: str, name: str, *devices: dict[str, Any]) -> dict[str, Any]:
@@ -38,9 +38,9 @@ USAGE: dict[str, Any] = {
     "knows": {"processes": True, "utilisation": "MIG without GPM"},
     "claims": [
         claim_use("team-a", "train", device("gpu-0", 60, 80)),
-        claim_use("team-a", "rest", device("gpu-1", 0, 80, percent=None, processes=0)),
+        claim_use("team-a", "rest", device("gpu-1", 0, 80, percent=None, processes=0, idleSeconds=3600)),
         claim_use("team-b", HOSTILE, device("gpu-2", 6, 80, energyJoules=3.6e6, estimated=True)),
-        claim_use("team-b", "hidden", device("gpu-3", None, 80, percent=None, processes=None)),
+        claim_use("team-b", "hidden", device("gpu-3", None, 80, percent=None, processes=None, idleSeconds=None)),
     ],
 }
 MIG = {
@@ -286,7 +286,7 @@ def test_idle_lists_idle_oversize_and_unknown_claims(capsys: Printed) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_nothing_is_idle_for_longer_than_the_exporters_look_back(capsys: Printed) -> None:
+def test_nothing_is_idle_for_longer_than_the_exporters_say(capsys: Printed) -> None:
     assert kubectl.main(["idle", "--idle-for", "2h", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [item["finding"] for item in document["items"]] == ["oversize", "unknown"]

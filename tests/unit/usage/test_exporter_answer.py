@@ -20,6 +20,7 @@ DEVICE: dict[str, Any] = {
     "estimated": True,
     "processes": 2,
     "lastUsed": "2026-11-22T20:00:00Z",
+    "idleSeconds": 0,
 }
 ANSWER: dict[str, Any] = {
     "version": 1,
@@ -52,21 +53,10 @@ def test_an_answer_becomes_values() -> None:
     assert (window, gaps, use.idle_s) == (300, [], 0.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "idle_s"),
-    [
-        ({"percent": 0}, 3600.0),
-        ({"processes": 0, "percent": None}, 3600.0),
-        ({"processes": 0, "percent": None, "lastUsed": None}, 300),
-        ({"percent": 0, "lastUsed": "2026-11-22T22:00:00Z"}, 0.0),
-        ({"percent": None}, None),
-        ({"processes": None, "percent": 0}, None),
-        ({"processes": None}, None),
-    ],
-)
-def test_unknown_is_never_idle(changes: dict[str, Any], idle_s: float | None) -> None:
-    """A process whose utilisation is hidden may compute; a clock that went back makes nothing idle."""
-    assert one(**changes).idle_s == idle_s
+@pytest.mark.parametrize(("told", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
+def test_what_is_not_known_to_be_idle_is_not(told: Any, idle_s: float | None) -> None:
+    """The exporter counts: neither its window nor the last use says how long a claim was seen without use."""
+    assert one(idleSeconds=told).idle_s == idle_s
 
 
 @pytest.mark.parametrize("value", [-1, "12", None, True, float("nan"), float("inf"), 2**51, [], 10**400])

@@ -61,6 +61,26 @@ def test_the_peak_is_that_of_the_window() -> None:
     assert folded(big, small).covered_s(900.0, 600.0) == 600.0
 
 
+def told_idle(*looks: JoinedUsage) -> int | None:
+    """What ``/usage`` says after an hour in which nothing was seen, and these looks."""
+    ledger = folded(look(), look(), *looks, every_s=3600.0)
+    found: int | None = document(looks[-1], ledger, window_s=3600.0)["claims"][0]["devices"][0]["idleSeconds"]
+    return found
+
+
+def test_a_device_is_idle_since_it_was_first_seen_without_use() -> None:
+    """A claim that began a moment ago is not idle for as long as the exporter looks back."""
+    idle, used = look(device()), look(device(process(1, 4)))
+    blind = look(replace(device(), processes=None, used_bytes=None, sm_percent=None))
+    assert told_idle(idle) == 0
+    assert told_idle(idle, idle, idle) == 20
+    assert told_idle(idle, idle, used) == 0
+    assert told_idle(used, idle) == 10
+    assert told_idle(idle, idle, blind) is None
+    assert told_idle(idle, blind, idle) == 0, "while it is not known, it may have been used"
+    assert told_idle(idle, look(device(), elapsed_s=7200.0)) == 30, "nothing is known of a gap between two looks"
+
+
 def test_containers_have_rows_of_their_own() -> None:
     """Their memory adds up to the claim's; one without a process has 0."""
     ledger = folded(look(device(process(1, 4), process(2, 3), containers=2)))

@@ -35,7 +35,7 @@ def findings(*uses: ClaimDeviceUse, after_s: float = 600.0) -> list[WasteFinding
 
 @pytest.mark.parametrize(
     ("idle_s", "found"),
-    [(600.0, WasteFinding.IDLE), (599.0, WasteFinding.USED), (0.0, WasteFinding.USED), (None, WasteFinding.USED)],
+    [(600.0, WasteFinding.IDLE), (599.0, WasteFinding.USED), (0.0, WasteFinding.USED), (None, WasteFinding.UNKNOWN)],
 )
 def test_a_claim_is_idle_after_the_time(idle_s: float | None, found: WasteFinding) -> None:
     assert findings(use(idle_s=idle_s, peak=60)) == [found]
@@ -45,6 +45,7 @@ def test_a_claim_with_a_device_that_is_used_or_not_known_is_not_idle() -> None:
     assert findings(use(idle_s=900), use("gpu-1", idle_s=0, peak=60)) != [WasteFinding.IDLE] * 2
     assert WasteFinding.IDLE not in findings(use(idle_s=900), use("gpu-1", idle_s=None))
     assert findings(use(idle_s=900), use("gpu-1", idle_s=700)) == [WasteFinding.IDLE] * 2
+    assert findings(use(idle_s=None, peak=60), use("gpu-1", idle_s=0, peak=60)) == [WasteFinding.USED] * 2
 
 
 def test_nothing_known_is_said_as_such() -> None:
