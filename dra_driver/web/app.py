@@ -29,6 +29,7 @@ from dra_driver.web.fleet import gib
 from dra_driver.web.gate import BrowserGate, Keys
 from dra_driver.web.gpus import SeenFleet
 from dra_driver.web.paging import matching, page_of, query_string
+from dra_driver.web.places import clique_of, island_of, islands_of, numa_text, spots_of
 from dra_driver.web.reading import LastRead, Periodic, SeenCluster
 from dra_driver.web.rows import Waiting, ago, claim_views, event_rows, span, waiting_pods
 from dra_driver.web.use_history import UseNow
@@ -122,11 +123,12 @@ class Pages:
         found = self._fleet().node(request.path_params["node"])
         if found is None:
             return self._gone(request, f"Node {request.path_params['node']} has no GPUs now, or is gone.")
-        return self._page(request, "node.html", node=found)
+        return self._page(request, "node.html", node=found, islands=islands_of(found), spots=spots_of(found))
 
     async def gpu(self, request: Request) -> Response:
         node, name = request.path_params["node"], request.path_params["gpu"]
-        found = self._fleet().gpu(node, name)
+        fleet = self._fleet()
+        found = fleet.gpu(node, name)
         if found is None:
             return self._gone(request, f"Node {node} has no GPU {name} now.")
         use = self._use()
@@ -138,7 +140,12 @@ class Pages:
             holders.append((part, measured, lines, points))
         memory = use.gpus.get((node, name)) if use else None
         size = (charts.WIDTH, charts.HEIGHT)
-        return self._page(request, "gpu.html", gpu=found, holders=holders, memory=memory, size=size)
+        near: dict[str, Any] = {
+            "island": island_of(found, fleet),
+            "clique": clique_of(found, fleet),
+            "numa": numa_text(found.place),
+        }
+        return self._page(request, "gpu.html", gpu=found, holders=holders, memory=memory, size=size, **near)
 
     async def claims(self, request: Request) -> Response:
         query, reading = _query(request), self._reading()

@@ -16,7 +16,19 @@ from dra_driver.model.gpu_node_usage import NO_USAGE
 from dra_driver.published import names
 from dra_driver.quantity import Quantity
 from dra_driver.web import found_use
-from dra_driver.web.gpus import PARTITION, SHARE, WHOLE, GpuRow, NodeRow, Part, SeenFleet, Totals
+from dra_driver.web.gpus import (
+    NOWHERE,
+    PARTITION,
+    SHARE,
+    WHOLE,
+    GpuPlace,
+    GpuRow,
+    NodeRow,
+    Part,
+    SeenFleet,
+    Totals,
+)
+from dra_driver.web.places import place_of
 
 Wire = Mapping[str, Any]
 Key = tuple[str, str, str]
@@ -45,6 +57,7 @@ class _Found:
     memory: int = 0
     counters: str = ""
     sharing: str = ""
+    place: GpuPlace | None = None
     offers: dict[str, None] = field(default_factory=dict)
     taints: dict[str, None] = field(default_factory=dict)
     held: list[tuple[Wire, Sequence[Grant]]] = field(default_factory=list)
@@ -134,6 +147,8 @@ def _gpu_of(attributes: Wire, driver: str) -> tuple[str, bool]:
 
 def _add(found: _Found, device: Wire, *, whole: bool, pool: str) -> None:
     attributes = device.get("attributes") or {}
+    if whole or found.place is None:  # partitions have no links
+        found.place = place_of(attributes, found.driver)
     if not found.product:
         found.product = _text(attributes, names.PRODUCT_NAME, found.driver)
     if not found.counters:
@@ -195,6 +210,7 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         admins=tuple(part for part in parts if part.admin),
         offers=tuple(found.offers),
         sharing=found.sharing,
+        place=found.place or NOWHERE,
         taints=tuple(found.taints),
     )
     return _told(row, told) if told else row

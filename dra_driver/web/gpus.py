@@ -31,6 +31,23 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlace:
+    """Where a GPU is: NUMA nodes, PCIe root, NVLink island with the kind of its links, clique of a fabric.
+
+    Empty where the driver publishes nothing.
+    """
+
+    numa: Sequence[int] = ()
+    pcie_root: str = ""
+    island: str = ""
+    link: str = ""
+    clique: str = ""
+
+
+NOWHERE: Final = GpuPlace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
     """One GPU of a node. ``slices`` is the number of memory slices of MIG, 0 where it is not published.
 
@@ -56,6 +73,7 @@ class GpuRow:
     message: str = ""
     found_use: Sequence[str] = ()
     taints: Sequence[str] = ()
+    place: GpuPlace = NOWHERE
 
     @property
     def used_percent(self) -> float:

@@ -26,6 +26,7 @@ from tests.unit.web.objects import (
     waiting_pod,
     whole,
 )
+from tests.unit.web.test_places import placed
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -88,6 +89,18 @@ def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient")
     text = " ".join(browser.get(f"{site.base}/nodes/n/gpu-0").text.split())
     assert "claims 20 GiB + processes of no claim 2 GiB (3) + reserved" in text
     assert '<span class="quiet">?</span> = 23 GiB of 80 GiB' in text
+
+
+def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient") -> None:
+    """On the GPU's page its peers, on the node's all islands and what is on one NUMA node."""
+    pair = (placed(f"gpu-{number}", island="A", numa=number, clique="fabric.1") for number in range(2))
+    site.read(small_state(slices=(slice_of("n", *pair),)))
+    gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
+    assert re.search(r"<dt>NVLink</dt><dd>pair with <a [^>]*>gpu-1</a></dd>", gpu)
+    assert "fabric.1</span>, 2 GPUs on 1 node</dd>" in gpu
+    assert "<dt>NUMA node</dt><dd>0</dd>" in gpu
+    assert re.search(r"NVLink: pair</span> <a [^>]*>gpu-0</a>, <a [^>]*>gpu-1</a>", node)
+    assert "pci0000:10" in node
 
 
 def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
