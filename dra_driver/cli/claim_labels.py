@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Final
 
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.cli.source import client
 from dra_driver.errors import KubernetesApiError
 
@@ -19,7 +20,7 @@ def read_labels(args: argparse.Namespace) -> "tuple[Labels, tuple[str, ...]]":
     from dra_driver.kube import paths
     from dra_driver.usage.claim_labels import claim_labels
 
-    api = client(args.kubeconfig)
+    api = client(kubeconfig_of(args))
     claims = api.list(paths.resource_claims(args.namespace))["items"]
     try:
         return claim_labels(claims, api.list(paths.pods(args.namespace))["items"]), ()

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.errors import KubernetesApiError
@@ -36,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("action", choices=("list", "apply", "prune"))
     parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.kube import paths
     from dra_driver.published.device_classes import offers, plan
 
-    rest = client(args.kubeconfig)
+    rest = client(kubeconfig_of(args))
     offered = offers(
         rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={args.driver}"})["items"], args.driver
     )

@@ -8,7 +8,7 @@ Source: kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, co
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from dra_driver.cli.kubectl import ABOUT, SUBCOMMANDS
@@ -25,14 +25,15 @@ Candidates = tuple[list[tuple[str, str]], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedCluster:
-    """Where the line looks for objects: the values of ``-n`` and ``--kubeconfig`` so far, "" where it has none."""
+    """Where the line looks for objects: the values of these options so far, "" where it has none."""
 
     namespace: str = ""
     kubeconfig: str = ""
+    context: str = ""
 
     def after(self, option: argparse.Action, value: str) -> "AskedCluster":
         """With the value of an option that says where."""
-        return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig") else self
+        return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig", "context") else self
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     words = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
-        found, directive = candidates(words, lambda kind, at: names_in_cluster(kind, at.namespace, at.kubeconfig))
+        found, directive = candidates(words, lambda kind, at: names_in_cluster(kind, **asdict(at)))
     except (Exception, SystemExit):  # noqa: BLE001 - see above
         found, directive = [], NO_FILES
     for name, about in found:
@@ -125,7 +126,7 @@ def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCl
     kinds = [part.strip().partition("/")[0] for part in metavar.split("|") if part.strip().endswith("/NAME")]
     if kinds:
         return _objects(kinds, prefix, names, cluster)
-    kind = {"namespace": "namespace", "node": "node", "nodes": "node"}.get(action.dest, "")
+    kind = {"namespace": "namespace", "node": "node", "nodes": "node", "context": "context"}.get(action.dest, "")
     if not kind and metavar == "NODE":
         kind = "node"
     return _beginning(prefix, ((name, "") for name in names(kind, cluster))) if kind else [], NO_FILES

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.cli.claim_labels import ABOUT, BY_LABEL, read_labels
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.cli.usage_output import UNKNOWN, print_csv, small
@@ -139,7 +140,7 @@ def _held(args: argparse.Namespace) -> "tuple[list[Held], str, tuple[str, ...]]"
     window = window_s(args, _WINDOW)
     labels, unread = read_labels(args) if args.by.startswith(BY_LABEL) else ({}, ())
     if not args.prometheus:
-        api = client(args.kubeconfig)
+        api = client(kubeconfig_of(args))
         claims = api.list(paths.resource_claims(args.namespace))["items"]
         slices = api.list(paths.resource_slices())["items"]
         now = datetime.now(UTC)
@@ -159,7 +160,7 @@ def _published(args: argparse.Namespace) -> tuple[Any, tuple[str, ...]]:
     from dra_driver.usage.held import devices_in
 
     try:
-        slices = client(args.kubeconfig).list(paths.resource_slices())["items"]
+        slices = client(kubeconfig_of(args)).list(paths.resource_slices())["items"]
     except (KubernetesApiError, ConfigurationError) as error:
         return {}, (f"how large partitions are is not known: {error}",)
     return devices_in(slices, args.driver, by_node=True), ()

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of, namespace_of
 from dra_driver.cli.on_node import add_on_node_flags, check_on_node, report_of_node
 from dra_driver.cli.source import wants_colour
 from dra_driver.errors import ConfigurationError, DraError
@@ -51,7 +52,12 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("target", nargs="?", metavar="node/NAME | pod/NAME | claim/NAME", help="default: the cluster")
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace of the pod or claim (default: default)")
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        help="of the pod or claim (default: that of the kubeconfig's context, else default)",
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what works, too, and cut no list")
     parser.add_argument(
@@ -65,7 +71,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_on_node_flags(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser, source)
     source.add_argument(
         "--snapshot",
         "--cluster-state",
@@ -81,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.doctor.report import merged, to_wire
     from dra_driver.doctor.text import render
 
-    scope = scope_of(args.target or "", args.namespace or "default")
+    scope = scope_of(args.target or "", namespace_of(args))
     check_on_node(args, scope)
     facts, took_s = facts_of(args)
     report = diagnose(facts, scope, clock=time.monotonic, took_s=took_s)
@@ -127,12 +133,13 @@ def facts_of(args: argparse.Namespace) -> tuple[Any, float]:
     from dra_driver.telemetry import logs
 
     began = time.monotonic()
-    connection = Connection.load(args.kubeconfig)
+    chosen = kubeconfig_of(args)
+    connection = Connection.load(chosen.path, context=chosen.context)
     logs.configure("text", "error")
     found = read_facts(
         RestClient(connection, timeouts=Timeouts(total_s=min(_ONE_QUESTION_S, args.timeout))),
         server={"address": connection.base_url, "source": connection.source},
-        namespace=args.namespace or "default",
+        namespace=namespace_of(args),
         driver_namespace=args.driver_namespace,
         total_s=args.timeout,
     )

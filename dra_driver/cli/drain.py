@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import client
 from dra_driver.errors import ConfigurationError, DraError
 
@@ -56,7 +57,7 @@ def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
     )
     parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         detach=args.detach,
     )
     report = DrainReport(command="drain", node=args.node, driver=args.driver)
-    api, limit = client(args.kubeconfig), wait_at_most(seconds(args.timeout))
+    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
     return finish(args, report, lambda: drain(api, options, report, limit, say_for(args)))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from dra_driver.cli.kubeconfig import namespace_of
 from dra_driver.cli.progress import Progress
 from dra_driver.cli.source import add_source, files_in, split_target, state_of, text_of, wants_colour
 from dra_driver.errors import ConfigurationError
@@ -72,7 +73,7 @@ def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
     from dra_driver.explain import claim_subject, explain, pod_subject
 
     kind, name = split_target(args.target)
-    namespace = args.namespace or "default"
+    namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)
     subject = (pod_subject if kind == "pod" else claim_subject)(state, namespace, name)
@@ -84,7 +85,7 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     from dra_driver.kube.state import with_objects
     from dra_driver.kube.state_file import flat, objects_of, read_documents
 
-    namespace = args.namespace or "default"
+    namespace = namespace_of(args)
     documents, objects = [], []
     for name in args.filename:
         for file in files_in(name):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.cli.usage_output import gib, print_csv, span
@@ -75,7 +76,7 @@ def _sizes(args: argparse.Namespace) -> "Callable[[ClaimDeviceUse], DeviceSize]"
     from dra_driver.usage.profiles import sizes_in
 
     try:
-        return sizes_in(client(args.kubeconfig).list(paths.resource_slices())["items"])
+        return sizes_in(client(kubeconfig_of(args)).list(paths.resource_slices())["items"])
     except (KubernetesApiError, ConfigurationError) as error:
         print(f"note: how large devices are is not known: {printable(str(error))}", file=sys.stderr)
         return sizes_in(())

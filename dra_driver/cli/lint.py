@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import live_state, state_in_file
 from dra_driver.errors import ConfigurationError
 
@@ -38,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--cluster-state", metavar="FILE", help="use a state written by `kubectl dra snapshot` as the cluster"
     )
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
     parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
     parser.add_argument(
@@ -71,7 +72,7 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
         return state_in_file(args.cluster_state)
     if args.paths and not args.cluster:
         return None
-    return live_state(args.kubeconfig, args.namespace if not args.paths else None)
+    return live_state(kubeconfig_of(args), args.namespace if not args.paths else None)
 
 
 def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", help="with --from-cluster: workloads of this namespace alone"
     )
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
     parser.add_argument(
         "--keep-extended-resources", action="store_true",
         help="leave workloads as they are that DeviceClasses with an extended resource can serve",
@@ -98,7 +99,7 @@ def _documents(args: argparse.Namespace, problems: list[str]) -> "Iterator[Input
         from dra_driver.cli.migrate_cluster import cluster_documents
         from dra_driver.cli.source import client
 
-        yield from cluster_documents(client(args.kubeconfig), args.namespace, problems)
+        yield from cluster_documents(client(kubeconfig_of(args)), args.namespace, problems)
 
 
 def _of_source(source: "ManifestSource", problems: list[str]) -> "Iterable[InputDocument]":

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any, Final
 
 from dra_driver.cli.hardware_check import add_choices, advise, numbers, passed_on
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import client
 
 DESCRIPTION: Final = """\
@@ -35,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--output", metavar="FILE", help="report (default: hardware-check-NODE.json)")
     parser.add_argument("--keep", action="store_true", help="do not delete the pod")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
     add_choices(parser)
 
 
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
         signal.signal(number, _interrupt)
-    report = run_on_node(client(args.kubeconfig), check, _say)
+    report = run_on_node(client(kubeconfig_of(args)), check, _say)
     path = Path(args.output or f"hardware-check-{args.node}.json")
     storage.write(path, report)
     print(f"report: {path}")

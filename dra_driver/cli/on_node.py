@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.errors import ConfigurationError, DraError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorRep
     from dra_driver.cli.source import client
     from dra_driver.doctor.on_node import unanswered
 
-    api = client(args.kubeconfig)
+    api = client(kubeconfig_of(args))
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
         signal.signal(number, _interrupt)
     try:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.errors import ConfigurationError, ForbiddenError, NotFoundError
@@ -31,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     explain.add_argument("gpu", metavar="NODE/GPU", help="a GPU of a node, such as gpu-a/gpu-0")
-    explain.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(explain)
     explain.add_argument(
         "--policies", action="append", metavar="PATH", help="offline: files, or folders as for --policy-dir; repeatable"
     )
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError("--policies and --gpus belong together: give both, or none to ask the cluster")
     if args.policies:
         return _offline(args.policies, args.gpus, node, gpu)
-    return explain_gpu(client(args.kubeconfig), node, gpu)
+    return explain_gpu(client(kubeconfig_of(args)), node, gpu)
 
 
 def explain_gpu(rest: Any, node: str, name: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.cli.usage_output import number, print_csv
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.usage import quota
 
     after_s = seconds(args.idle_for, "--idle-for")
-    api = client(args.kubeconfig)
+    api = client(kubeconfig_of(args))
     quotas = api.list(paths.resource_quotas(args.namespace))["items"]
     claims = api.list(paths.resource_claims(args.namespace))["items"]
     classes = api.list(paths.device_classes())["items"]

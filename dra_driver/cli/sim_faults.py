@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import client
 from dra_driver.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
 from dra_driver.gpu.catalog import suggest
@@ -83,7 +84,7 @@ def add_parsers(actions: Any) -> None:
     recover.add_argument("node", metavar="NODE")
     recover.add_argument("device", metavar="DEVICE", nargs="?", help="with its partitions (default: all of the node)")
     for parser in (inject, recover):
-        parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl)")
+        add_kubeconfig(parser)
         parser.add_argument(
             "--wait",
             type=float,
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the action and returns its exit status."""
     if not 0 <= args.wait <= MAX_WAIT_S:
         raise ConfigurationError(f"--wait {args.wait:g}: 0 to {MAX_WAIT_S:g} seconds expected")
-    command = FaultCommand(client(args.kubeconfig), args.node, say=lambda text: print(text, flush=True))
+    command = FaultCommand(client(kubeconfig_of(args)), args.node, say=lambda text: print(text, flush=True))
     try:
         if args.action == "inject":
             command.inject(args.device, args.fault, args.wait)

@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.progress import Progress
 from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
@@ -46,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
         "--cleanup", action="store_true", help="only delete what smoke tests have left in the namespace"
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +83,7 @@ def _add_pods(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises ConfigurationError and KubernetesApiError."""
-    options, rest = _options(args), client(args.kubeconfig)
+    options, rest = _options(args), client(kubeconfig_of(args))
     if args.cleanup:
         return _clean_up(rest, options.namespace)
     from dra_driver.smoke import SmokeRun

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.source import live_state
 
 DESCRIPTION: Final = """\
@@ -31,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="output file; YAML when it ends in .yaml, otherwise JSON; - prints to standard output",
     )
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", help="templates, events and volume claims of this namespace only"
     )
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.kube.state import KINDS
     from dra_driver.kube.state_file import dump, text_of
 
-    state = shareable(live_state(args.kubeconfig, args.namespace), (args.driver,))
+    state = shareable(live_state(kubeconfig_of(args), args.namespace), (args.driver,))
     for gap in state.gaps:
         print(f"left out: {gap}", file=sys.stderr)
     if args.file == "-":

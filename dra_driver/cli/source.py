@@ -8,18 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.progress import Progress
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
+from dra_driver.kube.kubeconfig import Kubeconfig
 from dra_driver.kube.state import ClusterState
 
 
-def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: default") -> None:
-    """Adds ``--kubeconfig``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
+def add_source(
+    parser: argparse.ArgumentParser, namespace_help: str = "default: that of the kubeconfig's context, else default"
+) -> None:
+    """Adds ``--kubeconfig``, ``--context``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
     if namespace_help:
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace_help)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser, source)
     source.add_argument(
         "--cluster-state",
         metavar="FILE",
@@ -37,10 +41,10 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
     gc.disable()
     if args.cluster_state:
         return state_in_file(args.cluster_state)
-    return live_state(args.kubeconfig, namespace, only=only)
+    return live_state(kubeconfig_of(args), namespace, only=only)
 
 
-def live_state(kubeconfig: str | None, namespace: str | None, *, only: Sequence[str] = ()) -> ClusterState:
+def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[str] = ()) -> ClusterState:
     """The state of the cluster; on a terminal with what is being read. Raises as `state_of`."""
     from dra_driver.kube.state import read_cluster
 
@@ -63,14 +67,14 @@ def tell_gaps(state: ClusterState) -> None:
         print(f"not read: {printable(gap)}", file=sys.stderr)
 
 
-def client(kubeconfig: str | None) -> Any:
+def client(kubeconfig: Kubeconfig) -> Any:
     """Returns a client of the API server; the library logs errors only, so its log does not mix with the output."""
     from dra_driver.kube.connection import Connection
     from dra_driver.kube.rest import RestClient
     from dra_driver.telemetry import logs
 
     logs.configure("text", "error")
-    return RestClient(Connection.load(kubeconfig))
+    return RestClient(Connection.load(kubeconfig.path, context=kubeconfig.context))
 
 
 def split_target(target: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.errors import DraError
 
 DESCRIPTION: Final = """\
@@ -48,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
     )
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
     parser.set_defaults(snapshot=None)
 
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     found, took_s = facts_of(args)
     if not found.knows(facts.VERSION):
         raise DraError(found.unanswered[facts.VERSION].seen)
-    logs, left = ({}, []) if args.no_logs else read_logs(client(args.kubeconfig), found, within_s=_LOG_S)
+    logs, left = ({}, []) if args.no_logs else read_logs(client(kubeconfig_of(args)), found, within_s=_LOG_S)
     report = diagnose(found, DoctorScope(), clock=time.monotonic, took_s=took_s)
     now = datetime.now(UTC)
     path = Path(args.file or f"dra-support-{now:%Y%m%d-%H%M%S}.tar.gz")

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.cli.source import add_source, client, state_in_file
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dra_driver.kube.kubeconfig import Kubeconfig
     from dra_driver.usage.device_use import UseReport
 
 DESCRIPTION: Final = """\
@@ -63,14 +65,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         from dra_driver.kube.connection import Connection
 
-        about = Connection.load(args.kubeconfig).source
-        source = LiveSource(client(args.kubeconfig))  # type: ignore[assignment]
-        read_use = _reader_of_use(args.kubeconfig, args.driver_namespace)
+        chosen = kubeconfig_of(args)
+        about = Connection.load(chosen.path, context=chosen.context).source
+        source = LiveSource(client(chosen))  # type: ignore[assignment]
+        read_use = _reader_of_use(chosen, args.driver_namespace)
     serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, prices=prices)
     return 0
 
 
-def _reader_of_use(kubeconfig: str | None, namespace: str) -> "Callable[[], UseReport]":
+def _reader_of_use(kubeconfig: "Kubeconfig", namespace: str) -> "Callable[[], UseReport]":
     """Asks the exporters over connections of its own: another thread reads the cluster."""
     from dra_driver.cli.exporters import ask_exporters
 

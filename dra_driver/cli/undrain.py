@@ -4,6 +4,7 @@ import argparse
 from typing import Any, Final
 
 from dra_driver.cli.drain import add_target, finish, say_for, seconds
+from dra_driver.cli.kubeconfig import kubeconfig_of
 from dra_driver.cli.source import client
 
 DESCRIPTION: Final = """\
@@ -29,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
 
     options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu))
     report = DrainReport(command="undrain", node=args.node, driver=args.driver)
-    api, limit = client(args.kubeconfig), wait_at_most(seconds(args.timeout))
+    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
     return finish(args, report, lambda: undrain(api, options, report, limit, say_for(args)))

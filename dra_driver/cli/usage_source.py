@@ -5,6 +5,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from dra_driver.cli.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.cli.progress import Progress
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
@@ -19,7 +20,7 @@ MAX_WINDOW_S: Final = 366 * 86_400
 
 def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
     """Adds the flags that say who is asked. ``window`` is the default with Prometheus."""
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_kubeconfig(parser)
     parser.add_argument(
         "--driver-namespace",
         metavar="NAME",
@@ -65,7 +66,7 @@ def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -
     from dra_driver.cli.source import client
 
     with Progress("asking the exporters"):
-        return ask_exporters(client(args.kubeconfig), args.driver_namespace, node=node)
+        return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
 
 def prometheus_of(args: argparse.Namespace) -> "Prometheus":

@@ -94,11 +94,11 @@ def read_token(path: Path) -> str:
     return token
 
 
-def plain_kubeconfig(path: Path) -> Access | None:
-    """The access that a kubeconfig's current context describes; None when the ``kubernetes`` client has to read it.
+def plain_kubeconfig(path: Path, context_name: str | None = None) -> Access | None:
+    """The access that a kubeconfig's context describes, by default its current one.
 
-    Also None for a damaged file: the client names what is wrong. Raises ConfigurationError for a file that is named in
-    a plain kubeconfig and cannot be read.
+    None when the ``kubernetes`` client has to read it, also for a damaged file: the client names what is wrong. Raises
+    ConfigurationError for a file that is named in a plain kubeconfig and cannot be read.
     """
     import yaml  # noqa: PLC0415 - a pod has a service account, and never needs YAML: 0.7 MiB
 
@@ -106,7 +106,7 @@ def plain_kubeconfig(path: Path) -> Access | None:
         document = yaml.safe_load(_content(path))
     except yaml.YAMLError:
         return None
-    context = _named(document, "contexts", "context", _get(document, "current-context"))
+    context = _named(document, "contexts", "context", context_name or _get(document, "current-context"))
     cluster = _named(document, "clusters", "cluster", _get(context, "cluster"))
     user = _named(document, "users", "user", _get(context, "user"))
     if cluster is None or user is None or not cluster.keys() <= _CLUSTER or not user.keys() <= _USER:

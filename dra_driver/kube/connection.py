@@ -17,6 +17,7 @@ from dra_driver.kube.access import Access, plain_kubeconfig, service_account, us
 from dra_driver.kube.direct import DirectSession
 from dra_driver.kube.http.answer import HttpAnswer
 from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.kubeconfig import kubeconfig_path
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +53,24 @@ class Connection:
         cls,
         kubeconfig: str | None = None,
         *,
+        context: str | None = None,
         environ: Mapping[str, str] = os.environ,
         service_account_dir: Path = SERVICE_ACCOUNT_DIR,
     ) -> "Connection":
         """The connection described by ``kubeconfig``; else the pod's service account; else KUBECONFIG or
-        ``~/.kube/config``.
+        ``~/.kube/config``. ``context`` is one of the kubeconfig's, None its current one.
 
         Opens no connection yet. Raises ConfigurationError when none of them exists or one is unreadable.
         """
-        if kubeconfig is None and _in_cluster(environ, service_account_dir):
+        if kubeconfig is None and context is None and _in_cluster(environ, service_account_dir):
             return cls._of_service_account(environ, service_account_dir)
-        path = (
-            kubeconfig or environ.get("KUBECONFIG") or str(Path(environ.get("HOME", "~"), ".kube/config").expanduser())
-        )
+        path = kubeconfig_path(kubeconfig, environ)
         if not any(Path(part).is_file() for part in path.split(os.pathsep) if part):
             raise ConfigurationError(
                 f"no way to reach the API server: kubeconfig {path} does not exist and no service account is mounted "
                 f"at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
             )
-        return cls._of_kubeconfig(path, environ)
+        return cls._of_kubeconfig(path, context, environ)
 
     @classmethod
     def _of_service_account(cls, environ: Mapping[str, str], folder: Path) -> "Connection":
@@ -81,15 +81,18 @@ class Connection:
         return cls(source, library.from_service_account(environ, folder))
 
     @classmethod
-    def _of_kubeconfig(cls, path: str, environ: Mapping[str, str]) -> "Connection":
+    def _of_kubeconfig(cls, path: str, context: str | None, environ: Mapping[str, str]) -> "Connection":
+        source = f"kubeconfig {path}" if context is None else f"context {context} of kubeconfig {path}"
+
         def make() -> ApiSession:
-            access = plain_kubeconfig(Path(path)) if Path(path).is_file() and not uses_proxy(environ) else None
+            is_plain = Path(path).is_file() and not uses_proxy(environ)
+            access = plain_kubeconfig(Path(path), context) if is_plain else None
             if access is not None:
-                return _direct(access, f"kubeconfig {path}")
-            session: ApiSession = _client_library(f"kubeconfig {path}").from_kubeconfig(path)()
+                return _direct(access, source)
+            session: ApiSession = _client_library(source).from_kubeconfig(path, context)()
             return session
 
-        return cls(f"kubeconfig {path}", make)
+        return cls(source, make)
 
     @property
     def base_url(self) -> str:

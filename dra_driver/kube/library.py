@@ -138,14 +138,16 @@ def _translated(error: Exception) -> TransportError:
     return TransportError(what, broke=isinstance(error, ProtocolError), untrusted=untrusted, hint=hint)
 
 
-def from_kubeconfig(path: str) -> Callable[[], LibrarySession]:
+def from_kubeconfig(path: str, context: str | None = None) -> Callable[[], LibrarySession]:
     """A function that reads the kubeconfig (files separated by ``:`` are merged)."""
     parts = client_parts("kubeconfig")
 
     def make() -> LibrarySession:
         configuration = parts.configuration()
         try:
-            parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
+            parts.load_config(
+                config_file=path, context=context, client_configuration=configuration, persist_config=False
+            )
         except (AttributeError, LookupError, TypeError, UnicodeError) as error:
             # The client's reader fails like that on a file of another shape; its own message does not help.
             raise ConfigurationError(

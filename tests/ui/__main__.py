@@ -19,6 +19,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from dra_driver.cli.source import client
+from dra_driver.kube.kubeconfig import Kubeconfig
 from dra_driver.usage.prices import Prices
 from dra_driver.web.reading import read_cluster
 from dra_driver.web.serve import serve
@@ -58,8 +59,8 @@ def main() -> int:
 def _serve(kubeconfig: str) -> str:
     """Serves in a thread of this process; returns the address."""
     said: SimpleQueue[str] = SimpleQueue()
-    source, beats = LiveSource(client(kubeconfig)), iter(range(10**6))
-    other = LiveSource(client(kubeconfig))
+    source, beats = LiveSource(client(Kubeconfig(path=kubeconfig))), iter(range(10**6))
+    other = LiveSource(client(Kubeconfig(path=kubeconfig)))
     options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put, "prices": PRICES}
     options |= {"read_use": lambda: made_use(read_cluster(other), next(beats)), "use_interval_s": 1.0}
     threading.Thread(target=lambda: serve(source, **options), daemon=True).start()

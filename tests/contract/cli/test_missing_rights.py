@@ -107,7 +107,10 @@ def server() -> Iterator[str]:
 def kubeconfig(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {
         "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "contexts": [
+            {"name": "c", "context": {"cluster": "c", "user": "u"}},
+            {"name": "team", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}},
+        ],
         "clusters": [{"name": "c", "cluster": {"server": server}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
@@ -136,6 +139,20 @@ def test_the_missing_right_is_named(name: str, capsys: pytest.CaptureFixture[str
     assert any(f"{verb} {what}" in said for verb in ("list", "get", "create") for what in CLUSTER_WIDE), said
     assert "403" in said or "lacks rights" in said, said
     assert status != 0 or name in ("snapshot", "support-bundle")
+
+
+@pytest.mark.parametrize("words", [("explain", "pod/train"), ("doctor", "pod/train")])
+@pytest.mark.usefixtures("kubeconfig")
+def test_a_pod_is_looked_for_in_the_namespace_of_the_context(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the one that is chosen; the current one of this user has none, so that it is not found there."""
+    kubectl.main([*words, "--context", "team"])
+    found = capsys.readouterr()
+    kubectl.main(list(words))
+    lost = capsys.readouterr()
+    assert f"{NAMESPACE}/train" in found.out
+    assert any(where in lost.out + lost.err for where in ("train in namespace default", "default/train"))
 
 
 QUOTAS_AND_CLAIMS = ("resourceclaims", "resourcequotas")

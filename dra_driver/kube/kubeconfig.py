@@ -1,0 +1,89 @@
+"""Which kubeconfig and which of its contexts a user chose, and the namespace that goes with the choice.
+
+As kubectl does it: ``--context`` replaces the file's ``current-context``; of several files in ``KUBECONFIG`` the first
+that names a thing counts (kubernetes/client-go tools/clientcmd/loader.go); without ``-n`` the context's namespace, in a
+pod the service account's, else ``default``.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.lean_dataclasses import dataclass
+
+DEFAULT: Final = "default"
+_MAX_BYTES: Final = 16 << 20
+_TOLD: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kubeconfig:
+    """``path`` None: as kubectl finds it. ``context`` None: the current one."""
+
+    path: str | None = None
+    context: str | None = None
+
+    def namespace(self, environ: Mapping[str, str], service_account_dir: Path) -> str:
+        """The namespace in which a command looks that was given none. Never raises: a file that cannot be read is
+        told by the connection."""
+        if self.path is None and self.context is None and environ.get("KUBERNETES_SERVICE_HOST"):
+            return _text(service_account_dir / "namespace").strip() or DEFAULT
+        contexts = self._contexts(environ)
+        found = contexts.get(self.context or self._current(environ), {}).get("namespace")
+        return found if isinstance(found, str) and found else DEFAULT
+
+    def check(self, environ: Mapping[str, str]) -> None:
+        """Raises ConfigurationError for a context that is not there."""
+        contexts = self._contexts(environ)
+        if self.context is not None and self.context not in contexts:
+            there = ", ".join(sorted(contexts)[:_TOLD]) or "none"
+            path = kubeconfig_path(self.path, environ)
+            raise ConfigurationError(
+                f"--context {self.context[:100]}: kubeconfig {path} has no such context; it has {there[:500]}"
+            )
+
+    def names(self, environ: Mapping[str, str]) -> list[str]:
+        """The contexts that there are."""
+        return sorted(self._contexts(environ))
+
+    def _current(self, environ: Mapping[str, str]) -> str:
+        found = (each.get("current-context") for each in self._documents(environ))
+        return next((name for name in found if isinstance(name, str) and name), "")
+
+    def _contexts(self, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for document in self._documents(environ):
+            for entry in document["contexts"]:
+                if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                    context = entry.get("context")
+                    found.setdefault(entry["name"], context if isinstance(context, dict) else {})
+        return found
+
+    def _documents(self, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+        return [_document(Path(part)) for part in kubeconfig_path(self.path, environ).split(os.pathsep) if part]
+
+
+def kubeconfig_path(path: str | None, environ: Mapping[str, str]) -> str:
+    """The file, or several separated by ``os.pathsep``; they need not exist."""
+    return path or environ.get("KUBECONFIG") or str(Path(environ.get("HOME", "~"), ".kube/config").expanduser())
+
+
+def _document(path: Path) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - the node process has no use for it
+
+    try:
+        found = yaml.safe_load(_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        found = None
+    contexts = found.get("contexts") if isinstance(found, dict) else None
+    return {**(found if isinstance(found, dict) else {}), "contexts": contexts if isinstance(contexts, list) else []}
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MAX_BYTES)
+    except OSError:
+        return ""
