@@ -34,7 +34,7 @@ USED_GIB: Final = {"modest": 8, "greedy": 20, "sleepy": 0}
 GREEDY, SLEEPY = "greedy", "sleepy"
 TOLD: Final = ("GpuMemoryOverGrant", "GpuEvictionAnnounced")
 EVICTED: Final = "GpuEviction"
-IDLE_FOR: Final = "20s"
+IDLE_S: Final = 20
 EVICTED_S: Final = 120.0
 _GIB: Final = 2**30
 _COMMAND_S: Final = 60.0
@@ -124,7 +124,8 @@ class UsageChapter:
         self._say(f"$ kubectl get pods -n {NAMESPACE}\n{table(PODS, self._pods().values(), utc_now())}\n")
         self._kubectl("usage")
         claim = self._claim(SLEEPY)
-        idle = self._kubectl("idle", "--idle-for", IDLE_FOR)
+        self._expect(lambda: not_idle_yet(self._answer(), SLEEPY), "the exporter to see the claim unused for a while")
+        idle = self._kubectl("idle", "--idle-for", f"{IDLE_S}s")
         priced = self._kubectl("cost", "--prices", str(PRICES), "--by", "claim")
         if problem := not_found_idle(idle, SLEEPY) or not_priced(priced, claim):
             raise RetryableError(problem)
@@ -146,12 +147,15 @@ class UsageChapter:
 
     def _seen(self) -> dict[str, float]:
         """GiB that the exporter sees by pod; {} while it does not answer."""
+        return used_by_pod(self._answer())
+
+    def _answer(self) -> Mapping[str, object]:
+        """The exporter's ``/usage``; {} while it does not answer."""
         exporter = next(iter(self._cluster.nodes.values())).exporter
         try:
-            answer = exporter.usage() if exporter is not None else {}
+            return exporter.usage() if exporter is not None else {}
         except RetryableError:
             return {}
-        return used_by_pod(answer)
 
     def _pods(self) -> dict[str, Obj]:
         return {pod["metadata"]["name"]: pod for pod in self._cluster.store.list(PODS, NAMESPACE).items}
@@ -190,6 +194,13 @@ def used_by_pod(answer: Mapping[str, object]) -> dict[str, float]:
         for pod in claim["pods"]
         if device.get("usedBytes") is not None
     }
+
+
+def not_idle_yet(answer: Mapping[str, object], pod: str) -> str | None:
+    """Why a pod's claim is not idle for `IDLE_S` in an exporter's ``/usage``; None if it is."""
+    of_pod = [device for claim in entries(answer, "claims") if pod in claim["pods"] for device in claim["devices"]]
+    seen = [device.get("idleSeconds") for device in of_pod]
+    return None if seen and all((each or 0) >= IDLE_S for each in seen) else f"it saw {pod} unused for {seen} s"
 
 
 def unlike_used(seen: Mapping[str, float], wanted: Mapping[str, float]) -> str | None:

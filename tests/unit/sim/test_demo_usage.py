@@ -5,6 +5,7 @@ import pytest
 from dra_driver.sim.demo.usage import (
     disturbed,
     not_found_idle,
+    not_idle_yet,
     not_priced,
     not_running,
     not_told,
@@ -26,6 +27,16 @@ def test_use_is_by_pod_and_what_is_not_known_is_left_out() -> None:
     assert unlike_used({"a": 2.0}, {"a": 2}) is None
     assert unlike_used({"a": 2.5}, {"a": 2}) == "it sees {'a': 2.5} (GiB by pod)"
     assert unlike_used({}, {"a": 0}) == "it sees nothing (GiB by pod)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [([20, 35], None), ([19], "it saw a unused for [19] s"), ([20, None], "[20, None]"), ([], "[]")],
+)
+def test_the_claim_is_unused_for_a_while_before_it_is_asked_for(seconds: list[int | None], said: str | None) -> None:
+    answer = {"claims": [{"pods": ["a"], "devices": [{"idleSeconds": each} for each in seconds]}]}
+    found = not_idle_yet(answer, "a")
+    assert found is None if said is None else said in str(found)
 
 
 def test_every_event_is_expected() -> None:
