@@ -12,6 +12,7 @@ from dra_driver.cli.source import client, wants_colour
 from dra_driver.cli.table import show
 from dra_driver.cli.usage_output import number, print_csv
 from dra_driver.cli.usage_source import add_usage_source, read_use, seconds, tell_source
+from dra_driver.errors import NotFoundError
 
 if TYPE_CHECKING:
     from dra_driver.usage.quota import QuotaRow, UnlimitedClass
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     after_s = seconds(args.idle_for, "--idle-for")
     api = client(kubeconfig_of(args))
-    quotas = api.list(paths.resource_quotas(args.namespace))["items"]
+    quotas = _quotas(api, args.namespace)
     claims = api.list(paths.resource_claims(args.namespace))["items"]
     classes = api.list(paths.device_classes())["items"]
     extended = [str(item.get("spec", {}).get("extendedResourceName") or "") for item in classes]
@@ -65,6 +66,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("No namespace has a quota on devices or claims, or devices.")
     return 0
+
+
+def _quotas(api: Any, namespace: str | None) -> Sequence[Mapping[str, Any]]:
+    """None, with a note, from an API server that does not serve them."""
+    from dra_driver.kube import paths
+
+    try:
+        found: Sequence[Mapping[str, Any]] = api.list(paths.resource_quotas(namespace))["items"]
+    except NotFoundError:
+        print("note: this API server has no ResourceQuotas, as that of `dra-driver sim up`", file=sys.stderr)
+        return ()
+    return found
 
 
 def _idle(args: argparse.Namespace, claims: Sequence[Mapping[str, Any]], after_s: int) -> dict[tuple[str, str], int]:

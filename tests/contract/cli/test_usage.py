@@ -338,6 +338,15 @@ def test_cost_of_the_claims_that_exist_names_what_is_missing(capsys: Printed, tm
     assert out.splitlines()[1].split()[3] == "?"
 
 
+def test_an_api_server_without_quotas_still_says_what_namespaces_have(server: Served, capsys: Printed) -> None:
+    """That of `dra-driver sim up`."""
+    del server[0].lists["/api/v1/resourcequotas"]
+    assert kubectl.main(["quota"]) == 0
+    out, err = capsys.readouterr()
+    assert "no limit" in out
+    assert "has no ResourceQuotas" in err
+
+
 @pytest.mark.usefixtures("server")
 def test_quota_tells_what_is_left_and_idle(capsys: Printed) -> None:
     assert kubectl.main(["quota", "--idle"]) == 0
