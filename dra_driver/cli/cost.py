@@ -46,7 +46,7 @@ The file of prices:
 _WINDOW: Final = "24h"
 _MAX_FILE: Final = 1 << 20
 _MAX_NOTES: Final = 10
-_BY: Final = {"namespace": ("NAMESPACE",), "claim": ("NAMESPACE", "CLAIM")}
+_BY: Final = {"namespace": ("namespace",), "claim": ("namespace", "claim")}
 _AMOUNTS: Final = ("DEVICES", "GPU HOURS", "COST", "ENERGY", "COST OF ENERGY", "CARBON")
 
 
@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from dra_driver.usage.cost import price, sums
 
-    headings, key_of = _grouping(args.by)
+    names, key_of = _grouping(args.by)
     prices = read_prices(args.prices)
     held, source, gaps = _held(args)
     lines = [price(item, prices) for item in held if args.namespace in (None, item.namespace)]
@@ -83,15 +83,19 @@ def run(args: argparse.Namespace) -> int:
     for note in (*gaps, *_missing(lines), *_no_energy(lines, prices)):
         print(f"note: {printable(note)}", file=sys.stderr)
     if args.output == "json":
-        items = [_wire(dict(zip(map(str.lower, headings), each.key, strict=True)), each) for each in found]
+        items = [_wire(dict(zip(names, each.key, strict=True)), each) for each in found]
         about = {"source": source, "currency": prices.currency, "gaps": list(gaps), "missing": list(_missing(lines))}
         print(json.dumps({"schemaVersion": 1, "kind": "CostReport", **about, "items": items}, indent=2))
     elif args.output == "csv":
-        names = [name for name in asdict(found[0]) if name != "key"] if found else []
-        rows = [[*each.key, *(getattr(each, name) for name in names), prices.currency] for each in found]
-        print_csv([*map(str.lower, headings), *names, "currency"], rows)
+        fields = [name for name in asdict(found[0]) if name != "key"] if found else []
+        rows = [[*each.key, *(getattr(each, name) for name in fields), prices.currency] for each in found]
+        print_csv([*names, *fields, "currency"], rows)
     elif found:
-        show((*headings, *_AMOUNTS), [_cells(each, prices.currency) for each in found], colour=wants_colour())
+        show(
+            (*map(str.upper, names), *_AMOUNTS),
+            [_cells(each, prices.currency) for each in found],
+            colour=wants_colour(),
+        )
     else:
         print("No claims hold devices here, as far as is known.")
     return 0
@@ -124,7 +128,7 @@ def _grouping(by: str) -> "tuple[tuple[str, ...], Callable[[Held], tuple[str, ..
 
     kind, _, key = by.partition(":")
     if kind == "label" and key:
-        return (key.upper(),), label_key(key)
+        return (key,), label_key(key)
     if by == "namespace":
         return _BY[by], lambda held: (held.namespace,)
     if by == "claim":

@@ -331,6 +331,8 @@ def test_cost_of_the_claims_that_exist_names_what_is_missing(capsys: Printed, tm
     assert (item["namespace"], item["claim"], item["unpriced"]) == ("team-a", "train", 0)
     assert item["amount"] == 2 * item["gpuHours"] > 0
     assert "energy is not known: it needs --prometheus" in err
+    assert kubectl.main(["cost", "--prices", "prices.yaml", "--by", "label:costCenter", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"][0]["costCenter"] == "(no such label)"
     (tmp_path / "prices.yaml").write_text("gpuHour: {B200: 4}")
     assert kubectl.main(["cost", "--prices", "prices.yaml"]) == 0
     out, err = capsys.readouterr()
