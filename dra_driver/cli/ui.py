@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.cli.kubeconfig import kubeconfig_of
@@ -13,6 +13,7 @@ from dra_driver.errors import ConfigurationError
 if TYPE_CHECKING:
     from dra_driver.kube.kubeconfig import Kubeconfig
     from dra_driver.usage.device_use import UseReport
+    from dra_driver.web.use_history import UseSample
 
 DESCRIPTION: Final = """\
 Serve a page about the cluster's GPUs on loopback until Ctrl-C: nodes and GPUs drawn to scale, claims and what they use,
@@ -43,6 +44,10 @@ def add_parser(subparsers: Any) -> None:
         help="namespace of the usage exporters (default: dra-driver); they are asked through the API server, which "
         "needs the rights to list pods and to get pods/proxy there",
     )
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="charts begin with what this Prometheus recorded in the last hour"
+    )
+    parser.add_argument("--prometheus-token-file", metavar="FILE", help="a token that the Prometheus wants")
     parser.add_argument("--prices", metavar="FILE", help="prices as for `kubectl dra cost`: shows what claims cost")
     add_source(parser, namespace_help="")
 
@@ -58,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         from dra_driver.cli.cost import read_prices
 
         prices = read_prices(args.prices)
+    read_past = _reader_of_past(args) if args.prometheus else tuple
     read_use: Callable[[], UseReport] | None = None
     if args.cluster_state:
         state = state_in_file(args.cluster_state)
@@ -69,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         about = Connection.load(chosen.path, context=chosen.context).source
         source = LiveSource(client(chosen))  # type: ignore[assignment]
         read_use = _reader_of_use(chosen, args.driver_namespace)
-    serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, prices=prices)
+    use: Any = {"read_use": read_use, "read_past": read_past}
+    serve(source, about=printable(about), port=args.port, say=_say, prices=prices, **use)
     return 0
 
 
@@ -79,6 +86,25 @@ def _reader_of_use(kubeconfig: "Kubeconfig", namespace: str) -> "Callable[[], Us
 
     api = client(kubeconfig)
     return lambda: ask_exporters(api, namespace)
+
+
+def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSample]]":
+    """Asks Prometheus for the last hour. Raises ConfigurationError for an address that is none."""
+    from dra_driver.cli.prometheus import PrometheusError
+    from dra_driver.cli.usage_source import prometheus_of
+    from dra_driver.web.past_use import past_of
+
+    if args.cluster_state:
+        raise ConfigurationError("--prometheus: a file of the cluster's state is not from now; leave one of both out")
+    server = prometheus_of(args)
+
+    def past() -> "Sequence[UseSample]":
+        try:
+            return past_of(server.ask)
+        except ValueError as error:
+            raise PrometheusError(f"{server.url}: {error}") from error
+
+    return past
 
 
 def _say(address: str) -> None:

@@ -48,6 +48,8 @@ class GpuMemory:
     unattributed_bytes: int | None = None
     unattributed_processes: int | None = None
     reserved_bytes: int | None = None
+    busy_ratio: float | None = None
+    power_watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ MAX_PODS: Final = 256
 MAX_NAME: Final = 253
 MAX_BYTES: Final = 2**50
 """More memory than a GPU has: a number above it is a mistake."""
+MAX_WATTS: Final = 100_000.0
 
 
 def decode(document: Mapping[str, Any], node: str = "") -> tuple[list[ClaimDeviceUse], float, list[str]]:
@@ -52,6 +53,8 @@ def decode_gpus(document: Mapping[str, Any], node: str = "") -> list[GpuMemory]:
             unattributed_bytes=_whole(number(gpu.get("memoryUnattributedBytes"))),
             unattributed_processes=_whole(number(gpu.get("unattributedProcesses"), most=1e6)),
             reserved_bytes=_whole(number(gpu.get("memoryReservedBytes"))),
+            busy_ratio=_ratio(number(gpu.get("percent"), most=100.0)),
+            power_watts=number(gpu.get("powerWatts"), most=MAX_WATTS),
         )
         for gpu in _items(document.get("gpus"), MAX_GPUS)
         if text(gpu.get("device"))
@@ -73,7 +76,7 @@ def _use(claim: Mapping[str, Any], device: Mapping[str, Any], node: str) -> Clai
         used_bytes=_whole(used),
         granted_bytes=_whole(number(device.get("grantBytes"))),
         peak_bytes=_whole(max(peak or 0, used or 0) if peak is not None else used),
-        sm_ratio=None if percent is None else percent / 100,
+        sm_ratio=_ratio(percent),
         energy_joules=number(device.get("energyJoules"), most=1e15),
         energy_estimated=device.get("estimated") is True,
         processes=_whole(processes),
@@ -116,6 +119,10 @@ def moment(value: Any) -> datetime | None:
     except ValueError:
         return None
     return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def _whole(value: float | None) -> int | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +17,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from dra_driver.capacity import Options, survey
 from dra_driver.config.schema import printable
 from dra_driver.errors import DraError
-from dra_driver.explain import explain, gates_of, pod_subject, scheduler_of, with_defaults
 from dra_driver.kube.state import ClusterState
 from dra_driver.usage.prices import Prices
 from dra_driver.web import charts, what_if
+from dra_driver.web.answers import explain_pod, in_thread, survey_of
 from dra_driver.web.derived import Derived, WorkedOut
 from dra_driver.web.fleet import gib
 from dra_driver.web.gate import BrowserGate, Keys
@@ -135,17 +134,22 @@ class Pages:
         holders = []
         for part in (*found.parts, *found.admins):
             measured = use.uses.get((part.namespace, part.claim, node, part.device)) if use else None
-            points = use.points(measured) if use and measured else []
-            lines = (charts.memory_line(points, part.memory_bytes), charts.utilisation_line(points))
-            holders.append((part, measured, lines, points))
+            seen = use.points(measured) if use and measured else []
+            lines = (charts.memory_line(seen, part.memory_bytes), charts.utilisation_line(seen))
+            holders.append((part, measured, lines, seen))
         memory = use.gpus.get((node, name)) if use else None
+        points = use.points_of_gpu(node, name) if use else []
+        total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
+        over_time = (charts.memory_line(points, total), charts.utilisation_line(points), points, total)
         size = (charts.WIDTH, charts.HEIGHT)
         near: dict[str, Any] = {
             "island": island_of(found, fleet),
             "clique": clique_of(found, fleet),
             "numa": numa_text(found.place),
         }
-        return self._page(request, "gpu.html", gpu=found, holders=holders, memory=memory, size=size, **near)
+        return self._page(
+            request, "gpu.html", gpu=found, holders=holders, memory=memory, over_time=over_time, size=size, **near
+        )
 
     async def claims(self, request: Request) -> Response:
         query, reading = _query(request), self._reading()
@@ -188,7 +192,7 @@ class Pages:
         answer = None
         if reading is not None:
             state = reading.value.state
-            answer = self._sources.derived.ask("capacity", reading.number, lambda: _survey(state))
+            answer = self._sources.derived.ask("capacity", reading.number, lambda: survey_of(state))
         return self._page(request, "capacity.html", answer=answer)
 
     async def events(self, request: Request) -> Response:
@@ -250,7 +254,7 @@ class Pages:
             return None
         state = reading.value.state
         key = ("pod", namespace, name)
-        return self._sources.derived.ask(key, reading.number, lambda: _explain_pod(state, namespace, name))
+        return self._sources.derived.ask(key, reading.number, lambda: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
         return HTMLResponse(self._render(request, template, **values), status_code=status)
@@ -285,11 +289,8 @@ class Pages:
 
     async def _tried(self, request: Request, head: str, tail: str, text: str, namespace: str) -> AsyncIterator[str]:
         yield head
-        try:
-            async for piece in self._answers(request, text, namespace):
-                yield piece
-        finally:
-            pass
+        async for piece in self._answers(request, text, namespace):
+            yield piece
         yield tail
 
     async def _answers(self, request: Request, text: str, namespace: str) -> AsyncIterator[str]:
@@ -297,7 +298,7 @@ class Pages:
         if not self._tries.acquire(blocking=False):
             yield self._render(request, "_problem.html", sentence="Two trials run already. Try again in a moment.")
             return
-        answer = _in_thread(lambda: what_if.tried(state, text, namespace), self._tries.release)
+        answer = in_thread(lambda: what_if.tried(state, text, namespace), self._tries.release)
         try:
             try:
                 reports = await asyncio.wait_for(asyncio.shield(answer), FIRST_WAIT_S)
@@ -336,40 +337,6 @@ class Pages:
     def _seen(self) -> tuple[int, int, int]:
         use = self._sources.use
         return self._sources.cluster.changes, use.changes if use else 0, self._sources.derived.changes
-
-
-def _in_thread(compute: Callable[[], Any], done: Callable[[], object]) -> "asyncio.Future[Any]":
-    """Computes in a thread that does not keep the process from ending; ``done`` is called there at the end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def tell(set_it: Callable[[Any], None], value: Any) -> None:
-        if not future.cancelled() and not future.done():
-            set_it(value)
-
-    def run() -> None:
-        try:
-            value, set_it = compute(), future.set_result
-        except Exception as error:  # noqa: BLE001  raised where the answer is awaited
-            value, set_it = error, future.set_exception
-        finally:
-            done()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, set_it, value)
-
-    threading.Thread(target=run, name="page-what-if", daemon=True).start()
-    return future
-
-
-def _survey(state: ClusterState) -> Any:
-    state = with_defaults(state)
-    scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
-    return survey(state, Options(features=scheduler.features, quirks=scheduler.quirks))
-
-
-def _explain_pod(state: ClusterState, namespace: str, name: str) -> Any:
-    scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
-    return explain(state, pod_subject(state, namespace, name), scheduler=scheduler)
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -44,8 +44,9 @@ class ClaimOnPage:
         return sum(each.part.memory_bytes for each in self.devices if each.part)
 
 
-Uses = Mapping[tuple[str, str, str, str], ClaimDeviceUse]
-"""By namespace, claim, node and device."""
+Key = tuple[str, str, str, str]
+"""Namespace, claim, node and device."""
+Uses = Mapping[Key, ClaimDeviceUse]
 
 
 def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:

@@ -4,7 +4,7 @@ Stop: 1. server (open streams end within a second), 2. readers; their threads do
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import uvicorn
@@ -17,7 +17,7 @@ from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
 from dra_driver.web.heap import heap
 from dra_driver.web.reading import Periodic, ReadsCluster, read_without_collection, same_cluster
-from dra_driver.web.use_history import UseHistory
+from dra_driver.web.use_history import UseHistory, UseSample
 
 LOOPBACK: Final = "127.0.0.1"
 CLUSTER_S: Final = 5.0
@@ -36,11 +36,15 @@ def serve(
     port: int,
     say: Callable[[str], None],
     read_use: Callable[[], UseReport] | None = None,
+    read_past: Callable[[], Sequence[UseSample]] = tuple,
     prices: Prices | None = None,
     interval_s: float = CLUSTER_S,
     use_interval_s: float = USE_S,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. ``say`` is given the address. Raises ConfigurationError if the port is taken."""
+    """Serves until SIGINT or SIGTERM. ``say`` is given the address, ``read_past`` what was used before.
+
+    Raises ConfigurationError if the port is taken.
+    """
     listening = _listening(port)
     with listening:
         port = listening.getsockname()[1]
@@ -55,7 +59,7 @@ def serve(
             ),
             derived=Derived(),
             about=about,
-            use=Periodic("page-use", UseHistory(read_use).read, use_interval_s) if read_use else None,
+            use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
             prices=prices,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))

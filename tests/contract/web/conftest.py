@@ -31,6 +31,7 @@ class Site:
         self.told: dict[str, GpuNodeStatus] = {}
         self.uses: list[ClaimDeviceUse] = []
         self.memory: list[GpuMemory] = []
+        self.gaps: list[str] = []
         self.failure: Exception | None = None
         self.keys = Keys()
         self.code = self.keys.code
@@ -46,7 +47,7 @@ class Site:
         self.base = f"/{self.keys.folder}"
 
     def _report(self) -> UseReport:
-        return UseReport(source="test", window_s=60, uses=list(self.uses), gpus=list(self.memory))
+        return UseReport(source="test", window_s=60, uses=list(self.uses), gpus=list(self.memory), gaps=self.gaps)
 
     def _read(self) -> Any:
         if self.failure:

@@ -91,6 +91,32 @@ def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient")
     assert '<span class="quiet">?</span> = 23 GiB of 80 GiB' in text
 
 
+def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestClient") -> None:
+    """Also of a GPU that no claim holds: memory in use, utilisation, power."""
+    site.memory = [
+        GpuMemory(
+            node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=20 * GIB, busy_ratio=0.5, power_watts=320.4
+        )
+    ]
+    for _ in range(2):
+        site.read(plain_state())
+    text = browser.get(f"{site.base}/nodes/n/gpu-0").text
+    assert re.search(r'<polyline class="memory" points="0.0,90.0 [0-9.]+,90.0"/>', text)
+    assert re.search(r'<polyline class="sm" points="0.0,60.0 [0-9.]+,60.0"/>', text)
+    assert "the top being 80 GiB" in text
+    assert "<dd>50 %</dd>" in text
+    assert "<dd>320 W</dd>" in text
+
+
+def test_what_is_not_known_about_use_is_said(site: Site, browser: "TestClient") -> None:
+    """Where use is shown."""
+    site.gaps = [f"node n: its exporter does not answer {HOSTILE}"]
+    site.read(full_state())
+    for path in ("/claims", "/nodes/n/gpu-0"):
+        text = browser.get(f"{site.base}{path}").text
+        assert "node n: its exporter does not answer &lt;script&gt;" in text
+
+
 def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient") -> None:
     """On the GPU's page its peers, on the node's all islands and what is on one NUMA node."""
     pair = (placed(f"gpu-{number}", island="A", numa=number, clique="fabric.1") for number in range(2))

@@ -102,9 +102,11 @@ def test_claims_are_bounded() -> None:
 
 def test_the_memory_of_gpus_is_read_with_what_is_not_known() -> None:
     gpu = {"device": "gpu-0", "memoryTotalBytes": 100, "memoryUsedBytes": 60, "memoryClaimsBytes": 50,
-           "memoryUnattributedBytes": None, "memoryReservedBytes": -1, "unattributedProcesses": 2}  # fmt: skip
+           "memoryUnattributedBytes": None, "memoryReservedBytes": -1, "unattributedProcesses": 2, "percent": 50,
+           "powerWatts": 1e9}  # fmt: skip
     (found,) = decode_gpus({"version": 1, "node": "n", "gpus": [gpu, {"device": 7}, "x"]})
     assert (found.node, found.device, found.total_bytes, found.used_bytes) == ("n", "gpu-0", 100, 60)
     assert (found.claims_bytes, found.unattributed_bytes, found.unattributed_processes) == (50, None, 2)
     assert found.reserved_bytes is None
+    assert (found.busy_ratio, found.power_watts) == (0.5, None)
     assert decode_gpus({"version": 1, "gpus": {}}) == []
