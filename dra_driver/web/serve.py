@@ -13,6 +13,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.usage.device_use import UseReport
 from dra_driver.usage.prices import Prices
 from dra_driver.web.app import PageSources, application
+from dra_driver.web.connections import BoundedConnection
 from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
 from dra_driver.web.heap import heap
@@ -77,6 +78,7 @@ def serve(
 def _run(app: object, listening: socket.socket) -> None:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=BoundedConnection,
         log_level="error",
         access_log=False,  # it would print the code
         server_header=False,
