@@ -1,17 +1,21 @@
 """The answer to ``/usage``: one look with its window, as JSON. Pure. ``exporter_answer`` reads it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
 from dra_driver.config.usage_findings import time_text
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.terms import Form
+from dra_driver.model.usage import GpuUsage
 from dra_driver.usage.ledger import Row, UsageLedger, device_of
 from dra_driver.usage.rows import RowKey
-from dra_driver.usage.values import GpuUse, JoinedUsage, Knows
+from dra_driver.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows
 
 VERSION: Final = 1
 Json = dict[str, Any]
+Readings = Mapping[GpuUuid, GpuUsage]
 
 
 def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Json:
@@ -20,6 +24,7 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
     for key, row in sorted(ledger.rows.items()):
         if row.ended_s is None:
             claims.setdefault(key.uid, []).append((key, row))
+    readings = {gpu.gpu_uuid: gpu.reading for gpu in joined.gpus if gpu.reading is not None}
     return {
         "version": VERSION,
         "node": joined.node,
@@ -27,7 +32,7 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
         "windowSeconds": int(window_s),
         "knows": _knows(joined.knows),
         "gpus": [_gpu(gpu) for gpu in joined.gpus],
-        "claims": [_claim(rows, ledger) for rows in claims.values()],
+        "claims": [_claim(rows, ledger, readings) for rows in claims.values()],
     }
 
 
@@ -60,7 +65,7 @@ def _gpu(gpu: GpuUse) -> Json:
     }  # fmt: skip
 
 
-def _claim(rows: Sequence[tuple[RowKey, Row]], ledger: UsageLedger) -> Json:
+def _claim(rows: Sequence[tuple[RowKey, Row]], ledger: UsageLedger, readings: Readings) -> Json:
     key = rows[0][0]
     devices: dict[tuple[str, str, str], list[tuple[RowKey, Row]]] = {}
     for each, row in rows:
@@ -71,14 +76,25 @@ def _claim(rows: Sequence[tuple[RowKey, Row]], ledger: UsageLedger) -> Json:
         "name": key.claim,
         "pods": list(dict.fromkeys(each.pod for each, _ in rows if each.pod)),
         "devices": [
-            _device(*names, rows=found, unused_s=ledger.unused_s.get(device_of(found[0][0])))
+            _device(
+                *names,
+                rows=found,
+                unused_s=ledger.unused_s.get(device_of(found[0][0])),
+                granted=_granted(found[0][1].assigned, readings),
+            )
             for names, found in devices.items()
         ],
     }
 
 
 def _device(
-    request: str, device: str, share: str, *, rows: Sequence[tuple[RowKey, Row]], unused_s: float | None
+    request: str,
+    device: str,
+    share: str,
+    *,
+    rows: Sequence[tuple[RowKey, Row]],
+    unused_s: float | None,
+    granted: int | None,
 ) -> Json:
     assigned, each_of = rows[0][1].assigned, [row for _, row in rows]
     used = [row.last_used for row in each_of if row.last_used is not None]
@@ -91,7 +107,7 @@ def _device(
         "profile": assigned.profile,
         "share": share,
         "usedBytes": _sum((key, row.use.used_bytes) for key, row in rows),
-        "grantBytes": assigned.memory_bytes,
+        "grantBytes": granted,
         "peakBytes": _peak(rows),
         "percent": _percent(rows),
         "energyJoules": round(sum(joules), 3) if joules else None,
@@ -100,6 +116,16 @@ def _device(
         "lastUsed": _text(max(used, default=None)),
         "idleSeconds": None if unused_s is None else int(unused_s),
     }
+
+
+def _granted(assigned: AssignedUse, readings: Readings) -> int | None:
+    """The grant of a share; all of a whole GPU or a partition, but with admin access, which others may have too."""
+    reading = readings.get(assigned.gpu_uuid)
+    if assigned.form is Form.SHARE or assigned.admin_access or reading is None:
+        return assigned.memory_bytes
+    if assigned.form is Form.WHOLE:
+        return reading.memory_total
+    return next((each.memory_total for each in reading.instances if each.gi_id == assigned.gi_id), None)
 
 
 def _text(at: datetime | None) -> str | None:

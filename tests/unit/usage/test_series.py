@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 
-from dra_driver.model.usage import GpuUsage
+from dra_driver.model.terms import Form
+from dra_driver.model.usage import GpuUsage, InstanceUsage
 from dra_driver.usage import exporter_answer
 from dra_driver.usage.answer import document
 from dra_driver.usage.join import join
@@ -12,7 +13,7 @@ from dra_driver.usage.series import CLAIM_LABELS, Family, Judged, families
 from dra_driver.usage.sources import Unread
 from dra_driver.usage.values import JoinedUsage
 from tests.unit.usage.claims import GIB, NOW
-from tests.unit.usage.test_join import LOOK, SHARES
+from tests.unit.usage.test_join import LOOK, SHARES, assigned, reading, use
 
 QUIET = Judged(idle_s={"uid-two": 30.0}, over_bytes={("uid-one", "gpu-0"): 0})
 
@@ -112,3 +113,22 @@ def test_the_answer_says_what_is_not_known() -> None:
     assert answer["claims"][0]["devices"][0]["usedBytes"] is None
     _, _, unknown = exporter_answer.decode(answer)
     assert unknown == ["node n: the exporter does not know claims: no socket"]
+
+
+def test_all_of_a_whole_gpu_or_a_partition_is_granted() -> None:
+    """With admin access nothing is: others may have the GPU, too. Not known without a reading."""
+    cut = InstanceUsage(gi_id=7, memory_total=10 * GIB, memory_used=GIB)
+    devices = {
+        "whole": use(),
+        "part": use(form=Form.PARTITION, device="gpu-0-mig-1g10gb-19-0", gi_id=7),
+        "gone": use(form=Form.PARTITION, device="gpu-0-mig-1g10gb-19-1", gi_id=8),
+        "admin": use(admin_access=True),
+    }
+    look = replace(LOOK, assignments=assigned(**devices), readings=(reading(instances=(cut,)),))
+    for each, expected in (
+        (look, [80 * GIB, 10 * GIB, None, None]),
+        (replace(look, readings=Unread(reason="x")), [None] * 4),
+    ):
+        answer = document(*seen(join(each)), window_s=60.0)
+        found = {claim["name"]: claim["devices"][0]["grantBytes"] for claim in answer["claims"]}
+        assert [found[name] for name in devices] == expected
