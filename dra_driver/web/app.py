@@ -83,10 +83,11 @@ def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASG
 
 
 def templates() -> Environment:
-    """Every value is escaped, and a name that a template lacks is an error."""
+    """Every value is visible and escaped, and a name that a template lacks is an error."""
     found = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -337,6 +338,13 @@ class Pages:
     def _seen(self) -> tuple[int, int, int]:
         use = self._sources.use
         return self._sources.cluster.changes, use.changes if use else 0, self._sources.derived.changes
+
+
+def _visible(value: Any) -> Any:
+    """Texts without characters that change how others are shown, such as the direction; lines stay."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in value)
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -189,17 +189,17 @@ def plain_state() -> ClusterState:
     return small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0")),), classes=(CLASS,))
 
 
-def hostile_state() -> ClusterState:
-    bad: Any = claim(HOSTILE, HOSTILE, share(HOSTILE, "20Gi"), namespace=HOSTILE)
-    node = {"metadata": {"name": HOSTILE}}
-    gpu = whole(HOSTILE, HOSTILE, allowMultipleAllocations=True, taints=[{"key": HOSTILE, "effect": HOSTILE}])
-    gpu["attributes"]["productName"]["string"] = HOSTILE
-    pool = {"name": HOSTILE, "generation": 1, "resourceSliceCount": 1}
-    item = {"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": HOSTILE, "pool": pool, "devices": [gpu]}}
-    about = {"kind": HOSTILE, "namespace": HOSTILE, "name": HOSTILE}
-    event = {"metadata": {}, "reason": HOSTILE, "message": HOSTILE, "involvedObject": about}
-    pods = (waiting_pod(HOSTILE, HOSTILE, owner=HOSTILE),)
-    return ClusterState(nodes=(node,), slices=(item,), claims=(bad,), pods=pods, events=(event,), gaps=(HOSTILE,))
+def hostile_state(text: str = HOSTILE) -> ClusterState:
+    bad: Any = claim(text, text, share(text, "20Gi"), namespace=text)
+    node = {"metadata": {"name": text}}
+    gpu = whole(text, text, allowMultipleAllocations=True, taints=[{"key": text, "effect": text}])
+    gpu["attributes"]["productName"]["string"] = text
+    pool = {"name": text, "generation": 1, "resourceSliceCount": 1}
+    item = {"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": text, "pool": pool, "devices": [gpu]}}
+    about = {"kind": text, "namespace": text, "name": text}
+    event = {"metadata": {}, "reason": text, "message": text, "involvedObject": about}
+    pods = (waiting_pod(text, text, owner=text),)
+    return ClusterState(nodes=(node,), slices=(item,), claims=(bad,), pods=pods, events=(event,), gaps=(text,))
 
 
 @pytest.fixture
@@ -240,6 +240,7 @@ def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
         assert page.status_code in (200, 404)
         assert "<script>alert" not in page.text
         assert "<img" not in page.text
+        assert "\u202e" not in page.text
         assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(\d+)", page.text)
         assert len(re.findall(r"<script", page.text)) <= 1
         assert " style=" not in page.text
