@@ -55,7 +55,9 @@ def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]]
     """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, loaded = parser_of(program, about, subcommands, {wanted})
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; see {program} {args.command} --help")
     try:
         status = int(loaded[args.command].run(args))
         sys.stdout.flush()

@@ -25,6 +25,13 @@ def test_wrong_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "usage: dra-driver" in capsys.readouterr().err
 
 
+def test_an_unknown_flag_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program's own help has no flags of commands."""
+    with pytest.raises(SystemExit):
+        main.main(["version", "--loud"])
+    assert "unrecognized arguments: --loud; see dra-driver version --help" in capsys.readouterr().err
+
+
 def test_wrong_setting_is_status_2_with_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
