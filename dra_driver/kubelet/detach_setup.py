@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.claims import PrepareGate
-from dra_driver.gpu.backend import Detachable
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kubelet.claim_manager import ClaimManager
 from dra_driver.kubelet.detach_request import FILE, DetachFile, find_request
 from dra_driver.kubelet.detaching import Detaching
+from dra_driver.kubelet.hardware import Hardware
 from dra_driver.kubelet.node_events import tell
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ it. Without an answer it goes on, and detaches when the answer comes."""
 
 def open_detaching(
     plugin_dir: Path,
-    gpus: Detachable,
+    hardware: Hardware,
     inventory: Inventory,
     *,
     gate: PrepareGate,
@@ -43,7 +43,7 @@ def open_detaching(
     """
     file = DetachFile(plugin_dir / FILE)
     detaching = Detaching(
-        gpus,
+        hardware.backend,
         inventory,
         gate,
         find=lambda: find_request(own_node.current(), file.read(), file.path),
@@ -51,6 +51,7 @@ def open_detaching(
         changed=changed,
         published=published,
         tell=partial(tell, own_node, events),
+        let_go=hardware.changing.exporter.let_go if hardware.changing is not None else lambda: True,
     )
     own_node.subscribe(detaching.wake)
     if not own_node.wait_first(FIRST_NODE_S):

@@ -41,6 +41,15 @@ CLOSE_S: Final = 10.0
 
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
 
+_STUCK: Final = (
+    "a call of the driver has not returned, or a device file is still open: see the log of the node process; "
+    "where it stays so, delete the pod of the node process: the next one starts without the driver"
+)
+_EXPORTER: Final = (
+    "the usage exporter of this node has the driver open: see its log; where it stays so, delete its pod: the next one "
+    "starts without the driver"
+)
+
 
 class DetachableGpus(Protocol):
     """The part of ``gpu.backend.Detachable`` that is needed here."""
@@ -87,7 +96,8 @@ class Detaching:
 
     ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
     ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
-    it; ``tell`` records an event on the Node.
+    it; ``tell`` records an event on the Node. ``let_go`` waits for a moment until the usage exporter of this node has
+    closed the driver, too, of which it is told; whether it has.
     """
 
     def __init__(
@@ -101,11 +111,12 @@ class Detaching:
         changed: Callable[[], None],
         published: Callable[[], bool],
         tell: Tell,
+        let_go: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus, self._inventory, self._gate = gpus, inventory, gate
         self._find, self._prepared, self._changed, self._tell = find, prepared, changed, tell
-        self._published, self._clock = published, clock
+        self._published, self._let_go, self._clock = published, let_go, clock
         self._state = _State()
         self._awake = threading.Event()
         self._stopping = threading.Event()
@@ -221,17 +232,14 @@ class Detaching:
             self._set(Phase.CLOSING, request, "calls of the driver are in work")
         done = self._gpus.detach(str(request), CLOSE_S)
         self._inventory.refresh()
-        if done:
+        note = _STUCK if not done else "" if self._let_go() else _EXPORTER
+        if not note:
             self._gate.close(_refusal(request))
             self._set(Phase.DETACHED, request)
             if was is not Phase.DETACHED or asked_anew:
                 log.info("NVIDIA driver given up", extra={"by": request.source, "reason": request.reason})
                 self._tell("Normal", "DriverDetached", f"{_TITLES[Phase.DETACHED]} ({request})")
             return
-        note = (
-            "a call of the driver has not returned, or a device file is still open: see the log of the node process; "
-            "where it stays so, delete the pod of the node process: the next one starts without the driver"
-        )
         if self._state.note != note:
             self._tell("Warning", "DriverDetachIncomplete", f"{_TITLES[Phase.CLOSING]} ({request}); {note}")
         self._set(Phase.CLOSING, request, note)

@@ -37,6 +37,7 @@ class ExporterTurn:
         self._guard = threading.Lock()  # held while waiting, too: all changes wait for the same exporter
         self._held: int | None = None
         self._users = 0
+        self._busy = False  # the last try found it held
         self._patient_s = float("-inf")
 
     @contextmanager
@@ -55,8 +56,14 @@ class ExporterTurn:
                     os.close(self._held)
                     self._held = None
 
+    def let_go(self) -> bool:
+        """Whether the exporter has not the driver open; waits for that as a change of a GPU does."""
+        with self.taken():
+            return not self._busy
+
     def _take(self) -> bool:
         """Whether it had to be waited for, and let go."""
+        self._busy = False
         try:
             self._held = lock_file(self._path, create_mode=None)
         except BlockingIOError:
@@ -66,6 +73,7 @@ class ExporterTurn:
         return False
 
     def _wait(self) -> bool:
+        self._busy = True
         if self._clock() < self._patient_s:
             return False
         try:
@@ -76,4 +84,5 @@ class ExporterTurn:
             return False
         except OSError:
             return False
+        self._busy = False
         return True

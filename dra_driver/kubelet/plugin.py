@@ -230,7 +230,7 @@ class NodeProcess:
         self._terms = terms = self._open_policies(rest, claims)
         self._detaching = detaching = open_detaching(
             self._plugin_dir,
-            found.backend,
+            found,
             inventory,
             gate=gate,
             claims=claims,

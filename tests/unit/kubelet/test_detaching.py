@@ -76,6 +76,7 @@ class Node:
         self.claims: int | StorageError = 0
         self.now, self.publish_after_s = 100.0, 0.0
         self.told: list[tuple[str, str]] = []
+        self.exporter_is_stuck = False
         self.detaching = Detaching(
             self.gpus,
             self.inventory,
@@ -86,7 +87,13 @@ class Node:
             published=self.published,
             clock=lambda: self.now,
             tell=lambda kind, reason, message: self.told.append((reason, message)),
+            let_go=self.let_go,
         )
+
+    def let_go(self) -> bool:
+        """Of the usage exporter."""
+        self.happened.append("exporter waited for")
+        return not self.exporter_is_stuck
 
     def published(self) -> bool:
         """True so many seconds after the first look, each of which takes half a second."""
@@ -252,7 +259,7 @@ def test_another_reason_while_detached_replaces_the_first() -> None:
     node = Node()
     node.step(UPGRADE)
     before = len(node.told)
-    assert node.step(ASKED) == ["closed", "taint requested"]
+    assert node.step(ASKED) == ["closed", "exporter waited for", "taint requested"]
     ((reason, message),) = node.told[before:]
     assert (reason, str(ASKED) in message) == ("DriverDetached", True), "who asks anew waits for an answer"
     node.step(ASKED)
@@ -317,3 +324,18 @@ def test_an_api_server_that_is_away_does_not_keep_the_driver_open() -> None:
     steps = node.step(ASKED)
     assert "closed" in steps
     assert "published" not in steps
+
+
+def test_an_exporter_that_keeps_the_driver_open_is_named() -> None:
+    """The driver cannot be replaced while it does: the node is not said to be detached before it has let go."""
+    node = Node()
+    node.exporter_is_stuck = True
+    for _ in range(2):
+        node.step(ASKED)
+    assert "the usage exporter of this node has the driver open" in (node.detaching.problem or "")
+    assert [reason for reason, _ in node.told] == ["DriverDetaching", "DriverDetachIncomplete"]
+    assert node.detaching.is_detached, "the driver must be left alone all the same"
+    node.exporter_is_stuck = False
+    node.step(ASKED)
+    assert [reason for reason, _ in node.told][-1] == "DriverDetached"
+    assert "exporter" not in (node.detaching.problem or "")

@@ -70,6 +70,21 @@ def test_a_stuck_exporter_is_waited_for_once_in_a_while(turn: ExporterTurn, expo
     assert exporter.waited_s == pytest.approx(2 * WAIT_S, abs=0.2)
 
 
+def test_it_is_known_whether_the_exporter_has_let_go(turn: ExporterTurn, exporter: Exporter) -> None:
+    """Before the driver is said to be given up; where none has ever run, too."""
+    assert turn.let_go()
+    exporter.open()
+    exporter.is_stuck = True
+    assert [turn.let_go(), turn.let_go()] == [False, False]
+    exporter.close()
+    assert turn.let_go()
+    exporter.open()
+    exporter.told, exporter.is_stuck = True, False
+    exporter.now += IMPATIENT_S
+    assert turn.let_go()
+    exporter.open()
+
+
 @pytest.mark.parametrize("kind", ["link", "folder"])
 def test_what_is_no_lock_file_does_not_keep_a_gpu_from_being_changed(
     turn: ExporterTurn, exporter: Exporter, kind: str
