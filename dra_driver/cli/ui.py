@@ -1,11 +1,12 @@
 """``kubectl dra ui``: shows the fleet in a browser, served on loopback with the user's own rights."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from dra_driver.cli.kubeconfig import kubeconfig_of
+from dra_driver.cli.kubeconfig import SERVICE_ACCOUNT_DIR, kubeconfig_of
 from dra_driver.cli.source import add_source, client, state_in_file
 from dra_driver.config.schema import printable
 from dra_driver.errors import ConfigurationError
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
         chosen = kubeconfig_of(args)
         about = Connection.load(chosen.path, context=chosen.context).source
-        source = LiveSource(client(chosen))  # type: ignore[assignment]
+        namespace = chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
+        source = LiveSource(client(chosen), namespace)  # type: ignore[assignment]
         read_use = _reader_of_use(chosen, args.driver_namespace)
     use: Any = {"read_use": read_use, "read_past": read_past}
     serve(source, about=printable(about), port=args.port, say=_say, prices=prices, **use)

@@ -3,6 +3,7 @@
 from dra_driver.explain.defaults import with_defaults
 from dra_driver.explain.explanation import explain, explain_pods
 from dra_driver.explain.manifests import pods_in
+from dra_driver.explain.non_allocation_causes import gaps_that_matter
 from dra_driver.explain.report import SCHEMA_VERSION, Answer, Explanation, to_wire
 from dra_driver.explain.scheduler import SchedulerModel, gates_of, scheduler_of
 from dra_driver.explain.subject import Subject, claim_subject, pod_subject, subject_of_claim
@@ -17,6 +18,7 @@ __all__ = [
     "claim_subject",
     "explain",
     "explain_pods",
+    "gaps_that_matter",
     "gates_of",
     "pod_subject",
     "pods_in",

@@ -162,6 +162,16 @@ def read_kind(rest: StateReader, kind: StateKind, namespace: str | None, gaps: l
     return items[-MAX_EVENTS:] if kind.field == "events" else items
 
 
+def read_in_namespace(rest: StateReader, kind: StateKind, namespace: str) -> tuple[Wire, ...] | None:
+    """The objects of one namespace; None where they may not be listed there either, or are not served."""
+    api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
+    keep: Callable[[Wire], bool] = is_relevant_event if kind.field == "events" else lambda _: True
+    try:
+        return _listed(rest, f"{api}/namespaces/{namespace}/{kind.resource}", kind, keep)
+    except (ForbiddenError, NotFoundError):
+        return None
+
+
 def _local_only(
     rest: StateReader, kind: StateKind, local: str, tried: str, keep: Callable[[Wire], bool]
 ) -> tuple[Wire, ...]:

@@ -15,12 +15,15 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from dra_driver.capacity import ClaimRow, claims_of
 from dra_driver.config.schema import printable
-from dra_driver.errors import DraError
+from dra_driver.errors import DraError, ForbiddenError
+from dra_driver.explain import gaps_that_matter
+from dra_driver.kube.request_rights import missing_right
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.model.gpu_node import GpuNodeStatus
 from dra_driver.web.fleet import fleet_of
 from dra_driver.web.gpus import SeenFleet
 from dra_driver.web.heap import heap
+from dra_driver.web.rows import waiting_pods
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +111,8 @@ class Periodic(Generic[Value]):
         begun = self._clock()
         try:
             value = self._read()
+        except ForbiddenError as error:
+            self._fail(missing_right(error))
         except DraError as error:
             self._fail(str(error))
         except Exception as error:
@@ -147,12 +152,16 @@ class Periodic(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenCluster:
-    """What one reading of the cluster found: its objects, what GpuNodes say, and both as the page shows them."""
+    """What one reading of the cluster found: its objects, what GpuNodes say, and both as the page shows them.
+
+    ``gaps`` are sentences about what could not be read, as far as it matters.
+    """
 
     state: ClusterState
     told: Mapping[str, GpuNodeStatus]
     claims: Sequence[ClaimRow]
     fleet: SeenFleet
+    gaps: Sequence[str] = ()
 
 
 def same_cluster(one: SeenCluster, other: SeenCluster) -> bool:
@@ -191,8 +200,17 @@ def read_cluster(source: ReadsCluster, now: Callable[[], datetime] = lambda: dat
     state, told = source.state(), source.gpu_nodes(gaps)
     claims = claims_of(state, now())
     return SeenCluster(
+        gaps=(*_gaps_that_matter(state), *gaps),
         state=replace(state, gaps=(*state.gaps, *gaps)) if gaps else state,
         told=told,
         claims=claims,
         fleet=fleet_of(state.slices, state.nodes, claims, told),
     )
+
+
+def _gaps_that_matter(state: ClusterState) -> list[str]:
+    """Without those about volumes while no waiting pod has one."""
+    matter = set(gaps_that_matter(state, None))
+    for each in waiting_pods(state) if len(matter) < len(state.gaps) else ():
+        matter.update(gaps_that_matter(state, each.pod))
+    return [gap for gap in state.gaps if gap in matter]

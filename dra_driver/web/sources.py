@@ -1,13 +1,14 @@
 """Where the page's objects come from: the API server, or a file that `kubectl dra snapshot` wrote."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 from dra_driver.config.status import node_status_of
 from dra_driver.errors import ForbiddenError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.request_rights import missing_right
-from dra_driver.kube.state import ClusterState, StateReader, read_cluster
+from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.model.gpu_node import GpuNodeStatus
 
 MAX_NODES: Final = 20_000
@@ -18,13 +19,28 @@ class ListsObjects(StateReader, Protocol):
 
 
 class LiveSource:
-    """The cluster of a kubeconfig. Used by one thread."""
+    """The cluster of a kubeconfig. Used by one thread.
 
-    def __init__(self, api: ListsObjects) -> None:
+    What the user may not list in all namespaces is read from ``namespace`` alone.
+    """
+
+    def __init__(self, api: ListsObjects, namespace: str = "") -> None:
         self._api = api
+        self._namespace = namespace
 
     def state(self) -> ClusterState:
-        return read_cluster(self._api)
+        found = read_cluster(self._api)
+        own: dict[str, Any] = {}
+        gaps = list(found.gaps)
+        for kind in KINDS if self._namespace else ():
+            at = next((at for at, gap in enumerate(gaps) if gap.startswith(f"{kind.resource}: ")), None)
+            if at is None or not kind.namespaced:
+                continue
+            items = read_in_namespace(self._api, kind, self._namespace)
+            if items is not None:
+                own[kind.field] = items
+                gaps[at] += f"; those of namespace {self._namespace} are shown"
+        return replace(found, gaps=tuple(gaps), **own) if own else found
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
         """What GpuNodes say; a cluster without them (an older chart) is no failure."""

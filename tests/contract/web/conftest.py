@@ -11,7 +11,8 @@ from dra_driver.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
 from dra_driver.usage.prices import Prices
 from dra_driver.web.derived import Derived
 from dra_driver.web.gate import Keys
-from dra_driver.web.reading import Periodic, same_cluster
+from dra_driver.web.reading import Periodic, read_cluster, same_cluster
+from dra_driver.web.sources import LiveSource
 from dra_driver.web.use_history import UseHistory
 from tests.unit.web.objects import seen, small_state
 
@@ -33,6 +34,8 @@ class Site:
         self.memory: list[GpuMemory] = []
         self.gaps: list[str] = []
         self.failure: Exception | None = None
+        self.source: LiveSource | None = None
+        self.use_failure: Exception | None = None
         self.keys = Keys()
         self.code = self.keys.code
         history = UseHistory(self._report)
@@ -47,12 +50,14 @@ class Site:
         self.base = f"/{self.keys.folder}"
 
     def _report(self) -> UseReport:
+        if self.use_failure:
+            raise self.use_failure
         return UseReport(source="test", window_s=60, uses=list(self.uses), gpus=list(self.memory), gaps=self.gaps)
 
     def _read(self) -> Any:
         if self.failure:
             raise self.failure
-        return seen(self.state, **self.told)
+        return read_cluster(self.source) if self.source else seen(self.state, **self.told)
 
     def browser(self) -> "TestClient":
         from starlette.testclient import TestClient

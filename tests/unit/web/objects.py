@@ -106,7 +106,9 @@ def fleet(state: ClusterState, **said: GpuNodeStatus) -> SeenFleet:
 
 
 def seen(state: ClusterState, **said: GpuNodeStatus) -> SeenCluster:
-    return SeenCluster(state=state, told=said, claims=claims_of(state, NOW), fleet=fleet(state, **said))
+    return SeenCluster(
+        state=state, told=said, claims=claims_of(state, NOW), fleet=fleet(state, **said), gaps=state.gaps
+    )
 
 
 UNHEALTHY = HealthWord.UNHEALTHY
