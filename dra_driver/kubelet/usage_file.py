@@ -2,7 +2,9 @@
 
 The exporter renews the file every minute while there is anything in it (`config.usage_findings.RENEW_S`). Findings that
 are not renewed are those of an exporter that has ended or hangs: they count for `STALE_S`, by a clock that does not
-jump, and are forgotten then. A damaged file counts as one that is not renewed.
+jump, and are forgotten then. A damaged file counts as one that is not renewed. A file that is there when the node
+process starts is as old as its time of modification says, or a node process that restarts would believe what an
+exporter found that ended days ago.
 """
 
 import logging
@@ -24,10 +26,16 @@ _Seen = tuple[int, int, int]
 
 
 class FindingsFile:
-    """Of one thread. ``folder`` is the folder ``usage`` of the driver's directory."""
+    """Of one thread. ``folder`` is the folder ``usage`` of the driver's directory. ``wall_clock`` is that of files."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = folder / FOLDER / FILE, clock
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path, self._clock, self._wall_clock = folder / FOLDER / FILE, clock, wall_clock
         self._seen: _Seen | None = None
         self._renewed_s = clock()
         self._findings: UsageFindings | None = None
@@ -55,13 +63,14 @@ class FindingsFile:
         seen = (found.st_ino, found.st_mtime_ns, found.st_size)
         if seen == self._seen:
             return
+        age_s = max(0.0, self._wall_clock() - found.st_mtime) if self._seen is None else 0.0
         self._seen = seen
         try:
             self._findings = decode(self._content())
         except ConfigurationError as error:
             self._fail(f"the usage exporter's findings are damaged: {error}")
             return
-        self._problem, self._renewed_s = None, self._clock()
+        self._problem, self._renewed_s = None, self._clock() - age_s
 
     def _content(self) -> bytes:
         """At most a byte more than is allowed. A link, a pipe and a device are no such file."""

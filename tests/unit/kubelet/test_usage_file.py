@@ -18,11 +18,16 @@ class Exporter:
         self.now = 100.0
         self.path = folder / "findings" / "findings.json"
         self.path.parent.mkdir()
-        self.file = FindingsFile(folder, clock=lambda: self.now)
+        self.file = self.restarted()
+
+    def restarted(self) -> FindingsFile:
+        """As a node process that starts now has it."""
+        return FindingsFile(self.path.parent.parent, clock=lambda: self.now, wall_clock=lambda: self.now + 1e9)
 
     def write(self, content: bytes) -> None:
         temporary = self.path.with_name(f"new-{self.now}")
         temporary.write_bytes(content)
+        os.utime(temporary, (self.now + 1e9, self.now + 1e9))
         temporary.rename(self.path)
 
 
@@ -66,6 +71,21 @@ def test_findings_that_are_not_renewed_are_forgotten(exporter: Exporter) -> None
     exporter.now += 1
     assert exporter.file.look() is None
     assert exporter.file.look() is None
+
+
+def test_a_restart_makes_old_findings_no_newer(exporter: Exporter) -> None:
+    """Node processes restart with each upgrade, and an exporter that was taken away leaves its file."""
+    exporter.write(encode(FOUND))
+    exporter.now += STALE_S - 10
+    after = exporter.restarted()
+    assert after.look() == FOUND
+    exporter.now += 11
+    assert after.look() is None
+    assert exporter.restarted().look() is None
+    exporter.write(encode(FOUND))
+    assert exporter.restarted().look() == FOUND
+    exporter.now -= 3600
+    assert exporter.restarted().look() == FOUND, "a clock that went back"
 
 
 def test_renewed_findings_stay(exporter: Exporter) -> None:
