@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.yaml_nesting import check_nesting
 
 MODELS_FILE = Path(__file__).with_name("models.yaml")
 
@@ -120,8 +121,9 @@ def load_yaml(text: str) -> object:
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        check_nesting(text)
         return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigurationError(f"not valid YAML: {' '.join(str(error).split())}") from error
 
 

@@ -29,6 +29,7 @@ from dra_driver.kube.state_templates import (
     read_templates,
     use_templates,
 )
+from dra_driver.yaml_nesting import check_nesting
 
 Wire = Mapping[str, Any]
 
@@ -233,6 +234,7 @@ def _yaml(file: Path, content: str) -> list[Any]:
         raise ConfigurationError(
             f"{file} has more than {_MAX_YAML_BYTES >> 20} MiB of YAML; write large states as JSON"
         )
+    check_nesting(content)
     documents = list(yaml.load_all(content, Loader=_Loader))
     if _ALIAS.search(content):
         _check_size(file, documents)

@@ -17,7 +17,7 @@ def load(path: Path) -> list[Obj]:
     """The objects of a YAML file, in order. Raises ConfigurationError that names the file."""
     try:
         documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
     objects = [document for document in documents if document is not None]
     for obj in objects:

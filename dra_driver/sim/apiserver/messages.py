@@ -75,7 +75,7 @@ class ApiRequest:
             raise status_error(415, "UnsupportedMediaType", text)
         try:
             return yaml.safe_load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
-        except (ValueError, yaml.YAMLError) as error:
+        except (ValueError, RecursionError, yaml.YAMLError) as error:
             raise bad_request(f"couldn't parse the request's body as {kind}: {error}") from error
 
     def object(self) -> Obj:

@@ -264,6 +264,7 @@ def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None
         ("a: &a [x, x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a, *a]\n" for n in range(20)), "no kind"),
         ("k0: &k0 [1]\n" + "".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 4}]\n" for n in range(1, 20)), "aliases"),
         ("x" * (what_if.MAX_BYTES + 1), "KiB"),
+        pytest.param("[" * 60_000, "nested more than 100 levels", id="deep"),  # ended the process once
         (what_if.EXAMPLE.replace("40Gi", "much"), "much"),
         ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "at most"),
     ],

@@ -96,3 +96,5 @@ def test_broken_yaml_is_a_configuration_error_on_one_line() -> None:
     with pytest.raises(ConfigurationError) as caught:
         catalog.load_yaml("a: [1\nb: {")
     assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="not valid YAML: line 1: nested more than 100 levels deep"):
+        catalog.load_yaml("[" * 60_000)
