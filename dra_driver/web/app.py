@@ -135,13 +135,12 @@ class Pages:
         holders = []
         for part in (*found.parts, *found.admins):
             measured = use.uses.get((part.namespace, part.claim, node, part.device)) if use else None
-            seen = use.points(measured) if use and measured else []
-            lines = (charts.memory_line(seen, part.memory_bytes), charts.utilisation_line(seen))
-            holders.append((part, measured, lines, seen))
+            holders.append(
+                (part, measured, charts.drawn(use.points(measured) if use and measured else [], part.memory_bytes))
+            )
         memory = use.gpus.get((node, name)) if use else None
-        points = use.points_of_gpu(node, name) if use else []
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
-        over_time = (charts.memory_line(points, total), charts.utilisation_line(points), points, total)
+        whole = charts.drawn(use.points_of_gpu(node, name) if use else [], total)
         size = (charts.WIDTH, charts.HEIGHT)
         near: dict[str, Any] = {
             "island": island_of(found, fleet),
@@ -149,7 +148,7 @@ class Pages:
             "numa": numa_text(found.place),
         }
         return self._page(
-            request, "gpu.html", gpu=found, holders=holders, memory=memory, over_time=over_time, size=size, **near
+            request, "gpu.html", gpu=found, holders=holders, memory=memory, whole=whole, size=size, **near
         )
 
     async def claims(self, request: Request) -> Response:
@@ -345,7 +344,7 @@ def _visible(value: Any) -> Any:
     """Texts without characters that change how others are shown, such as the direction; lines stay."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
-    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in value)
+    return "".join(each if each.isprintable() or each in "\r\n\t" else "?" for each in value)
 
 
 async def _form(request: Request) -> dict[str, str]:

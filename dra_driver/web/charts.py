@@ -1,6 +1,8 @@
 """Lines of a chart as coordinates of an SVG. Pure: no style, so that the page needs none in its text (CSP)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from dra_driver.web.use_history import Point
@@ -9,13 +11,34 @@ WIDTH: Final = 600
 HEIGHT: Final = 120
 
 
-def memory_line(points: Sequence[Point], most: int) -> str:
-    """Coordinates of memory in use, the top being ``most`` bytes."""
-    return _line([None if each.used_bytes is None or not most else each.used_bytes / most for each in points], points)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseChart:
+    """Lines of one chart, each "" where nothing is known. ``top`` is the memory in bytes at its upper edge.
+
+    ``limit`` is where the grant is, from the upper edge; None when the grant is the top.
+    """
+
+    since: datetime
+    memory: str
+    utilisation: str
+    top: float
+    limit: float | None = None
 
 
-def utilisation_line(points: Sequence[Point]) -> str:
-    return _line([each.sm_ratio for each in points], points)
+def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
+    """Memory against what was granted, and utilisation; None without two values of either.
+
+    Use over the grant stays inside: the top is then the most that was used.
+    """
+    most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
+    over = granted > 0 and most > granted
+    top = 1.05 * most if over else float(granted)
+    memory = _line([None if each.used_bytes is None or not top else each.used_bytes / top for each in points], points)
+    utilisation = _line([each.sm_ratio for each in points], points)
+    if not memory and not utilisation:
+        return None
+    limit = round(HEIGHT * (1 - granted / top), 1) if over else None
+    return UseChart(since=points[0].at, memory=memory, utilisation=utilisation, top=top, limit=limit)
 
 
 def _line(values: Sequence[float | None], points: Sequence[Point]) -> str:

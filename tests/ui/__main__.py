@@ -18,13 +18,13 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from dra_driver.cli.exporters import ask_exporters
 from dra_driver.cli.source import client
 from dra_driver.kube.kubeconfig import Kubeconfig
 from dra_driver.usage.prices import Prices
-from dra_driver.web.reading import read_cluster
 from dra_driver.web.serve import serve
 from dra_driver.web.sources import LiveSource
-from tests.ui.scene import made_use, scene
+from tests.ui.scene import scene
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -32,7 +32,8 @@ MAX_BYTES = 150_000
 SIZES = {"wide": (1280, 860), "narrow": (420, 860)}
 PAGES = {
     "fleet": "/",
-    "gpu": "/nodes/gpu-b/gpu-1",
+    "node": "/nodes/gpu-b",
+    "gpu": "/nodes/gpu-b/gpu-0",
     "claims": "/claims",
     "waiting": "/pending",
     "explained": "/pending/default/no-match",
@@ -45,7 +46,7 @@ PRICES = Prices(currency="EUR", other_gpu_hour=2.5)
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder)) as cluster:
+    with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder), usage=True) as cluster:
         address = _serve(str(cluster.kubeconfig))
         browser = _browser()
         try:
@@ -59,11 +60,10 @@ def main() -> int:
 def _serve(kubeconfig: str) -> str:
     """Serves in a thread of this process; returns the address."""
     said: SimpleQueue[str] = SimpleQueue()
-    source, beats = LiveSource(client(Kubeconfig(path=kubeconfig))), iter(range(10**6))
-    other = LiveSource(client(Kubeconfig(path=kubeconfig)))
+    source, exporters = (client(Kubeconfig(path=kubeconfig)) for _ in range(2))
     options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put, "prices": PRICES}
-    options |= {"read_use": lambda: made_use(read_cluster(other), next(beats)), "use_interval_s": 1.0}
-    threading.Thread(target=lambda: serve(source, **options), daemon=True).start()
+    options |= {"read_use": lambda: ask_exporters(exporters, "dra-driver"), "use_interval_s": 1.0}
+    threading.Thread(target=lambda: serve(LiveSource(source), **options), daemon=True).start()
     return said.get(timeout=30)
 
 

@@ -1,19 +1,20 @@
-"""What the pictures show: two nodes, whole GPUs, partitions, shares, and pods that wait.
+"""What the pictures show: two nodes, whole GPUs, partitions, shares of which one is over its grant, and pods that wait.
 
-Nothing runs on simulated GPUs here, so what the claims use is made up, in the form in which an exporter answers.
+With ``usage`` each node has the usage exporter, and annotations say what the pods use of the simulated GPUs.
 """
 
+import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.usage.device_use import UseReport
-from dra_driver.usage.exporter_answer import decode
-from dra_driver.web.reading import SeenCluster
 
 NODES = {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}
 EXAMPLES = (
@@ -36,42 +37,53 @@ spec:
   sharing:
     strategy: MPS
     maxShares: 8
+  usage:
+    overGrant: {action: Report, overheadPerProcess: 512Mi}
 """
-_SHARES = (0.35, 0.82, 1.06, 0.15, 0.6, 0.91)
+USED = {
+    "share-small": (8.5, 35),
+    "share-medium": (23.0, 80),
+    "share-large": (14.0, 20),
+    "slice": (6.0, 12),
+    "twins": (3.0, 20),
+    "one-gpu": (31.0, 95),
+    "two-gpus": (24.0, 60),
+}
+"""GiB and percent, by the name of the claim's template; a claim without an entry uses nothing."""
+STEP_S, STEPS = 2, 30
+_ANNOTATION = "sim.gpu.dra-driver.io/usage"
 
 
 @contextmanager
-def scene(root: Path, folder: Path) -> Iterator[Cluster]:
+def scene(root: Path, folder: Path, *, usage: bool = False) -> Iterator[Cluster]:
     """The cluster with its pods, as far as they run."""
     policy = folder / "inference-shares.yaml"
     policy.write_text(POLICY)
-    with Cluster(NODES, policies=[policy]) as cluster:
+    with Cluster(NODES, policies=[policy], usage=usage) as cluster:
         demo.apply_classes(cluster)
         for name in (*EXAMPLES, *WAITING):
-            cluster.apply(root / "examples" / f"{name}.yaml")
+            cluster.apply(_with_use(root / "examples" / f"{name}.yaml", folder))
         time.sleep(5)
         yield cluster
 
 
-def made_use(seen: SeenCluster, beat: int) -> UseReport:
-    """Use of every allocated device at this beat; decoded like the answer of an exporter."""
-    parts = {
-        (part.namespace, part.claim, part.device): part
-        for node in seen.fleet.nodes
-        for gpu in node.gpus
-        for part in gpu.parts
-    }
-    uses = []
-    for place, ((namespace, claim, device), part) in enumerate(sorted(parts.items())):
-        share = _SHARES[place % len(_SHARES)] * (0.7 + 0.3 * ((beat + 3 * place) % 10) / 9)
-        node = next(row.nodes[0] for row in seen.claims if (row.namespace, row.name) == (namespace, claim))
-        answer = _answer(namespace, claim, device, int(part.memory_bytes * share))
-        answer["claims"][0]["devices"][0]["percent"] = round(100 * min(1.0, share) * (0.5 + ((beat + place) % 7) / 14))
-        uses += decode({**answer, "node": node}, node)[0]
-    return UseReport(source="made up", window_s=900, uses=uses)
+def _with_use(example: Path, folder: Path) -> Path:
+    """The manifests of an example, whose templates say what their claims use."""
+    objects = list(yaml.safe_load_all(example.read_text()))
+    for each in objects:
+        used = USED.get(each["metadata"]["name"]) if each["kind"] == "ResourceClaimTemplate" else None
+        if used:
+            annotations = {_ANNOTATION: json.dumps(list(_steps(*used)))}
+            each["spec"]["metadata"] = {"annotations": annotations}
+    manifest = folder / example.name
+    manifest.write_text(yaml.safe_dump_all(objects))
+    return manifest
 
 
-def _answer(namespace: str, claim: str, device: str, used: int) -> dict[str, Any]:
-    measured: Mapping[str, Any] = {"device": device, "usedBytes": used, "peakBytes": used, "processes": 1}
-    claims = [{"namespace": namespace, "name": claim, "devices": [dict(measured)]}]
-    return {"version": 1, "time": "2026-01-01T00:00:00Z", "windowSeconds": 900, "claims": claims}
+def _steps(gib: float, percent: int) -> Iterator[Mapping[str, Any]]:
+    """Use that goes up and down about these values."""
+    for step in range(STEPS):
+        wave = math.sin(step * 0.7 + gib)
+        memory = f"{int(1024 * gib * (1 + 0.08 * wave))}Mi"
+        used = min(100, round(percent * (1 + 0.3 * wave)))
+        yield {"after": f"{STEP_S * step}s", "memory": memory, "utilization": used}

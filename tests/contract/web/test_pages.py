@@ -103,7 +103,7 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
     assert re.search(r'<polyline class="memory" points="0.0,90.0 [0-9.]+,90.0"/>', text)
     assert re.search(r'<polyline class="sm" points="0.0,60.0 [0-9.]+,60.0"/>', text)
-    assert "the top being 80 GiB" in text
+    assert "the top being all of it (80 GiB)" in text
     assert "<dd>50 %</dd>" in text
     assert "<dd>320 W</dd>" in text
 
@@ -273,6 +273,16 @@ def test_what_if_refuses_nonsense_in_a_sentence(site: Site, browser: "TestClient
     """Never a traceback, never much work."""
     site.read(plain_state())
     assert sentence in _tried(site, browser, text)
+
+
+def test_the_pasted_text_comes_back_as_it_was(site: Site, browser: "TestClient") -> None:
+    """Browsers send lines of forms with a carriage return, tabs stay, and what turns texts is seen."""
+    site.read(plain_state())
+    text = "kind: Pod\r\nmetadata:\t{name: \u202ea}\r\n"
+    answer = browser.post(f"{site.base}/what-if", data={"manifest": text}, headers={"origin": f"http://{HOST}"})
+    shown = re.search(r"<textarea[^>]*>(.*?)</textarea>", answer.text, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == text.replace("\u202e", "?")
 
 
 def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") -> None:

@@ -13,7 +13,7 @@ from dra_driver.web import charts
 from dra_driver.web.derived import Derived
 from dra_driver.web.reading import VIEWED_S, Periodic, read_cluster, same_cluster
 from dra_driver.web.sources import LiveSource
-from dra_driver.web.use_history import MAX_SAMPLES, UseHistory
+from dra_driver.web.use_history import MAX_SAMPLES, Point, UseHistory
 from tests.unit.web.objects import NOW, claim, seen, small_state
 
 
@@ -159,17 +159,21 @@ def test_use_is_remembered_for_charts() -> None:
 
 
 def test_charts_are_coordinates_within_the_frame() -> None:
-    """Use over the grant ends at the top, and one point is no line."""
-    use = ClaimDeviceUse(namespace="a", claim="b", node="n", device="gpu-0", used_bytes=20, sm_ratio=None)
-    times = iter((0, 10, 20))
-    history = UseHistory(
-        lambda: UseReport(source="", window_s=1, uses=[use]), lambda: datetime.fromtimestamp(next(times), tz=NOW.tzinfo)
-    )
-    assert charts.memory_line(history.read().points(use), 10) == ""
-    history.read()
-    points = history.read().points(use)
-    assert charts.memory_line(points, 10) == "0.0,0.0 300.0,0.0 600.0,0.0"
-    assert charts.utilisation_line(points) == ""
+    """Use over the grant stays inside, with a line for the grant; one point is no line."""
+
+    def points(*values: int | None) -> list[Point]:
+        return [Point(NOW + timedelta(seconds=10 * at), value, None) for at, value in enumerate(values)]
+
+    assert charts.drawn(points(10), 10) is None
+    inside = charts.drawn(points(0, 5, 10), 10)
+    assert inside is not None
+    assert (inside.memory, inside.utilisation) == ("0.0,120.0 300.0,60.0 600.0,0.0", "")
+    assert (inside.top, inside.limit, inside.since) == (10, None, NOW)
+    over = charts.drawn(points(10, None, 20), 10)
+    assert over is not None
+    assert (over.memory, over.top, over.limit) == ("0.0,62.9 600.0,5.7", 21.0, 62.9)
+    unknown = charts.drawn(points(10, 20), 0)
+    assert unknown is None
 
 
 def test_the_reader_rests_when_no_page_asks() -> None:
