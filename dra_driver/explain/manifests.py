@@ -32,6 +32,8 @@ def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[
         kind = str(document.get("kind"))
         if kind != "Pod" and kind not in _TEMPLATES:
             continue
+        if not isinstance(document.get("metadata") or {}, dict):
+            raise ConfigurationError(f"{where}: {kind}: metadata: expected an object")
         inside = _namespaced(document, namespace)
         for pod in [inside] if kind == "Pod" else _of_workload(inside, kind):
             problem = misfit("Pod", pod)

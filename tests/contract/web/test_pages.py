@@ -261,6 +261,8 @@ def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None
         ("kind: [", "YAML"),
         ("just text", "expected"),
         ("kind: Pod\nmetadata: {name: a}\nspec: 7", "spec"),
+        ("kind: Pod\nmetadata: 7\nspec: {containers: []}", "metadata: expected an object"),
+        ("kind: Job\nmetadata: [a]\nspec: {}", "metadata: expected an object"),
         ("a: &a [x, x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a, *a]\n" for n in range(20)), "no kind"),
         ("k0: &k0 [1]\n" + "".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 4}]\n" for n in range(1, 20)), "aliases"),
         ("x" * (what_if.MAX_BYTES + 1), "KiB"),
