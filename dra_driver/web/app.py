@@ -1,6 +1,7 @@
 """The pages: routes, what each template is given, and the stream that says when to look again."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from dra_driver.web.places import clique_of, island_of, islands_of, numa_text, s
 from dra_driver.web.reading import LastRead, Periodic, SeenCluster
 from dra_driver.web.rows import Waiting, ago, claim_views, event_rows, span, waiting_pods
 from dra_driver.web.use_history import UseNow
+
+log = logging.getLogger(__name__)
 
 HERE: Final = Path(__file__).parent
 NODES_PER_PAGE: Final = 12
@@ -311,6 +314,10 @@ class Pages:
             yield self._render(request, "_problem.html", sentence=sentence)
         except DraError as error:
             yield self._render(request, "_problem.html", sentence=printable(str(error)))
+        except Exception:  # the answer has begun: without a sentence its end would be missing
+            log.exception("a trial of the page failed")
+            sentence = "This trial failed; the terminal of the command has the error."
+            yield self._render(request, "_problem.html", sentence=sentence)
         else:
             yield self._render(request, "_reports.html", reports=reports)
 

@@ -254,6 +254,14 @@ def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None
     assert "cannot fit" in _tried(site, browser, what_if.EXAMPLE.replace("40Gi", "400Gi"))
 
 
+def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site, browser: "TestClient") -> None:
+    """Here: a class of the cluster whose shape an API server would have refused."""
+    site.read(replace(plain_state(), classes=({"metadata": {"name": "gpu.nvidia.com"}, "spec": 7},)))
+    page = _tried(site, browser, what_if.EXAMPLE)
+    assert "This trial failed" in page
+    assert "</html>" in page
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
