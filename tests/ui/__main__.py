@@ -1,7 +1,7 @@
 """Opens every page in Debian's Chromium, checks it, and writes the pictures of docs/pictures: ``make ui-shots``.
 
-Fails when a page cannot be opened, writes an error to the browser's console (the Content-Security-Policy does), or is
-wider than its window.
+Fails when a page cannot be opened, writes an error to the browser's console (the Content-Security-Policy does), is
+wider than its window, or has a table or a menu that is cut.
 """
 
 import sys
@@ -42,6 +42,10 @@ PAGES = {
     "events": "/events",
 }
 DARK = ("gpu", "explained", "capacity")
+_IS_CUT = """
+const parts = [...document.querySelectorAll("nav.main, .scroll, table")];
+return parts.some((each) => each.scrollWidth > each.clientWidth + 1);
+"""
 PRICES = Prices(currency="EUR", other_gpu_hour=2.5)
 
 
@@ -104,6 +108,8 @@ def _look(browser: Any, url: str, name: str, size: str, width: int) -> list[str]
     problems = [f"{name} {size}: {each['message']}" for each in browser.get_log("browser")]
     if browser.execute_script("return document.documentElement.scrollWidth") > width:
         problems.append(f"{name} {size}: wider than the window")
+    if browser.execute_script(_IS_CUT):
+        problems.append(f"{name} {size}: a table or the menu is cut")
     if picture.stat().st_size > MAX_BYTES:
         problems.append(f"{picture.name}: more than {MAX_BYTES} bytes")
     if not browser.find_elements(By.ID, "live"):
