@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from dra_driver.cli.prometheus import Prometheus
+from dra_driver.web.past_use import past_of
 from tests.prometheus import dashboards
 from tests.prometheus.programs import Monitoring
 from tests.prometheus.stage import Stage
@@ -52,7 +54,7 @@ def report(monitoring: Monitoring, minutes: float) -> list[str]:
     down = [f"{each['labels']} is {each['health']}: {each['lastError']}" for each in targets if each["health"] != "up"]
     samples = sum(float(item["value"][1]) for item in monitoring.ask("sum(scrape_samples_scraped)"))
     print(f"Prometheus {monitoring.version()}: {len(targets)} targets, {samples:g} samples a scrape, {minutes:g} min")
-    wrong = [*down, *_empty(monitoring), *_no_scale(monitoring), *_failed_rules(monitoring)]
+    wrong = [*down, *_empty(monitoring), *_no_scale(monitoring), *_no_past(monitoring), *_failed_rules(monitoring)]
     arrived = Counter((alert["labels"]["alertname"], alert["status"]) for alert in monitoring.receiver.alerts)
     for (name, status), count in sorted(arrived.items()):
         print(f"alert {name} reached Alertmanager's receiver: {status}, {count} times")
@@ -89,6 +91,15 @@ def _no_scale(monitoring: Monitoring) -> list[str]:
     found = {item["metric"]["pod"]: item["value"][1] for item in monitoring.ask(query)}
     print(f"the adapter's question for two pods: {found}")
     return [] if len(found) == 2 else [f"the adapter's question {query} has {found}"]
+
+
+def _no_past(monitoring: Monitoring) -> list[str]:
+    """Charts of `kubectl dra ui --prometheus` begin with samples of claims and of whole GPUs."""
+    samples = past_of(Prometheus(monitoring.url).ask)
+    claims = sum(use.used_bytes is not None for sample in samples for use in sample.uses.values())
+    gpus = sum(gpu.used_bytes is not None and gpu.node != "" for sample in samples for gpu in sample.gpus.values())
+    print(f"the page's charts begin with {len(samples)} samples: {claims} of claims, {gpus} of GPUs")
+    return [] if claims and gpus else ["the page finds no use before it started"]
 
 
 def _failed_rules(monitoring: Monitoring) -> list[str]:
