@@ -116,7 +116,7 @@ def _up(args: argparse.Namespace) -> int:
             children.callback(controller.stop)
             print(f"controller   its log: {log}")
         if args.ui:
-            children.enter_context(_page(cluster.kubeconfig))
+            children.enter_context(_page(cluster.kubeconfig, cluster.folder / "page.log"))
         print(f"policies     {cluster.policies}")
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
@@ -128,19 +128,22 @@ def _up(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _page(kubeconfig: Path) -> Iterator[None]:
+def _page(kubeconfig: Path, log: Path) -> Iterator[None]:
     """The page as a child process, which ends with this one; prints its address. Raises ConfigurationError."""
     from dra_driver.errors import ConfigurationError
 
     command = [sys.executable, "-m", "dra_driver.cli.kubectl", "ui", "--kubeconfig", str(kubeconfig)]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as child:
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as child,
+    ):  # fmt: skip
         try:
             address = child.stdout.readline().strip() if child.stdout else ""
             if not address.startswith("http://127.0.0.1:"):
                 raise ConfigurationError("the page did not start; `kubectl dra ui --kubeconfig FILE` says why")
-            print(f"page         {address}  (for the first browser that opens it)")
+            print(f"page         {address}  (for the first browser that opens it), its log: {log}")
             yield
         finally:
             child.terminate()

@@ -228,7 +228,9 @@ class Pages:
         return self._gone(request, "There is no such page.")
 
     async def broken(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
-        return Response("This page failed; the terminal of the command has the error.\n", 500, media_type="text/plain")
+        return Response(
+            "This page failed; the terminal of the command, or its log, has the error.\n", 500, media_type="text/plain"
+        )
 
     # --- what pages are made of ---
 
@@ -316,7 +318,7 @@ class Pages:
             yield self._render(request, "_problem.html", sentence=printable(str(error)))
         except Exception:  # the answer has begun: without a sentence its end would be missing
             log.exception("a trial of the page failed")
-            sentence = "This trial failed; the terminal of the command has the error."
+            sentence = "This trial failed; the terminal of the command, or its log, has the error."
             yield self._render(request, "_problem.html", sentence=sentence)
         else:
             yield self._render(request, "_reports.html", reports=reports)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,9 @@ def test_the_page_of_an_embedded_cluster_opens_and_ends_with_it() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sim:
         try:
             assert sim.stdout is not None
-            address = next(line.split()[1] for line in sim.stdout if line.startswith("page "))
+            told = next(line for line in sim.stdout if line.startswith("page "))
+            address, log = told.split()[1], Path(told.split()[-1])
+            assert log.is_file()
             with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310  the address is loopback
                 assert answer.status == 200
                 assert "HttpOnly" in answer.headers["set-cookie"]
