@@ -19,7 +19,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
-from dra_driver.sim.apiserver.kinds import EVENTS
+from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.manifests import kind_of
 from dra_driver.usage.cgroups import place_of
 from tests.e2e import test_chart_pods
@@ -29,14 +29,18 @@ from tests.e2e.helm_release import NAMESPACE, release
 from tests.e2e.node import local_node
 from tests.e2e.used_cluster import (
     GIB,
+    GREEDY,
     HOST_BYTES,
+    IDLE_MIN,
     POLICY,
+    SLEEPY,
     VALUES,
     PageReader,
     Reader,
     UsedCluster,
-    greedy_deployment,
+    deployment,
     host_process,
+    job,
     mounts_of,
     partition,
     pids_of,
@@ -276,7 +280,7 @@ def test_a_pod_over_its_grant_leaves_and_its_neighbours_stay(used: UsedCluster, 
     """Told by the Node's event and the GpuNode, announced to the pod, evicted; the ReplicaSet makes another."""
     namespace, real = used.namespace, used.real
     before = {each["metadata"]["name"]: containers(each) for each in real.pods(namespace)}
-    objects = greedy_deployment("12Gi")
+    objects = deployment("greedy", "12Gi", GREEDY)
     real.apply(objects, namespace)
     wait(lambda: None if greedy_pods(used) else str(real.warnings(namespace)), READY_S)
     (first,) = greedy_pods(used)
@@ -300,8 +304,12 @@ def test_a_pod_over_its_grant_leaves_and_its_neighbours_stay(used: UsedCluster, 
 
 
 def greedy_pods(used: UsedCluster) -> list[Obj]:
-    """Those that run and are not about to end."""
-    found = [each for each in used.real.pods(used.namespace) if each["metadata"]["name"].startswith("greedy")]
+    return running(used, "greedy")
+
+
+def running(used: UsedCluster, prefix: str) -> list[Obj]:
+    """Pods of such names that run and are not about to end."""
+    found = [each for each in used.real.pods(used.namespace) if each["metadata"]["name"].startswith(prefix)]
     alive = [each for each in found if "deletionTimestamp" not in each["metadata"]]
     return [each for each in alive if dig(each, "status", "phase") == "Running"]
 
@@ -314,6 +322,63 @@ def is_about(event: Obj, name: str) -> bool:
 def events_of(used: UsedCluster, name: str, namespace: str) -> list[Obj]:
     found = used.real.client.list(EVENTS, namespace)
     return [each for each in found if dig(each, "involvedObject", "name") == name]
+
+
+def test_a_jobs_pod_over_its_grant_leaves_and_the_job_tries_again(
+    used: UsedCluster, say: Callable[[str], None]
+) -> None:
+    """Its condition says that it was disrupted, so that a podFailurePolicy can leave the failure out of account."""
+    objects = job("batch", "12Gi", GREEDY)
+    used.real.apply(objects, used.namespace)
+    wait(lambda: None if running(used, "batch") else str(used.real.warnings(used.namespace)), READY_S)
+    (first,) = running(used, "batch")
+    name = first["metadata"]["name"]
+    wait(lambda: None if name not in names_of(running(used, "batch")) else "it stays", EVICTED_S)
+    wait(lambda: None if running(used, "batch") else "no other pod was made", READY_S)
+    reasons = {each["reason"]: each["message"] for each in events_of(used, name, used.namespace)}
+    say("\n".join(f"{reason}: {reasons[reason]}" for reason in sorted(TOLD_TO_PODS & reasons.keys())))
+    assert reasons.keys() >= TOLD_TO_PODS
+    for obj in reversed(objects):
+        used.real.client.delete(kind_of(obj), "batch", used.namespace)
+    for each in used.real.pods(used.namespace):
+        if each["metadata"]["name"].startswith("batch"):
+            used.real.client.delete(PODS, each["metadata"]["name"], used.namespace)
+    wait(lambda: None if not running(used, "batch") else "it is not gone", READY_S)
+
+
+def test_an_idle_claim_is_taken_back_from_a_pod_that_is_made_anew(
+    used: UsedCluster, say: Callable[[str], None]
+) -> None:
+    """One of no controller stays, as do all that use their GPU; what the policy says is announced first."""
+    before = {each["metadata"]["name"]: containers(each) for each in used.real.pods(used.namespace)}
+    objects = [*deployment("sleepy", "4Gi", SLEEPY), template("alone-sleepy", SLEEPY, share("4Gi"))]
+    used.real.apply([*objects, pod("lone", gpu="alone-sleepy")], used.namespace)
+    wait(lambda: None if running(used, "sleepy") and running(used, "lone") else "they do not run", READY_S)
+    (first,), (lone,) = running(used, "sleepy"), running(used, "lone")
+    name = first["metadata"]["name"]
+    claim = used.claim_names()[name, "gpu"]
+    wait(lambda: None if claim in idle_claims(used) else str(used.gpu_node()), 60.0 * IDLE_MIN + READY_S)
+    (told,) = [each for each in used.gpu_node()["idle"] if each["claim"] == claim]
+    say(f"GpuNode: {json.dumps(told)}")
+    assert (told["action"], told["afterMinutes"]) == ("Reclaim", IDLE_MIN)
+    wait(lambda: None if name not in names_of(running(used, "sleepy")) else "it stays", 60.0 * IDLE_MIN + EVICTED_S)
+    reasons = {each["reason"]: each["message"] for each in events_of(used, name, used.namespace)}
+    say("\n".join(f"{reason}: {reasons[reason]}" for reason in sorted(TOLD_TO_PODS & reasons.keys())))
+    assert reasons.keys() >= TOLD_TO_PODS
+    after = {each["metadata"]["name"]: containers(each) for each in used.real.pods(used.namespace)}
+    assert {pod_name: after[pod_name] for pod_name in before} == before
+    assert after["lone"] == containers(lone)
+    used.real.client.delete(kind_of(objects[1]), "sleepy", used.namespace)
+    used.real.client.delete(PODS, "lone", used.namespace)
+    wait(lambda: None if not running(used, "sleepy") and not running(used, "lone") else "they are not gone", READY_S)
+
+
+def names_of(pods: list[Obj]) -> list[str]:
+    return [each["metadata"]["name"] for each in pods]
+
+
+def idle_claims(used: UsedCluster) -> list[str]:
+    return [each["claim"] for each in used.gpu_node().get("idle") or ()]
 
 
 def test_with_the_hosts_pids_the_join_is_the_same(used: UsedCluster) -> None:

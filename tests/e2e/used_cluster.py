@@ -34,6 +34,8 @@ GIB: Final = 2**30
 GPUS: Final = "1xa100-sxm4-40gb,2xh100-sxm5-80gb"
 """gpu-0 is shared; the others are taken whole and cut."""
 GRACE_S: Final = 10
+IDLE_MIN: Final = 1
+"""The least that a policy takes; eviction comes as many minutes later."""
 POLICY: Final = {
     "apiVersion": "gpu.dra-driver.io/v1alpha1",
     "kind": "GpuPolicy",
@@ -41,15 +43,19 @@ POLICY: Final = {
     "spec": {
         "select": {"productNames": ["NVIDIA A100*"]},
         "sharing": {"strategy": "TimeSlicing", "maxShares": 8, "defaultComputePercent": 0},
-        "usage": {"overGrant": {"action": "Evict", "graceSeconds": GRACE_S}},
+        "usage": {
+            "overGrant": {"action": "Evict", "graceSeconds": GRACE_S},
+            "idle": {"afterMinutes": IDLE_MIN, "action": "Reclaim"},
+        },
     },
 }
 VALUES: Final[dict[str, Any]] = {
     "simulate": GPUS,
     "mpsHost": {"enabled": False},
     "exporter": {"enabled": True, "settings": {"LOG_FORMAT": "json", "INTERVAL": "2"}},
-    "controller": {"replicas": 1},
-    "eviction": {"overGrant": True},
+    # On one node with three GPUs, two findings within ten minutes would stop all evictions.
+    "controller": {"replicas": 1, "settings": {"BRAKE_PERCENT": "100"}},
+    "eviction": {"overGrant": True, "reclaimIdle": True},
     "usageReader": {"enabled": True},
 }
 HOST_BYTES: Final = 3 * GIB
@@ -208,14 +214,32 @@ def mounts_of(pid: int) -> dict[str, str]:
     return {fields[4]: fields[5].split(",")[0] for fields in (line.split() for line in lines)}
 
 
-def greedy_deployment(memory: str) -> list[Obj]:
-    """A Deployment of one pod with a share of ``memory``, which takes 20 GiB a while after its claim was prepared."""
-    steps = [{"memory": "10Gi", "utilization": 30}, {"after": "15s", "memory": "20Gi", "utilization": 50}]
-    labels = {"app": "greedy"}
-    pods = {"metadata": {"labels": labels}, "spec": pod_spec(gpu="greedy")}
+GREEDY: Final[list[dict[str, Any]]] = [
+    {"memory": "10Gi", "utilization": 30},
+    {"after": "15s", "memory": "20Gi", "utilization": 50},
+]
+"""20 GiB a while after the claim was prepared."""
+SLEEPY: Final[list[dict[str, Any]]] = [{"memory": "2Gi", "utilization": 0}]
+
+
+def deployment(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
+    """A Deployment of one pod with a share of ``memory``, and its template."""
+    labels = {"app": name}
+    pods = {"metadata": {"labels": labels}, "spec": pod_spec(gpu=name)}
     spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "greedy"}, "spec": spec}
-    return [template("greedy", steps, share(memory)), deployment]
+    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+    return [template(name, steps, share(memory)), made]
+
+
+def job(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
+    """A Job of one pod with a share of ``memory``, and its template. It tries again once: its program ends with an
+    error when it is told to."""
+    spec = pod_spec(gpu=name) | {"restartPolicy": "Never"}
+    for container in spec["containers"]:
+        container["command"] = ["bash", "-c", "trap 'exit 143' TERM; sleep infinity & sleep infinity & wait"]
+    pods = {"spec": spec}
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}}
+    return [template(name, steps, share(memory)), {**made, "spec": {"backoffLimit": 1, "template": pods}}]
 
 
 class Reader:
