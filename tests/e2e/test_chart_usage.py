@@ -343,14 +343,16 @@ def test_a_jobs_pod_over_its_grant_leaves_and_the_job_tries_again(
     for each in used.real.pods(used.namespace):
         if each["metadata"]["name"].startswith("batch"):
             used.real.client.delete(PODS, each["metadata"]["name"], used.namespace)
-    wait(lambda: None if not running(used, "batch") else "it is not gone", READY_S)
+    wait(lambda: None if "batch" not in str(names_of(used.real.pods(used.namespace))) else "it is not gone", READY_S)
 
 
 def test_an_idle_claim_is_taken_back_from_a_pod_that_is_made_anew(
     used: UsedCluster, say: Callable[[str], None]
 ) -> None:
     """One of no controller stays, as do all that use their GPU; what the policy says is announced first."""
-    before = {each["metadata"]["name"]: containers(each) for each in used.real.pods(used.namespace)}
+    using = {pod_name for pod_name, _ in USED}
+    pods = {each["metadata"]["name"]: each for each in used.real.pods(used.namespace)}
+    before = {name: containers(pods[name]) for name in using}
     objects = [*deployment("sleepy", "4Gi", SLEEPY), template("alone-sleepy", SLEEPY, share("4Gi"))]
     used.real.apply([*objects, pod("lone", gpu="alone-sleepy")], used.namespace)
     wait(lambda: None if running(used, "sleepy") and running(used, "lone") else "they do not run", READY_S)
