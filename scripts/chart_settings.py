@@ -6,12 +6,12 @@ from pathlib import Path
 
 import render_chart
 
-from dra_driver.cli.mps_host import MpsHostSettings
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import flags_of
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.webhook_settings import WebhookSettings
+from dra_driver.hardware.sharing.main import MpsHostSettings
 
 SCHEMA = render_chart.CHART / "values.schema.json"
 

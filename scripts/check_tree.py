@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 420
 MAX_FUNCTION_LINES = 60
 QUESTION_FUNCTION_LINES = 50
-GENERATED = "dra_driver/_pb/"
+GENERATED = "dra_driver/core/_pb/"
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "scripts/words.toml"
-GENERATED = "dra_driver/_pb/"
+GENERATED = "dra_driver/core/_pb/"
 
 
 def main() -> int:

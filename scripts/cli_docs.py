@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.cli import examples, kubectl, main
+from dra_driver.core.command_line import examples, main
+from dra_driver.kubectl.commands import kubectl
 
 PAGE = Path("docs/cli.md")
 HEAD = """\

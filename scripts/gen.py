@@ -37,7 +37,7 @@ import performance_docs  # noqa: E402 - a neighbour of this script, which may be
 import rights_docs  # noqa: E402 - as above
 
 PROTOS = ROOT / "protos"
-GENERATED = Path("dra_driver/_pb")
+GENERATED = Path("dra_driver/core/_pb")
 SCHEMA = Path("dra_driver/config/schema.json")
 CRDS = {
     Path("crds/gpu.dra-driver.io_gpupolicies.yaml"): (export.gpu_policy_crd, "gpu_policy.py and policy_status.py"),

@@ -1,4 +1,4 @@
-"""Types of the part of pynvml (nvidia-ml-py) that dra_driver/gpu/nvml/ call. The package itself has none.
+"""Types of the part of pynvml (nvidia-ml-py) that dra_driver/hardware/gpu/nvml/ call. The package itself has none.
 
 Handles are opaque: ctypes pointers that are unhashable and compare by identity.
 """

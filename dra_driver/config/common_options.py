@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import get_args
 
 from dra_driver.config.options import Option
-from dra_driver.telemetry.logs import LogFormat, LogLevel
+from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 
 def absolute(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dra_driver.config import common_options
 from dra_driver.config.options import Option, setting
-from dra_driver.telemetry.logs import LogFormat, LogLevel
+from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 CLUSTER, EVICTION, TELEMETRY = "cluster", "eviction of pods with extended resources", "telemetry"
 POLICIES, WEBHOOK, CAPACITY = "policies", "admission webhook", "capacity"

@@ -1,6 +1,6 @@
 """Opaque parameters of a claim or class as plain values, the result of `parameters.decode`.
 
-``claims.planning.configs`` decides to which device they apply, ``sharing/`` applies them.
+``claims.planning.configs`` decides to which device they apply, ``hardware/sharing/`` applies them.
 """
 
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from dra_driver.lean_dataclasses import dataclass
-from dra_driver.model.terms import Interval, Strategy
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.terms import Interval, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.lean_dataclasses import dataclass
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")

@@ -25,9 +25,9 @@ from dra_driver.config.device_config import (
     MpsLimits,
 )
 from dra_driver.config.schema import problems, schemas, sentence, shown, size_problem
-from dra_driver.errors import InvalidParametersError
-from dra_driver.model.terms import Interval, Strategy
-from dra_driver.quantity import Quantity
+from dra_driver.core.errors import InvalidParametersError
+from dra_driver.core.model.terms import Interval, Strategy
+from dra_driver.core.quantity import Quantity
 
 __all__ = [
     "API_VERSION",

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
-from dra_driver.lean_dataclasses import dataclass
-from dra_driver.model.health import HealthCause
-from dra_driver.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
-from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
-from dra_driver.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, UsageRules
-from dra_driver.quantity import Quantity
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.health import HealthCause
+from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
+from dra_driver.core.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.quantity import Quantity
 
 API_VERSION: Final = "gpu.dra-driver.io/v1alpha1"
 KIND: Final = "GpuPolicy"

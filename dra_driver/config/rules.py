@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dra_driver.lean_dataclasses import dataclass
-from dra_driver.quantity import Quantity
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.quantity import Quantity
 
 Fields = Mapping[str, Any]
 

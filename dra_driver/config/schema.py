@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from dra_driver.config.rules import RULES
-from dra_driver.lean_dataclasses import dataclass
-from dra_driver.quantity import Quantity
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.quantity import Quantity
 
 Schema: TypeAlias = Mapping[str, Any]
 Step: TypeAlias = str | int

@@ -1,6 +1,6 @@
 """The settings of the node process.
 
-Names, defaults and checks of the values alone. ``kubelet/preflight.py`` checks that directories exist and can be
+Names, defaults and checks of the values alone. ``node/process/preflight.py`` checks that directories exist and can be
 written.
 
 Directories are those of the kubelet (``--root-dir``, by default ``/var/lib/kubelet``) and of the Container Device
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 
 from dra_driver.config import common_options
 from dra_driver.config.options import Flag, Option, flags_of, load, setting
-from dra_driver.lean_dataclasses import dataclass
-from dra_driver.telemetry.logs import LogFormat, LogLevel
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _POD_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")

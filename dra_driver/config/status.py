@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from dra_driver.config.schema import printable
 from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of
-from dra_driver.model.gpu_node import (
+from dra_driver.core.model.gpu_node import (
     MAX_GPUS,
     MAX_MESSAGE,
     MAX_NAMES,
@@ -29,7 +29,7 @@ from dra_driver.model.gpu_node import (
     PolicyStatus,
     PublishedForm,
 )
-from dra_driver.model.terms import Taint
+from dra_driver.core.model.terms import Taint
 
 NODE_KIND: Final = "GpuNode"
 _MAX_LINE: Final = 253

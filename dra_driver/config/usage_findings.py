@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.model.claim import ClaimRef
-from dra_driver.model.ids import ClaimUid
-from dra_driver.model.usage_findings import (
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.model.usage_findings import (
     MAX_COMMAND,
     MAX_COMMANDS,
     MAX_IDLE,
@@ -25,7 +25,7 @@ from dra_driver.model.usage_findings import (
     UsageFindings,
     UsingPod,
 )
-from dra_driver.model.usage_rules import OverGrantAction
+from dra_driver.core.model.usage_rules import OverGrantAction
 
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"

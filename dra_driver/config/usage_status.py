@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from dra_driver.config.schema import printable
-from dra_driver.model.gpu_node_usage import (
+from dra_driver.core.model.gpu_node_usage import (
     MAX_TOLD,
     MAX_TOLD_PODS,
     NO_USAGE,
@@ -18,8 +18,8 @@ from dra_driver.model.gpu_node_usage import (
     ToldPod,
     ToldUsage,
 )
-from dra_driver.model.usage_findings import MAX_COMMAND, MAX_COMMANDS
-from dra_driver.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 
 Json = dict[str, Any]
 _Told = TypeVar("_Told")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dra_driver.config import common_options
 from dra_driver.config.controller_settings import whole
 from dra_driver.config.options import Option, setting
-from dra_driver.telemetry.logs import LogFormat, LogLevel
+from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 WEBHOOK, TELEMETRY = "webhook", "telemetry"
 

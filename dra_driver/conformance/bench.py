@@ -20,8 +20,8 @@ from dra_driver.conformance.published import incomplete
 from dra_driver.conformance.registry import PluginInfo, Registrar
 from dra_driver.conformance.template import ClaimTemplate
 from dra_driver.conformance.values import TimeLimits, UnableError, ViolationError
-from dra_driver.errors import KubernetesApiError
-from dra_driver.unix_grpc import CallError
+from dra_driver.core.errors import KubernetesApiError
+from dra_driver.core.unix_grpc import CallError
 
 SLOW_CALL_S = 5.0
 """Seconds that a call may take after another one has run into the kubelet's deadline."""

@@ -2,7 +2,7 @@
 
 Follows the CDI specification (cncf-tags/container-device-interface, SPEC.md and pkg/cdi): later folders win, and a
 name that two files of one folder define does not resolve. Any driver's files are read, JSON and YAML, so this does not
-use `dra_driver.cdi`, which writes such files: a shared mistake would hide itself.
+use `dra_driver.hardware.cdi`, which writes such files: a shared mistake would hide itself.
 """
 
 import json

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dra_driver.allocation import Allocator
 from dra_driver.conformance.cluster import ClusterObjects
 from dra_driver.conformance.plugin import ClaimKey
 from dra_driver.conformance.published import PublishedDevice, devices, narrowed
 from dra_driver.conformance.template import ClaimTemplate, default_spec
 from dra_driver.conformance.values import UnableError
-from dra_driver.errors import AllocationError, ConfigurationError
+from dra_driver.core.errors import AllocationError, ConfigurationError
+from dra_driver.scheduler.allocation import Allocator
 
 Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any, Final
 
-from dra_driver.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from dra_driver.conformance.values import UnableError
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 COMMAND_S: Final = 60.0
 STOP_S: Final = 15.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.conformance.registry import is_served
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 KUBELET_SOCKETS: Final = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
 _PROBE_S: Final = 1.0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.unix_grpc import HealthStream
+from dra_driver.core.unix_grpc import HealthStream
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 LONGEST_TIMEOUT_S: Final = 120.0

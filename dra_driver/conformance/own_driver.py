@@ -37,7 +37,7 @@ def command(spec: str, folder: Path, *, kubeconfig: str, node: str) -> list[str]
         (folder / name).mkdir(exist_ok=True)
     (folder / "policies" / "policies.yaml").write_text(POLICIES)
     return [
-        *(sys.executable, "-m", "dra_driver.cli.main", "kubelet-plugin"),
+        *(sys.executable, "-m", "dra_driver.core.command_line.main", "kubelet-plugin"),
         *("--node-name", node),
         *("--kubeconfig", kubeconfig),
         *("--kubelet-registrar-dir", str(folder / "reg")),

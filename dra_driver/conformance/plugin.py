@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver._pb.dra_v1 import api_pb2 as v1
-from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
-from dra_driver._pb.health_v1 import api_pb2 as health_v1
-from dra_driver._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
 from dra_driver.conformance.registry import PluginInfo
 from dra_driver.conformance.values import ViolationError
-from dra_driver.unix_grpc import HealthStream, Peer, PendingCall, Service, shown
+from dra_driver.core._pb.dra_v1 import api_pb2 as v1
+from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
+from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
+from dra_driver.core.unix_grpc import HealthStream, Peer, PendingCall, Service, shown
 
 DRA_SERVICES: Final = {"v1.DRAPlugin": Service(v1, "DRAPlugin"), "v1beta1.DRAPlugin": Service(v1beta1, "DRAPlugin")}
 """Services by their names in supported_versions, which a kubelet supports (pkg/kubelet/cm/dra/plugin)."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
 
 Wire = Mapping[str, Any]
 MANY: Final = 32

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver._pb.pluginregistration import api_pb2 as pb
 from dra_driver.conformance.values import TimeLimits
-from dra_driver.unix_grpc import CallError, Peer, Service, shown
+from dra_driver.core._pb.pluginregistration import api_pb2 as pb
+from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
 
 REGISTRATION: Final = Service(pb, "Registration")
 MAX_SOCKETS: Final = 64

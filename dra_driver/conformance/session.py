@@ -11,7 +11,7 @@ from dra_driver.conformance.bench import Bench, Control, TestedDriver
 from dra_driver.conformance.cluster import ClusterObjects
 from dra_driver.conformance.template import ClaimTemplate
 from dra_driver.conformance.values import TimeLimits
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 

@@ -17,8 +17,8 @@ from dra_driver.conformance.values import (
     Verdict,
     ViolationError,
 )
-from dra_driver.errors import ConfigurationError, KubernetesApiError
-from dra_driver.unix_grpc import CallError
+from dra_driver.core.errors import ConfigurationError, KubernetesApiError
+from dra_driver.core.unix_grpc import CallError
 
 log = logging.getLogger(__name__)
 

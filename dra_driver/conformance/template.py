@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 MAX_BYTES: Final = 1 << 20
 _CLAIM_KINDS: Final = ("ResourceClaimTemplate", "ResourceClaim")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 
 if TYPE_CHECKING:
     from dra_driver.conformance.bench import Bench

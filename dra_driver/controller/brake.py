@@ -17,8 +17,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from dra_driver.controller.fleet import Fleet, TaintedDevice
-from dra_driver.model.drain import DRAINED_TAINT
-from dra_driver.model.terms import DETACHED_TAINT
+from dra_driver.core.model.drain import DRAINED_TAINT
+from dra_driver.core.model.terms import DETACHED_TAINT
 
 LEAST_GPUS: Final = 2
 ASKED_FOR: Final = frozenset({DRAINED_TAINT, DETACHED_TAINT})

@@ -1,7 +1,7 @@
 """What `kubectl dra capacity -o json` prints, as the numbers that the controller's gauges show. Pure.
 
-The fields are those of ``dra_driver/capacity/report.py``, whose schema only grows. What has another shape is left out:
-a gauge that is missing is seen, a wrong one is believed. Models and requests are bounded, so that series are.
+The fields are those of ``dra_driver/kubectl/capacity/report.py``, whose schema only grows. What has another shape is
+left out: a gauge that is missing is seen, a wrong one is believed. Models and requests are bounded, so that series are.
 """
 
 import json

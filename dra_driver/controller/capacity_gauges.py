@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from dra_driver.controller.capacity_document import ModelCount, decode
 from dra_driver.controller.worker import Worker
-from dra_driver.errors import CommandError
-from dra_driver.telemetry import capacity_metrics
+from dra_driver.core.errors import CommandError
+from dra_driver.core.telemetry import capacity_metrics
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from dra_driver.errors import CommandError
+from dra_driver.core.errors import CommandError
 
 MAX_OUTPUT: Final = 8 << 20
 """Bytes of a report without single nodes: some kilobytes for each model."""
@@ -24,7 +24,7 @@ def survey_command(driver: str, kubeconfig: str | None) -> list[str]:
     """The program that prints the report of all nodes together."""
     where = [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
     flags = ["capacity", "-o", "json", "--totals", f"--driver={driver}", *where]
-    return [sys.executable, "-m", "dra_driver.cli.kubectl", *flags]
+    return [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *flags]
 
 
 def survey(

@@ -19,9 +19,9 @@ from typing import Any, Final, Protocol
 
 from dra_driver.controller import lease
 from dra_driver.controller.lease import LeaseRecord, LeaseTimes, Sighting
-from dra_driver.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.kube import paths
-from dra_driver.telemetry import controller_metrics as metrics
 
 log = logging.getLogger(__name__)
 

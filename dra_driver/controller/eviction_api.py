@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
 from dra_driver.controller.special_claims import PodRef
-from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
-from dra_driver.telemetry.controller_metrics import EvictionResult
 
 
 class EvictionRequests(Creator, Protocol):

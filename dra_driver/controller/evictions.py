@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from dra_driver.backoff import Backoff
 from dra_driver.controller.brake import BrakeRules, BrakeState, brake_state
 from dra_driver.controller.due import Endangered, endangered
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict, look
@@ -21,8 +20,9 @@ from dra_driver.controller.fleet import SliceView, fleet_of
 from dra_driver.controller.pace import Pace
 from dra_driver.controller.special_claims import SpecialClaim
 from dra_driver.controller.worker import Worker
-from dra_driver.errors import KubernetesApiError
-from dra_driver.telemetry import controller_metrics as metrics
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import KubernetesApiError
+from dra_driver.core.telemetry import controller_metrics as metrics
 
 log = logging.getLogger(__name__)
 

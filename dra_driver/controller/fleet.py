@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dra_driver.model.health_rules import GRACE_ATTRIBUTE
+from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
 
 NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).

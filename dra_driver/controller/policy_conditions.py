@@ -11,7 +11,7 @@ from typing import Any, Final
 from dra_driver.config.schema import printable
 from dra_driver.config.status import policy_status
 from dra_driver.controller.policy_views import PolicyView
-from dra_driver.model.gpu_node import PolicyCount, PolicyStatus
+from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
 
 CONDITION: Final = "InForce"
 _LONGEST: Final = 1024

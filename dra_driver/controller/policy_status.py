@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from dra_driver.backoff import Backoff
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
 from dra_driver.controller.worker import Worker
-from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.kube import paths
-from dra_driver.telemetry import controller_metrics as metrics
 
 log = logging.getLogger(__name__)
 

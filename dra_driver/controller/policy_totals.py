@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
-from dra_driver.model.gpu_node import MAX_NAMES, NodePolicy, PolicyCount, PolicyPlace, PolicyState, PolicyStatus
+from dra_driver.core.model.gpu_node import MAX_NAMES, NodePolicy, PolicyCount, PolicyPlace, PolicyState, PolicyStatus
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.config.status import node_status_of
-from dra_driver.model.gpu_node import NodePolicy, PolicyOrigin
+from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

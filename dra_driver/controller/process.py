@@ -39,14 +39,14 @@ from dra_driver.controller.usage_events import UsageEvictionEvents
 from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
 from dra_driver.controller.usage_watch import UsageWatch
 from dra_driver.controller.watches import EvictionWatches
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.telemetry import capacity_metrics
+from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.types import ObjectReference
-from dra_driver.telemetry import capacity_metrics
-from dra_driver.telemetry import controller_metrics as metrics
-from dra_driver.telemetry.http import ObservabilityServer
 
 if TYPE_CHECKING:
     from dra_driver.controller.webhook_part import WebhookPart

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from dra_driver.backoff import Backoff
 from dra_driver.controller.brake import BrakeRules
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict
 from dra_driver.controller.pace import Pace
@@ -21,8 +20,9 @@ from dra_driver.controller.usage_cases import FRESH_S, CaseKey, NodeUse, UsageCa
 from dra_driver.controller.usage_events import UsageEvictionEvents
 from dra_driver.controller.usage_look import MayLeave, candidates, gone, still_asked
 from dra_driver.controller.worker import Worker
-from dra_driver.errors import KubernetesApiError
-from dra_driver.telemetry import controller_metrics as metrics
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import KubernetesApiError
+from dra_driver.core.telemetry import controller_metrics as metrics
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
 from dra_driver.controller.special_claims import PodRef
 from dra_driver.controller.usage_cases import UsageCase, node_use, usage_cases
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION
 

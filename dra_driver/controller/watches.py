@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from dra_driver.controller.fleet import SliceView, slice_view
 from dra_driver.controller.special_claims import SpecialClaim, special_claim
-from dra_driver.errors import ApiUnreachableError
+from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, Stream
 

@@ -20,9 +20,9 @@ from dra_driver.config.webhook_files import POLICIES, SERVING, Attributes, polic
 from dra_driver.controller.webhook_objects import has_bundle, secret_with, serving_file, stored_of, with_bundle
 from dra_driver.controller.webhook_plan import Life, Pair, Step, Stored, Times, done, next_step, problem
 from dra_driver.controller.worker import Worker
-from dra_driver.errors import ConflictError, KubernetesApiError
-from dra_driver.files import replace_file
-from dra_driver.telemetry import controller_metrics as metrics
+from dra_driver.core.errors import ConflictError, KubernetesApiError
+from dra_driver.core.files import replace_file
+from dra_driver.core.telemetry import controller_metrics as metrics
 
 log = logging.getLogger(__name__)
 

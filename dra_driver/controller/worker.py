@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from dra_driver.telemetry import controller_metrics as metrics
+from dra_driver.core.telemetry import controller_metrics as metrics
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.lean_dataclasses import dataclass
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
 
 _MOST_BYTES = 4 * 2**20
 _CLUSTER = frozenset(

@@ -1,7 +1,8 @@
 """Reads ResourceClaims and reduces their allocation to values, after checking every field that it uses.
 
-Users and controllers write claims, and strings of a claim end in file names and container environments. ``claims/``
-looks up the devices. Limits: kubernetes/kubernetes pkg/apis/resource/validation/validation.go and resource/v1/types.go.
+Users and controllers write claims, and strings of a claim end in file names and container environments.
+``node/claims/`` looks up the devices. Limits: kubernetes/kubernetes pkg/apis/resource/validation/validation.go and
+resource/v1/types.go.
 """
 
 import json
@@ -9,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     ClaimError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
@@ -17,10 +18,10 @@ from dra_driver.errors import (
     KubernetesApiError,
     NotFoundError,
 )
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.kube import paths
 from dra_driver.kube.names import is_label, is_pool_name
-from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
-from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
 
 MAX_RESULTS = 32
 MAX_CONFIGS = 64

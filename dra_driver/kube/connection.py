@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
 from dra_driver.kube.direct import DirectSession
 from dra_driver.kube.http.answer import HttpAnswer

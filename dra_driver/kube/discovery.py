@@ -1,15 +1,15 @@
 """Reads the API server's version.
 
-No endpoint reports feature gates; ``slices/features.py`` probes for their effects.
+No endpoint reports feature gates; ``node/slices/features.py`` probes for their effects.
 """
 
 import re
 from typing import Any
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
+from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.claims import Getter
 from dra_driver.kube.paths import version
-from dra_driver.lean_dataclasses import dataclass
 
 _LEADING_NUMBER = re.compile(r"\d{1,4}")
 

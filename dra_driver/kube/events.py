@@ -14,10 +14,10 @@ from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube import paths
 from dra_driver.kube.types import ObjectReference
-from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ pod (kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go).
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 
 NO_EVICTION: Final = "gpu.dra-driver.io/no-eviction"

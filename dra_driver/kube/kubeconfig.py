@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.lean_dataclasses import dataclass
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
 
 DEFAULT: Final = "default"
 _MAX_BYTES: Final = 16 << 20

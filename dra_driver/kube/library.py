@@ -13,7 +13,7 @@ from typing import Any
 import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError, SSLError
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.http.answer import HttpAnswer, TransportError
 from dra_driver.kube.http.stream import RequestLimits
 from dra_driver.kube.transport import ClientParts, client_parts

@@ -9,7 +9,7 @@ apiserver/pkg/storage/cacher/delegator.go of 1.34 to 1.36 (GetList falls back to
 
 import threading
 
-from dra_driver.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
+from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 
 # The answer to a version that the cache does not reach within 3 s (Timeout, "Too large resource version").
 _BEHIND = 504

@@ -7,7 +7,7 @@ sees. A label of its own keeps the DaemonSet from taking the pod for one of its 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 APP_LABEL: Final = "app.kubernetes.io/name"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"

@@ -15,9 +15,9 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
+from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
-from dra_driver.lean_dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import quote
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     ApiUnreachableError,
     ConfigurationError,
     DraError,

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
-from dra_driver.backoff import Backoff
-from dra_driver.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.telemetry import metrics
 from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.types import WatchEvent
-from dra_driver.lean_dataclasses import dataclass
-from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dra_driver import __version__
-from dra_driver.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
+from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.connection import Connection, Receive
 from dra_driver.kube.http.answer import HttpAnswer, TransportError
 from dra_driver.kube.http.stream import RequestLimits
 from dra_driver.kube.status import error_from_response
 from dra_driver.kube.watch import WatchStream
-from dra_driver.lean_dataclasses import dataclass
 
 Query = Mapping[str, str]
 

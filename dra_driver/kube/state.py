@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from dra_driver.errors import ForbiddenError, GoneError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import ForbiddenError, GoneError, KubernetesApiError, NotFoundError
+from dra_driver.core.request_rights import missing_right
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.paths import CORE_API
-from dra_driver.kube.request_rights import missing_right
 from dra_driver.kube.state_parts import is_relevant_event, reduced
 
 Wire = Mapping[str, Any]

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import yaml
 
-from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.files import replace_file
+from dra_driver.core.errors import ConfigurationError, StorageError
+from dra_driver.core.files import replace_file
+from dra_driver.core.yaml_nesting import check_nesting
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
 from dra_driver.kube.state_shapes import misfit
@@ -29,7 +30,6 @@ from dra_driver.kube.state_templates import (
     read_templates,
     use_templates,
 )
-from dra_driver.yaml_nesting import check_nesting
 
 Wire = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, overload
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 Wire = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     AlreadyExistsError,
     ConflictError,
     ForbiddenError,

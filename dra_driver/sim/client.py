@@ -6,7 +6,7 @@ Examples and their expectations use only this interface, so the same ones run on
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind

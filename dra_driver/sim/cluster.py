@@ -15,9 +15,9 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
-from dra_driver.cel import compile_selector
-from dra_driver.errors import CelSyntaxError, ConfigurationError, RetryableError
-from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.core.errors import CelSyntaxError, ConfigurationError, RetryableError
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.scheduler.cel import compile_selector
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer

@@ -10,8 +10,8 @@ An attempt that fails after the claim was created deletes it. If that fails too,
 
 from contextlib import suppress
 
-from dra_driver.allocation import EXTENDED_CLAIM_ANNOTATION, ExtendedClaim
-from dra_driver.errors import DraError, NotFoundError
+from dra_driver.core.errors import DraError, NotFoundError
+from dra_driver.scheduler.allocation import EXTENDED_CLAIM_ANNOTATION, ExtendedClaim
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store

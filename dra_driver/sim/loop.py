@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.apiserver.store import Store

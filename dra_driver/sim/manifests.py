@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS

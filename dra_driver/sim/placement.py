@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.allocation import (
+from dra_driver.scheduler.allocation import (
     Allocator,
     ExtendedClaim,
     NodeUsage,

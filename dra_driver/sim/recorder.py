@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import EVENTS
 from dra_driver.sim.apiserver.store import Store

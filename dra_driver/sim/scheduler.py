@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from time import monotonic
 
-from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
+from dra_driver.core.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.state import ObjectChange

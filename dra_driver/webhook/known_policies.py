@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dra_driver.config.policy import API_VERSION, KIND
 from dra_driver.config.webhook_files import Attributes
-from dra_driver.lint import ManifestSource
+from dra_driver.kubectl.lint import ManifestSource
 
 MAX_FORMS: Final = 8
 """As many as lint uses (``policy_devices.MAX_POLICIES``). Each is one more set of devices to try selectors on."""

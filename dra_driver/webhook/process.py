@@ -19,9 +19,9 @@ from typing import Final
 
 from dra_driver import __version__
 from dra_driver.config.webhook_settings import WebhookSettings
-from dra_driver.errors import ConfigurationError
-from dra_driver.telemetry import webhook_metrics as metrics
-from dra_driver.telemetry.http import ObservabilityServer, listen
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.telemetry import webhook_metrics as metrics
+from dra_driver.core.telemetry.http import ObservabilityServer, listen
 from dra_driver.webhook.certificate import ServedCertificate
 from dra_driver.webhook.frames import ReviewOutcome
 from dra_driver.webhook.server import Server

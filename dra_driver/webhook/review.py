@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dra_driver.lint import KnownObjects, ManifestSource, lint
+from dra_driver.kubectl.lint import KnownObjects, ManifestSource, lint
 from dra_driver.webhook.frames import ReviewOutcome
 from dra_driver.webhook.known_policies import KnownPolicies
 from dra_driver.webhook.verdict import ReviewVerdict, verdict

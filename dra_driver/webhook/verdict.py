@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.lint import Finding
+from dra_driver.kubectl.lint import Finding
 
 REFUSING: Final = frozenset({"DRA015", "DRA016", "DRA017", "DRA021", "DRA032", "DRA035", "DRA037", "DRA041"}) | {
     *("DRA043", "DRA044", "DRA060")

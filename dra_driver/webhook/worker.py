@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from dra_driver.config.webhook_files import MAX_BYTES, POLICIES, policies_of
-from dra_driver.lint import KnownObjects, known_from_catalog
+from dra_driver.kubectl.lint import KnownObjects, known_from_catalog
 from dra_driver.webhook import frames
 from dra_driver.webhook.known_policies import KnownPolicies, known_policies
 from dra_driver.webhook.review import answer

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Final
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.webhook import frames
 from dra_driver.webhook.frames import ReviewOutcome
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.access import plain_kubeconfig
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient

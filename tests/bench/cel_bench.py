@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from dra_driver.cel import DeviceView, compile_selector
+from dra_driver.scheduler.cel import DeviceView, compile_selector
 
 DEVICE = {
     "attributes": {
@@ -35,7 +35,7 @@ OTHERS = {
     "macro": f'{GUARD}["H100", "A100"].exists(name, {A}.productName.contains(name))',
     "metered": f"{GUARD}lists.range(10).sum() == 45",
 }
-_IMPORT = "import time; t = time.perf_counter(); import dra_driver.cel; print(time.perf_counter() - t)"
+_IMPORT = "import time; t = time.perf_counter(); import dra_driver.scheduler.cel; print(time.perf_counter() - t)"
 
 
 def best_us(work: Callable[[], object], count: int, rounds: int = 5) -> float:

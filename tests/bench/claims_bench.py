@@ -1,6 +1,6 @@
 """Prepare, repeat and unprepare of one claim with the real journal and real CDI files, without gRPC and API server.
 
-Measures dra_driver.claims alone, and that no cost grows with the number of prepared claims. Claims are read from
+Measures dra_driver.node.claims alone, and that no cost grows with the number of prepared claims. Claims are read from
 memory. Figures depend on the disk, because each prepare and unprepare waits for one sync: the last
 lines say what a bare sync of one page costs in the same directories.
 
@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dra_driver.cdi.writer import CdiWriter
-from dra_driver.claims.assembly import Claims, open_claims
-from dra_driver.errors import DraError
-from dra_driver.model.ids import ClaimUid
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.hardware.cdi.writer import CdiWriter
+from dra_driver.node.claims.assembly import Claims, open_claims
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, FakeClaims, claim, machine, ref, result
 from tests.fakes.memory import memory_folder
 

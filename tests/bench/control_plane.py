@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 

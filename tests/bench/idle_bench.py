@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dra_driver.gpu.simulated.spec import parse_groups
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench.__main__ import NODE, api_server, node_object

@@ -20,9 +20,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.gpu.simulated.spec import parse_document
-from dra_driver.model.gpu import Gpu
-from dra_driver.published import Islands, in_order, islands_of
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.hardware.gpu.simulated.spec import parse_document
+from dra_driver.kube.published import Islands, in_order, islands_of
 
 LOAD, ARRIVALS = 0.8, 60
 BOARDS = {

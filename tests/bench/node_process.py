@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import grpc
 
-from dra_driver._pb.dra_v1 import api_pb2
+from dra_driver.core._pb.dra_v1 import api_pb2
 from tests.bench.report import cpu_s, rss_mib
 
 SERVICE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -28,7 +28,7 @@ class NodeProcess:
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
             [
-                *[sys.executable, "-m", "dra_driver.cli.main", "kubelet-plugin"],
+                *[sys.executable, "-m", "dra_driver.core.command_line.main", "kubelet-plugin"],
                 *["--kubeconfig", kubeconfig, "--node-name", node, "--simulate", spec],
                 *["--kubelet-registrar-dir", str(self._dir("reg")), "--kubelet-plugins-dir", str(self._dir("plugins"))],
                 *["--cdi-dir", str(self._dir("cdi")), "--http-addr", ""],

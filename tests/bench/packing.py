@@ -24,9 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.mig.order import Placement, placement_order
-from dra_driver.model.mig import MigProfile, partition_name
+from dra_driver.core.model.mig import MigProfile, partition_name
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.mig.order import Placement, placement_order
 
 MODELS = (
     "a30-24gb",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient

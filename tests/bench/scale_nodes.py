@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_driver.config.settings import load_node_settings
-from dra_driver.kubelet import lean_grpc
-from dra_driver.model.ids import GpuUuid
-from dra_driver.telemetry import logs
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.telemetry import logs
+from dra_driver.node.process import lean_grpc
 
 if TYPE_CHECKING:
-    from dra_driver.kubelet.plugin import NodeProcess
+    from dra_driver.node.process.plugin import NodeProcess
 
 STACK_BYTES = 512 * 1024
 AT_ONCE = 1
@@ -40,7 +40,7 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_S)
     logs.configure("text", "warning")
     lean_grpc.load()
-    from dra_driver.kubelet.plugin import NodeProcess
+    from dra_driver.node.process.plugin import NodeProcess
 
     nodes = [NodeProcess(load_node_settings(settings(args, name), {})) for name in args.names]
     for line in sys.stdin:

@@ -31,7 +31,7 @@ from typing import Any
 
 import grpc
 
-from dra_driver._pb.dra_v1 import api_pb2
+from dra_driver.core._pb.dra_v1 import api_pb2
 from dra_driver.kube.access import plain_kubeconfig
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.gpu.simulated.troubles import Trouble
+from dra_driver.hardware.gpu.simulated.troubles import Trouble
 from tests.chaos.record import FaultRecord
 from tests.chaos.stage import CUT, SPARE, Stage
 from tests.fakes.live_claims import gpu

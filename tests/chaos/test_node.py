@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.simulated.root import TIMESLICE
+from dra_driver.hardware.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.node.node_process import SIMULATED_ROOT
 from tests.chaos.record import FaultRecord
 from tests.chaos.stage import Stage

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dra_driver.doctor.finding import LayerFinding
+from dra_driver.diagnose.doctor.finding import LayerFinding
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.row import examined, first_of
 from tests.fakes.broken_node import BrokenNode

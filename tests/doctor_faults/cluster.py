@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 
 from dra_driver.config.status import node_status
-from dra_driver.errors import ForbiddenError, InvalidObjectError, KubernetesApiError, NotFoundError
-from dra_driver.kube.request_rights import right_of
-from dra_driver.model.gpu_node import (
+from dra_driver.core.errors import ForbiddenError, InvalidObjectError, KubernetesApiError, NotFoundError
+from dra_driver.core.model.gpu_node import (
     GpuNodeStatus,
     HealthWord,
     NodeGpu,
@@ -20,6 +19,7 @@ from dra_driver.model.gpu_node import (
     NodeProblem,
     PublishedForm,
 )
+from dra_driver.core.request_rights import right_of
 from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, gpu, resource_slice
 
 BASE = Path(__file__).resolve().parents[2] / "deploy" / "base"

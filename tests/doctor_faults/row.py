@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dra_driver.doctor.cluster import diagnose
-from dra_driver.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.doctor.reading import read_facts
-from dra_driver.doctor.report import DoctorReport
-from dra_driver.doctor.scope import DoctorScope
+from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.report import DoctorReport
+from dra_driver.diagnose.doctor.scope import DoctorScope
 from tests.doctor_faults.cluster import SERVER, Cluster
 
 CLUSTER = DoctorScope()

@@ -5,8 +5,7 @@ from typing import Any
 
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_views import PolicyView
-from dra_driver.doctor.finding import FindingStatus, Layer
-from dra_driver.model.gpu_node import (
+from dra_driver.core.model.gpu_node import (
     NodePolicy,
     PolicyCount,
     PolicyOrigin,
@@ -14,6 +13,7 @@ from dra_driver.model.gpu_node import (
     PolicyState,
     PolicyStatus,
 )
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
 from tests.doctor_faults.cluster import (
     DRIVER,
     Cluster,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dra_driver.kube.published.listing import Devices, difference, observed_devices
 from dra_driver.kube.rest import RestClient
-from dra_driver.published.listing import Devices, difference, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.demo.expectations import why_unscheduled

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.gpu.simulated.root import RECORDS, TIMESLICE
-from dra_driver.model.gpu import Snapshot
-from dra_driver.model.mig import parse_partition_name
-from dra_driver.sharing.mps_files import MpsFolders
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.mig import parse_partition_name
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.root import RECORDS, TIMESLICE
+from dra_driver.hardware.sharing.mps_files import MpsFolders
 
 STATE = "simulated-gpus.json"
 ROOT = "simulated-root"

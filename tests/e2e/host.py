@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.policy.folder import read_folder
-from dra_driver.policy.policy_set import read_set
-from dra_driver.policy.resolve import resolve
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.node.policy.folder import read_folder
+from dra_driver.node.policy.policy_set import read_set
+from dra_driver.node.policy.resolve import resolve
+from dra_driver.node.slices import build_devices, features
+from dra_driver.node.slices.api import RestSlicesApi
 from dra_driver.sim.demo.requirements import Requirements
-from dra_driver.slices import build_devices, features
-from dra_driver.slices.api import RestSlicesApi
 from tests.e2e.cluster import DRIVER, RealCluster, wait
 from tests.e2e.hardware import Hardware
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.kubelet.sockets import is_served
+from dra_driver.node.process.sockets import is_served
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from tests.e2e.cluster import DRIVER
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.gpu.backend import ComputeMode
-from dra_driver.published.listing import Devices, observed_devices
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.kube.published.listing import Devices, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.errors import ForbiddenError
+from dra_driver.core.errors import ForbiddenError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.contract.deploy.test_manifests import EVERYTHING

@@ -18,10 +18,10 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.node.usage.cgroups import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.manifests import kind_of
-from dra_driver.usage.cgroups import place_of
 from tests.e2e import test_chart_pods
 from tests.e2e.cluster import RealCluster, containers, wait
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped
@@ -260,7 +260,7 @@ def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str, prices:
         *((path,) for path in ("/pending", "/capacity", "/events")),
     ]
     flags = ["--kubeconfig", kubeconfig, "--prices", str(prices)]
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "ui", *flags]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "ui", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             page = PageReader(process)

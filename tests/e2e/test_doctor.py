@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli import kubectl
+from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES
 from tests.e2e.cluster import RealCluster
 from tests.e2e.host import Host

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli import kubectl
-from dra_driver.drain import DrainOptions, DrainReport, drain, wait_at_most
-from dra_driver.errors import DraError, NotFoundError
+from dra_driver.core.errors import DraError, NotFoundError
+from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.kube import paths
-from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
+from dra_driver.kubectl.commands import kubectl
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, wait_at_most
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.published.listing import observed_devices
+from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.manifests import load

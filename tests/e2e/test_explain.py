@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from dra_driver.errors import NotFoundError
-from dra_driver.explain import Explanation, explain, explain_pods, pod_subject
-from dra_driver.explain.manifests import pods_in
-from dra_driver.explain.report import Answer
-from dra_driver.explain.scheduler import scheduler_of
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.state import KINDS, read_cluster, with_objects
 from dra_driver.kube.state_file import objects_of
+from dra_driver.kubectl.explain import Explanation, explain, explain_pods, pod_subject
+from dra_driver.kubectl.explain.manifests import pods_in
+from dra_driver.kubectl.explain.report import Answer
+from dra_driver.kubectl.explain.scheduler import scheduler_of
 from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.explain_cases import Case, Cluster, Obj

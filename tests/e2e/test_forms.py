@@ -52,7 +52,15 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
     """Exit status and output of `kubectl dra explain`."""
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "explain", f"pod/{pod}", "-n", forms.namespace]
+    command = [
+        sys.executable,
+        "-m",
+        "dra_driver.kubectl.commands.kubectl",
+        "explain",
+        f"pod/{pod}",
+        "-n",
+        forms.namespace,
+    ]
     command += ["--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dra_driver.model.gpu import Gpu
+from dra_driver.core.model.gpu import Gpu
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements

@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from dra_driver.errors import AlreadyExistsError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.migrate import Translation
+from dra_driver.kubectl.migrate import Translation
 from dra_driver.sim.demo import moving
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
@@ -23,7 +23,7 @@ from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.scenario import reached
-from tests.unit.migrate.helpers import NAMES, migrated, of_inputs
+from tests.unit.kubectl.migrate.helpers import NAMES, migrated, of_inputs
 
 MANIFEST: Final = ROOT / moving.MANIFEST
 CRD: Final = ROOT / "deploy/chart/files/crds/gpu.dra-driver.io_gpupolicies.yaml"

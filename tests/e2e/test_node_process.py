@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.paths import resource_slices
-from dra_driver.published.listing import observed_devices
+from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.demo.observed import allocated_devices

@@ -1,7 +1,7 @@
 """Pods on the GPUs of NVIDIA's mock of NVML: the code for real GPUs below a real kubelet and container runtime.
 
-``NVIDIA_MOCK_ROOTS`` is as in ``tests/contract/kubelet/test_nvidia_mock.py``. The board's driver root is copied, so
-that the test can install another driver in it.
+``NVIDIA_MOCK_ROOTS`` is as in ``tests/contract/node/process/test_nvidia_mock.py``. The board's driver root is copied,
+so that the test can install another driver in it.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.simulated.root import PROC_DEVICES
+from dra_driver.hardware.gpu.simulated.root import PROC_DEVICES
 from tests.e2e.cluster import RealCluster, containers, wait
 from tests.e2e.forms import Forms, whole
 from tests.e2e.gates import TAINTS

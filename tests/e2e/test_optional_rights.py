@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubelet.claim_status import LEAST_MINOR
+from dra_driver.node.process.claim_status import LEAST_MINOR
 from tests.bench.claims_api import NAMESPACE as CLAIMS
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER

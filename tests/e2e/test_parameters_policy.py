@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.lint import KnownObjects, ManifestSource, lint
+from dra_driver.kubectl.lint import KnownObjects, ManifestSource, lint
 from tests.contract.config import samples
 from tests.contract.deploy import opaque_manifests as opaque
 from tests.e2e.cluster import ROOT, wait

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.fakes import chart

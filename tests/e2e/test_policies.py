@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubelet.policy_watch import HOLD_S
+from dra_driver.node.process.policy_watch import HOLD_S
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.e2e.cluster import wait
 from tests.e2e.gates import SHARES

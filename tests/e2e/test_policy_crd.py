@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dra_driver.config.policy import policy_of, policy_problems
-from dra_driver.errors import InvalidObjectError, NotFoundError
+from dra_driver.core.errors import InvalidObjectError, NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.contract.config import samples

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from dra_driver.config.status import node_status
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyState
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyState
 from tests.e2e.cluster import ROOT, wait
 from tests.fakes.node_process import DriverProcess
 from tests.unit.controller.fleets import said

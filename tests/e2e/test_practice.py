@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import ForbiddenError, NotFoundError
+from dra_driver.core.errors import ForbiddenError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.published.listing import observed_devices
+from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.demo.expectations import read_expectations, unmet
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.objects import is_ready

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.cli import kubectl
 from dra_driver.kube import paths
+from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
@@ -86,7 +86,7 @@ def running(cluster: RealCluster, namespace: str, flags: list[str]) -> Iterator[
     command = [
         sys.executable,
         "-m",
-        "dra_driver.cli.kubectl",
+        "dra_driver.kubectl.commands.kubectl",
         *flags,
         "--kind",
         "gpu",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.model.mig import MigInstance
+from dra_driver.core.model.mig import MigInstance
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait

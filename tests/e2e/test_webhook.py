@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.lint import Finding, ManifestSource, known_from_catalog, lint
+from dra_driver.kubectl.lint import Finding, ManifestSource, known_from_catalog, lint
 from dra_driver.webhook.verdict import LEFT_OUT, REFUSING
 from tests.contract.config import samples
 from tests.contract.deploy import opaque_manifests as opaque
 from tests.e2e.cluster import wait
 from tests.e2e.gates import SHARES
 from tests.e2e.webhook_run import DENIED, LIFETIME_S, WebhookRun, kubectl_apply, milliseconds, policy_crd, webhook_run
-from tests.unit.lint.test_document import examples
+from tests.unit.kubectl.lint.test_document import examples
 from tests.unit.webhook.reviews import HOPPER, NO_MATCH, UNKNOWN, claim, device_class
 
 WRONG = claim(UNKNOWN)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube.rest import RestClient
 from tests.e2e.cluster import DRIVER
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT

@@ -19,11 +19,11 @@ from typing import Any, Final
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
-from dra_driver.gpu.simulated.usage_file import NAME as USAGE_FILE
-from dra_driver.gpu.simulated.usage_file import SimulatedUse, change_uses
-from dra_driver.gpu.simulated.use_orders import ANNOTATION, parse_steps
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.simulated.usage_file import NAME as USAGE_FILE
+from dra_driver.hardware.gpu.simulated.usage_file import SimulatedUse, change_uses
+from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, parse_steps
 from dra_driver.kube import paths
-from dra_driver.model.ids import GpuUuid
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from tests.e2e.cluster import DRIVER, RealCluster
 from tests.e2e.helm_release import NAMESPACE, Release
@@ -278,7 +278,7 @@ class Reader:
         return f"{path}/{self._namespace}"
 
     def command(self, *arguments: str) -> list[str]:
-        module = [sys.executable, "-m", "dra_driver.cli.kubectl"]
+        module = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl"]
         return [*module, *arguments, "--kubeconfig", str(self.kubeconfig)]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:

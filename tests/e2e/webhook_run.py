@@ -25,7 +25,7 @@ from dra_driver.controller.webhook_objects import secret_with
 from dra_driver.controller.webhook_part import dns_names
 from dra_driver.controller.webhook_pki import make_pair
 from dra_driver.controller.webhook_plan import Stored
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient

@@ -8,8 +8,8 @@ of ``request`` and ``object`` (all is dyn), and ``authorizer``, ``params`` and `
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.cel import Expression, value_of
-from dra_driver.errors import CelEvaluationError
+from dra_driver.core.errors import CelEvaluationError
+from dra_driver.scheduler.cel import Expression, value_of
 
 _INPUTS = ("request", "object", "oldObject", "variables")
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dra_driver.doctor.finding import LayerFinding
-from dra_driver.doctor.node_doctor import examine
-from dra_driver.doctor.node_driver_facts import NvmlAnswer
-from dra_driver.doctor.node_facts import NodeReaders
-from dra_driver.doctor.node_sockets import PluginWords
-from dra_driver.doctor.node_view import HostView
-from dra_driver.doctor.report import DoctorReport
-from dra_driver.unix_grpc import CallError
+from dra_driver.core.unix_grpc import CallError
+from dra_driver.diagnose.doctor.finding import LayerFinding
+from dra_driver.diagnose.doctor.node_doctor import examine
+from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
+from dra_driver.diagnose.doctor.node_facts import NodeReaders
+from dra_driver.diagnose.doctor.node_sockets import PluginWords
+from dra_driver.diagnose.doctor.node_view import HostView
+from dra_driver.diagnose.doctor.report import DoctorReport
 from tests.fakes.dev_folder import MemoryDev
 from tests.fakes.driver_root import PROC_DEVICES, VERSION, FakeDriverRoot
 

@@ -9,28 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dra_driver.cdi.edits import claim_spec
-from dra_driver.cdi.names import CdiNames
-from dra_driver.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
-from dra_driver.cdi.writer import render
-from dra_driver.claims.entry import OwnerId
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     ApiUnreachableError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
     DraError,
     MpsUnavailableError,
 )
-from dra_driver.gpu.backend import ComputeMode, GpuControl
-from dra_driver.gpu.notes import TIME_SLICE, GpuNotes
-from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
-from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
-from dra_driver.model.mig import MigProfile, partition_name
-from dra_driver.model.terms import Interval
-from dra_driver.sharing import compute_mode
-from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.mps import MpsDirectories
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
+from dra_driver.core.model.mig import MigProfile, partition_name
+from dra_driver.core.model.terms import Interval
+from dra_driver.hardware.cdi.edits import claim_spec
+from dra_driver.hardware.cdi.names import CdiNames
+from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
+from dra_driver.hardware.cdi.writer import render
+from dra_driver.hardware.gpu.backend import ComputeMode, GpuControl
+from dra_driver.hardware.gpu.notes import TIME_SLICE, GpuNotes
+from dra_driver.hardware.sharing import compute_mode
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps import MpsDirectories
+from dra_driver.node.claims.entry import OwnerId
 
 DRIVER = "gpu.nvidia.com"
 POOL = PoolName(f"node-a/{DRIVER}")

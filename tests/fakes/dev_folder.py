@@ -5,8 +5,8 @@ import os
 import posixpath
 from collections.abc import Callable
 
-from dra_driver.device_nodes.folder import Found, Seen, Stamp
-from dra_driver.device_nodes.numbers import NodeNumbers
+from dra_driver.hardware.device_nodes.folder import Found, Seen, Stamp
+from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 
 class MemoryDev:

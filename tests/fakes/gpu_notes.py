@@ -1,7 +1,7 @@
 """GPU notes in memory; the driver keeps them in its journal."""
 
-from dra_driver.errors import StorageError
-from dra_driver.model.ids import GpuUuid
+from dra_driver.core.errors import StorageError
+from dra_driver.core.model.ids import GpuUuid
 
 
 class FakeGpuNotes:

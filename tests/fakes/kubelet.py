@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import grpc
 
-from dra_driver._pb.dra_v1 import api_pb2 as v1
-from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
-from dra_driver._pb.health_v1 import api_pb2 as health_v1
-from dra_driver._pb.pluginregistration import api_pb2 as registration
+from dra_driver.core._pb.dra_v1 import api_pb2 as v1
+from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
+from dra_driver.core._pb.pluginregistration import api_pb2 as registration
 
 TIMEOUT_S = 10.0
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.allocation import V1_37, Allocator, SchedulerQuirks
+from dra_driver.scheduler.allocation import V1_37, Allocator, SchedulerQuirks
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS
 from tests.fakes.live_node import DRIVER, NAMESPACE, LiveNode, until
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import grpc
 
-from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.gpu.simulated.root import TIMESLICE
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NAMESPACES, NODES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.manifests import load

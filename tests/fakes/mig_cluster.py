@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from dra_driver.allocation import V1_36, Allocator, SchedulerQuirks
-from dra_driver.model.gpu import Snapshot
-from dra_driver.slices import ApiServerFeatures, Built, build_devices, split
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.node.slices import ApiServerFeatures, Built, build_devices, split
+from dra_driver.scheduler.allocation import V1_36, Allocator, SchedulerQuirks
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, node, resource_slice
 
 NODE = "a"

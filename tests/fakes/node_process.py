@@ -28,7 +28,7 @@ class DriverProcess:
 
     def command(self) -> list[str]:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items() if value is not None]
-        return [*self.interpreter, "-m", "dra_driver.cli.main", self.subcommand, *flags]
+        return [*self.interpreter, "-m", "dra_driver.core.command_line.main", self.subcommand, *flags]
 
     def refused(self) -> tuple[int, str]:
         """Runs to the end and returns exit status and stderr; for a process that must not start."""

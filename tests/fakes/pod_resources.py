@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from dra_driver._pb.podresources_v1 import api_pb2 as pb
+from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 
 
 class FakePodResources:

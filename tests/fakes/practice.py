@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import yaml
 
-from dra_driver.explain import pods_in
+from dra_driver.kubectl.explain import pods_in
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
 
 ROOT: Final = Path(__file__).resolve().parents[2]

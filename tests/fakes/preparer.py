@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from dra_driver.errors import DraError
-from dra_driver.model.claim import ClaimRef, PreparedDevice
-from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.claim import ClaimRef, PreparedDevice
+from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 
 Answer = tuple[PreparedDevice, ...] | DraError
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.terms import GpuTerms, SharingTerms
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.state import ClusterState
-from dra_driver.model.gpu import Snapshot
-from dra_driver.model.terms import GpuTerms, SharingTerms
-from dra_driver.slices import ApiServerFeatures, build_devices, split
+from dra_driver.node.slices import ApiServerFeatures, build_devices, split
 from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, node
 
 Obj = dict[str, Any]

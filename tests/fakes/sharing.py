@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dra_driver.errors import HardwareError
-from dra_driver.gpu.backend import ComputeMode
-from dra_driver.model.ids import GpuUuid
-from dra_driver.sharing.mps_files import DaemonState, MpsFolders, Status
+from dra_driver.core.errors import HardwareError
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.sharing.mps_files import DaemonState, MpsFolders, Status
 from tests.fakes.gpu_notes import FakeGpuNotes
 
 

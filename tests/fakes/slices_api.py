@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
 from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.kube.types import ResourceSlice
-from dra_driver.slices.diff import Delete
+from dra_driver.node.slices.diff import Delete
 
 
 class FakeSlicesApi:

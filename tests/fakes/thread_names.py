@@ -4,8 +4,8 @@ The list has the threads that run at that moment, and once each name of those th
 a millisecond, which a look from outside misses. Python calls the profile function of `threading.setprofile` at the
 start of each thread.
 
-A child process of tests/contract/kubelet/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``. The
-product has no such hook, and ``threading.enumerate`` sees only its own process.
+A child process of tests/contract/node/process/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``.
+The product has no such hook, and ``threading.enumerate`` sees only its own process.
 """
 
 import json
@@ -18,10 +18,10 @@ from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of, load
 from dra_driver.config.settings import load_node_settings, node_flags
 from dra_driver.controller.process import ControllerProcess
-from dra_driver.kubelet.plugin import NodeProcess
-from dra_driver.sharing.control import ControlProgram
-from dra_driver.sharing.host import MpsHost
-from dra_driver.sharing.memory import SharedMemory
+from dra_driver.hardware.sharing.control import ControlProgram
+from dra_driver.hardware.sharing.host import MpsHost
+from dra_driver.hardware.sharing.memory import SharedMemory
+from dra_driver.node.process.plugin import NodeProcess
 
 started: set[str] = set()
 """Names of all threads that Python started; each thread adds its own."""

@@ -22,8 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from dra_driver.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
+from dra_driver.scheduler.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from tests.fuzz.allocate_mutations import Question, plausible, wild
 from tests.golden.allocate_family import questions
 

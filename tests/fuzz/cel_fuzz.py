@@ -21,9 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from dra_driver.cel import MAX_LENGTH, DeviceView, compile_selector
-from dra_driver.cel.signatures import functions
-from dra_driver.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.scheduler.cel import MAX_LENGTH, DeviceView, compile_selector
+from dra_driver.scheduler.cel.signatures import functions
 from tests.golden.run import cases, wire_view
 
 TABLE = ROOT / "tests" / "golden" / "cel.jsonl.gz"

@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dra_driver.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
-from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.scheduler.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 
 _PATIENT = Limits(timeout_s=300)  # the answers do not depend on how fast this machine is
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dra_driver.cel import DeviceView, compile_selector
-from dra_driver.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.scheduler.cel import DeviceView, compile_selector
 from tests.golden.allocate_family import allocate_difference
 
 _SHOWN_DIFFERENCES = 20

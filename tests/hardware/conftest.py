@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dra_driver.driver_root.search import find_library
-from dra_driver.errors import DriverUnavailableError
-from dra_driver.gpu.nvml import probes
-from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.hardware.driver_root.search import find_library
+from dra_driver.hardware.gpu.nvml import probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
 ROOTS = ("/", "/usr/local/nvidia", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
 REPORT_FILE = "GPU_REPORT"  # names a file that gets the JSON too

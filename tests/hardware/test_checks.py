@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware_check import storage
-from dra_driver.hardware_check.table import CHECKS
-from dra_driver.hardware_check.values import CheckRecord
+from dra_driver.diagnose.hardware import storage
+from dra_driver.diagnose.hardware.table import CHECKS
+from dra_driver.diagnose.hardware.values import CheckRecord
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
 ARGUMENTS = "HARDWARE_CHECK_ARGUMENTS"
 
@@ -24,7 +24,7 @@ def records(backend: NvmlBackend, tmp_path_factory: pytest.TempPathFactory) -> d
     """One run of all checks. The tests' own session is closed meanwhile; ``backend`` skips where there is no GPU."""
     backend.close()
     path = Path(os.environ.get("GPU_REPORT", tmp_path_factory.mktemp("check"))).with_suffix(".checks.json")
-    command = [sys.executable, "-m", "dra_driver.cli.main", "hardware-check", "--output", str(path)]
+    command = [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", "--output", str(path)]
     command += shlex.split(os.environ.get(ARGUMENTS, ""))
     done = subprocess.run(command, capture_output=True, text=True, timeout=660, check=False)
     assert done.returncode in {0, 1, 3}, done.stdout + done.stderr

@@ -17,11 +17,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.catalog import GpuModel, models
-from dra_driver.gpu.nvml import mig_probes, probes
-from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.catalog import GpuModel, models
+from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")

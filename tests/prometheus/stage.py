@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.bench.claims_api import CLAIMS, NAMESPACE, SLICES, ClaimMaker
-from tests.contract.exporter.test_process import Node as ExporterNode
+from tests.contract.node.exporter.test_process import Node as ExporterNode
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import DriverProcess, NodeProcess
 from tests.prometheus.programs import free_port

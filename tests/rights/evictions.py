@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.dra_objects import DRIVER, gpu, resource_slice

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.errors import AlreadyExistsError, DraError
+from dra_driver.core.errors import AlreadyExistsError, DraError
 from dra_driver.kube.rest import RestClient
 
 Obj = dict[str, Any]

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dra_driver.errors import AlreadyExistsError, NotFoundError
-from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.core.errors import AlreadyExistsError, NotFoundError
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubelet.health_events import RECOVERED, UNHEALTHY
+from dra_driver.node.process.health_events import RECOVERED, UNHEALTHY
 from tests.bench.claims_api import NAMESPACE, ClaimMaker, ensure_namespace
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial, register
@@ -173,6 +173,13 @@ class Drainer:
         until(dropped)  # where controllers run, they write it, too
 
     def _run(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "dra_driver.cli.kubectl", *arguments, "--kubeconfig", str(self._config)]
+        command = [
+            sys.executable,
+            "-m",
+            "dra_driver.kubectl.commands.kubectl",
+            *arguments,
+            "--kubeconfig",
+            str(self._config),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dra_driver.kube import paths
 from dra_driver.kube.state import TAINT_RULE_APIS
-from tests.contract.kubelet.processes import ask, free_port
+from tests.contract.node.process.processes import ask, free_port
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.node_process import DriverProcess
 from tests.fakes.recording_proxy import RecordingProxy
@@ -56,7 +56,7 @@ class SurveyingController:
 
 def usage(config: Path, namespace: str) -> str:
     """What ``kubectl dra usage`` prints, with the kubeconfig."""
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "usage", "--driver-namespace", namespace]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "usage", "--driver-namespace", namespace]
     done = subprocess.run(
         [*command, "--kubeconfig", str(config)], capture_output=True, text=True, timeout=WAIT_S, check=False
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_driver.errors import ForbiddenError, InvalidObjectError, KubernetesApiError
+from dra_driver.core.errors import ForbiddenError, InvalidObjectError, KubernetesApiError
 from dra_driver.kube.rest import RestClient
 
 Obj = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.dra_objects import DRIVER

@@ -9,8 +9,8 @@ limits nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dra_driver.gpu import catalog
-from dra_driver.gpu.catalog import CatalogProfile
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.catalog import CatalogProfile
 
 ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
 Place = tuple[CatalogProfile, int]

@@ -74,7 +74,7 @@ def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: 
 @pytest.mark.timeout(420)
 def test_the_demo_succeeds() -> None:
     """`make demo` exits with status 0 and prints every example. Its limit is for a machine that does much else."""
-    command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "demo", "--root", str(ROOT)]
+    command = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "demo", "--root", str(ROOT)]
     done = run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     count = len(EXAMPLES) + 1  # the chapter about a policy counts as one

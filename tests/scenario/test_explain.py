@@ -17,7 +17,7 @@ A100 = {"cel": {"expression": 'device.attributes["gpu.nvidia.com"].productName.c
 
 
 def dra(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", *arguments]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments]
     if "--cluster-state" not in arguments:
         command += ["--kubeconfig", str(cluster.kubeconfig)]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

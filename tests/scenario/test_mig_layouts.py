@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import pytest
 
-from dra_driver.allocation import V1_36, V1_37
-from dra_driver.allocation.counters import CounterAccount, read_supply
-from dra_driver.errors import NoRoomError
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.mig.manager import MigManager
-from dra_driver.model.gpu import Snapshot
-from dra_driver.model.ids import GpuUuid
-from dra_driver.model.mig import PartitionId, parse_partition_name
+from dra_driver.core.errors import NoRoomError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import PartitionId, parse_partition_name
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.mig.manager import MigManager
+from dra_driver.scheduler.allocation import V1_36, V1_37
+from dra_driver.scheduler.allocation.counters import CounterAccount, read_supply
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.mig_cluster import Scheduler, built, partition, published
 from tests.scenario.mig_table import Board, Layout, Place

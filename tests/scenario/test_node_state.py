@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli.main import main
+from dra_driver.core.command_line.main import main
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
 from tests.fakes.live_node import DRIVER, LiveNode, until
 

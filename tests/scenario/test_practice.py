@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.published.listing import observed_devices
+from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.demo.cluster_pool import ClusterPool

@@ -14,7 +14,16 @@ import pytest
 def test_the_page_of_an_embedded_cluster_opens_and_ends_with_it() -> None:
     """The printed address answers, and nothing listens there afterwards."""
     pytest.importorskip("jinja2", reason="jinja2 is in requirements/dev.txt and not installed: run make")
-    command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "up", "--ui", "--node", "gpu-a=1xa100-sxm4-40gb"]
+    command = [
+        sys.executable,
+        "-m",
+        "dra_driver.core.command_line.main",
+        "sim",
+        "up",
+        "--ui",
+        "--node",
+        "gpu-a=1xa100-sxm4-40gb",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sim:
         try:
             assert sim.stdout is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli import kubectl
+from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import JOBS, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.cluster import Cluster
@@ -103,7 +103,7 @@ def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Sm
 def waiting(cluster: Cluster, namespace: str, smoke: Smoke, timeout_s: int) -> "Iterator[subprocess.Popen[str]]":
     """A command whose pod waits for a node process that has stopped."""
     more = ["--node", "gpu-b", "--kind", "gpu", "--timeout", str(timeout_s), "-o", "json"]
-    command = [sys.executable, "-m", "dra_driver.cli.kubectl", *smoke.flags, *more]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *smoke.flags, *more]
     cluster.nodes["gpu-b"].process.stop()
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import GpuBusyError
-from dra_driver.model.fabric import Fabric, FabricState
+from dra_driver.core.errors import GpuBusyError
+from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.sim.apiserver.kinds import EVENTS
 from tests.fakes.live_claims import Scheduler, gpu, partition
 from tests.fakes.live_node import LiveNode, until

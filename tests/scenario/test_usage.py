@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import GPU_NODES, PODS
 from dra_driver.sim.cluster import Cluster

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.config.usage_findings import encode
-from dra_driver.model.claim import ClaimRef
-from dra_driver.model.ids import ClaimUid
-from dra_driver.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
-from dra_driver.model.usage_rules import OverGrantAction
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
+from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import (
     DEPLOYMENTS,

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dra_driver.errors import DraError
-from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.core.errors import DraError
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import (
     DEVICE_CLASSES,

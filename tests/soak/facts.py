@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dra_driver.model.gpu import Gpu
-from dra_driver.model.mig import parse_partition_name
-from dra_driver.quantity import Quantity
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.mig import parse_partition_name
+from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from tests.fakes.live_claims import Obj
 from tests.fakes.live_node import LiveNode

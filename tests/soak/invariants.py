@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from dra_driver.model.mig import parse_partition_name
+from dra_driver.core.model.mig import parse_partition_name
 
 GIB = 2**30
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
-from dra_driver.errors import DeviceLostError, DriverUnavailableError, GpuBusyError, NoRoomError
-from dra_driver.gpu.simulated.root import FAULTS as FAULT_FILES
-from dra_driver.model.mig import parse_partition_name
+from dra_driver.core.errors import DeviceLostError, DriverUnavailableError, GpuBusyError, NoRoomError
+from dra_driver.core.model.mig import parse_partition_name
+from dra_driver.hardware.gpu.simulated.root import FAULTS as FAULT_FILES
 from dra_driver.sim.node.node_process import SIMULATED_ROOT
 from tests.fakes.live_claims import Obj, Scheduler
 from tests.fakes.live_node import LiveNode

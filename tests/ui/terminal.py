@@ -49,7 +49,14 @@ def write(name: str, cluster: Cluster) -> None:
     """Run the command and write its picture."""
     arguments = COMMANDS[name]
     shown = printed(
-        [sys.executable, "-m", "dra_driver.cli.kubectl", *arguments, "--kubeconfig", str(cluster.kubeconfig)]
+        [
+            sys.executable,
+            "-m",
+            "dra_driver.kubectl.commands.kubectl",
+            *arguments,
+            "--kubeconfig",
+            str(cluster.kubeconfig),
+        ]
     )
     picture = PICTURES / f"terminal-{name}.svg"
     picture.write_text(as_svg(f"kubectl dra {' '.join(arguments)}", shown), encoding="utf-8")

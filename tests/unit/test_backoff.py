@@ -1,6 +1,6 @@
 """Pauses after failures in a row."""
 
-from dra_driver.backoff import Backoff
+from dra_driver.core.backoff import Backoff
 
 
 def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> None:

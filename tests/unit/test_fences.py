@@ -54,7 +54,7 @@ def packages(copy: Path) -> Iterator[str]:
     """Dotted names of all packages, generated code apart."""
     for init in sorted(copy.glob("dra_driver/**/__init__.py")):
         name = ".".join(init.parent.relative_to(copy).parts)
-        if name.startswith("dra_driver.") and not name.startswith("dra_driver._pb"):
+        if name.startswith("dra_driver.") and not name.startswith("dra_driver.core._pb"):
             yield name
 
 
@@ -136,7 +136,7 @@ def test_a_package_with_a_face_is_not_entered_past_it(copy: Path) -> None:
     for face in FACES:
         folder = copy / face.replace(".", "/")
         inside = min(path.stem for path in folder.glob("[a-z]*.py"))
-        violation = copy / "dra_driver/kubelet" / f"{VIOLATION}_{folder.name}.py"
+        violation = copy / "dra_driver/node/process" / f"{VIOLATION}_{folder.name}.py"
         violation.write_text(f'"""Enters."""\nimport {face}.{inside}\n')
     status, output = lint(copy)
     assert status != 0
@@ -146,10 +146,10 @@ def test_a_package_with_a_face_is_not_entered_past_it(copy: Path) -> None:
 
 def test_nothing_in_the_package_reads_the_schema_models(copy: Path) -> None:
     """Nodes would load pydantic with them."""
-    add(copy, "dra_driver.policy", '"""Reads the models."""\nfrom dra_driver.config.schemas import gpu_policy\n')
+    add(copy, "dra_driver.node.policy", '"""Reads the models."""\nfrom dra_driver.config.schemas import gpu_policy\n')
     status, output = lint(copy)
     assert status != 0
-    assert f"dra_driver.policy.{VIOLATION}" in output
+    assert f"dra_driver.node.policy.{VIOLATION}" in output
 
 
 def existing(copy: Path, container: str, layer: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.files import UNFINISHED, holder_of, lock_file, name_holder, remove_unfinished, replace_file
+from dra_driver.core.files import UNFINISHED, holder_of, lock_file, name_holder, remove_unfinished, replace_file
 
 
 @pytest.fixture
@@ -129,7 +129,9 @@ def test_waiting_for_a_lock_ends_at_the_timeout_or_as_soon_as_it_is_free(tmp_pat
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     """Nothing has to be cleaned up after kill -9."""
     path = tmp_path / "lock"
-    code = "import sys, pathlib; from dra_driver.files import *; name_holder(lock_file(pathlib.Path(sys.argv[1])));"
+    code = (
+        "import sys, pathlib; from dra_driver.core.files import *; name_holder(lock_file(pathlib.Path(sys.argv[1])));"
+    )
     code += "print('locked', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

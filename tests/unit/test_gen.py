@@ -27,9 +27,9 @@ def test_edited_missing_and_left_over_files_are_named(gen: ModuleType, tmp_path:
         for name, text in files.items():
             (folder / name).write_text(text)
     assert gen.differences(fresh, tree) == [
-        "dra_driver/_pb/v1/a_pb2.py: differs",
-        "dra_driver/_pb/v1/b_pb2.py: missing",
-        "dra_driver/_pb/v1/c_pb2.pyi: nothing makes it any more",
+        "dra_driver/core/_pb/v1/a_pb2.py: differs",
+        "dra_driver/core/_pb/v1/b_pb2.py: missing",
+        "dra_driver/core/_pb/v1/c_pb2.pyi: nothing makes it any more",
     ]
 
 

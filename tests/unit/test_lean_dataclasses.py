@@ -1,4 +1,4 @@
-"""`dra_driver.lean_dataclasses`: one suite against its decorator and the standard library's."""
+"""`dra_driver.core.lean_dataclasses`: one suite against its decorator and the standard library's."""
 
 import copy
 import dataclasses
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver import lean_dataclasses
-from dra_driver.cdi.spec import Mount
+from dra_driver.core import lean_dataclasses
+from dra_driver.hardware.cdi.spec import Mount
 
 
 @pytest.fixture(params=[dataclasses.dataclass, lean_dataclasses.dataclass], ids=["standard", "lean"])

@@ -1,4 +1,4 @@
-"""`dra_driver.lean_imports`: packages without modules that they import for others."""
+"""`dra_driver.core.lean_imports`: packages without modules that they import for others."""
 
 import importlib
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.lean_imports import StandIn, without
+from dra_driver.core.lean_imports import StandIn, without
 
 
 @pytest.fixture(autouse=True)

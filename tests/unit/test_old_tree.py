@@ -1,7 +1,7 @@
 """Files that an older version left in the package's folder are not loaded in place of the current ones.
 
 `pip install` over an unpacked tree, a copied folder or an interrupted checkout leaves modules that have become packages
-since (``claims/journal.py`` beside ``claims/journal/``), and compiled files of modules that are gone.
+since (``claims/journal.py`` beside ``node/claims/journal/``), and compiled files of modules that are gone.
 """
 
 import py_compile
@@ -18,7 +18,7 @@ GONE = ("claims/make", "cel/fast", "kubelet/follower")
 IMPORT_ALL = """
 import importlib, pkgutil, dra_driver
 for found in pkgutil.walk_packages(dra_driver.__path__, "dra_driver."):
-    if not found.name.startswith(("dra_driver._pb.", "dra_driver.config.schemas")) and found.name not in {gone}:
+    if not found.name.startswith(("dra_driver.core._pb.", "dra_driver.config.schemas")) and found.name not in {gone}:
         importlib.import_module(found.name)
 """
 
@@ -50,6 +50,6 @@ def test_every_module_loads_beside_leftovers_of_an_older_version(copy: Path) -> 
 
 
 def test_the_commands_start_beside_leftovers_of_an_older_version(copy: Path) -> None:
-    done = run(copy, "-m", "dra_driver.cli.main", "version")
+    done = run(copy, "-m", "dra_driver.core.command_line.main", "version")
     assert done.returncode == 0, done.stderr
     assert str(copy) in run(copy, "-c", "import dra_driver; print(dra_driver.__file__)").stdout

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.quantity import NANO, Format, Quantity
+from dra_driver.core.quantity import NANO, Format, Quantity
 
 QUANTITIES = st.builds(Quantity, st.integers(-(10**30), 10**30), st.sampled_from(list(Format)))
 

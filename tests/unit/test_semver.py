@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.semver import Semver, from_loose
+from dra_driver.core.semver import Semver, from_loose
 
 NUMBERS = st.integers(0, 2**64 - 1)
 IDENTIFIERS = st.from_regex(r"(0|[1-9][0-9]{0,5}|[0-9]{0,3}[A-Za-z-][0-9A-Za-z-]{0,5})", fullmatch=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dra_driver.config.rules import RULES
 from dra_driver.config.schema import path_text
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
 
 Schema = Mapping[str, Any]
 _HAS: Final = re.compile(r"has\((self(?:\.\w+)*)\.(\w+)\)")

@@ -16,7 +16,7 @@ from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
 from dra_driver.config.schemas.gpu_policy import GpuPolicy
 from dra_driver.config.schemas.policy_status import PolicyStatusModel
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
 
 Json = dict[str, Any]
 

@@ -1,9 +1,9 @@
 """The model of ``GpuNode`` of gpu.dra-driver.io/v1alpha1, from which its CustomResourceDefinition is generated.
 
 A GpuNode is written by the node process of that node alone and has no spec: it says what is there. The plain values are
-in ``model/gpu_node.py``, and ``config/gpu_node.py`` makes one of the other. Every text and list is bounded, so that an
-object stays far below the 1.5 MiB of etcd. ``summary`` repeats the lists in words, because the columns of kubectl
-cannot count.
+in ``core/model/gpu_node.py``, and ``config/gpu_node.py`` makes one of the other. Every text and list is bounded, so
+that an object stays far below the 1.5 MiB of etcd. ``summary`` repeats the lists in words, because the columns of
+kubectl cannot count.
 """
 
 from typing import Annotated, Literal

@@ -10,7 +10,7 @@ from dra_driver.conformance.checks.prepare import OTHER_DRIVER
 from dra_driver.conformance.checks.slices import CONTROLLER
 from dra_driver.conformance.published import devices, incomplete, taints
 from dra_driver.conformance.values import Check, UnableError, ViolationError
-from dra_driver.errors import ConflictError
+from dra_driver.core.errors import ConflictError
 
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 

@@ -8,7 +8,7 @@ from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.health import Reports, longest_wait_s, read_until
 from dra_driver.conformance.plugin import HEALTH_SERVICES
 from dra_driver.conformance.values import Check, NotApplicableError, ViolationError
-from dra_driver.unix_grpc import CallError, HealthStream
+from dra_driver.core.unix_grpc import CallError, HealthStream
 
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
 HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"

@@ -8,7 +8,7 @@ from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, KUBELET
 from dra_driver.conformance.plugin import PrepareAnswer, check_complete, read_prepared
 from dra_driver.conformance.values import Check, ViolationError
-from dra_driver.unix_grpc import CallError, PendingCall
+from dra_driver.core.unix_grpc import CallError, PendingCall
 
 CALLS: Final = 6
 ROUNDS: Final = 10

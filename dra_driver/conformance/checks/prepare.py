@@ -9,7 +9,7 @@ from dra_driver.conformance.claims import CheckClaim
 from dra_driver.conformance.cluster import NAMESPACE
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import Check, ViolationError
-from dra_driver.unix_grpc import shown
+from dra_driver.core.unix_grpc import shown
 
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
 HELPER: Final = "staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go"

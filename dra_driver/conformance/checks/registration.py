@@ -9,7 +9,7 @@ from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.plugin import DRA_SERVICES, HEALTH_SERVICES, Plugin
 from dra_driver.conformance.registry import PluginInfo
 from dra_driver.conformance.values import Check, UnableError, ViolationError
-from dra_driver.unix_grpc import CallError, Peer
+from dra_driver.core.unix_grpc import CallError, Peer
 
 GENERATOR: Final = "pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go"
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"

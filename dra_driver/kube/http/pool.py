@@ -6,9 +6,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 
+from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.http.answer import StreamAnswer, TransportError
 from dra_driver.kube.http.stream import HttpStream, RequestLimits
-from dra_driver.lean_dataclasses import dataclass
 
 KEPT = 4
 """One reflector, four prepares, the publisher and the event recorder; more are opened and closed as needed."""

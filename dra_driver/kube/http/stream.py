@@ -6,8 +6,8 @@ import socket
 import ssl
 import time
 
+from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.http.answer import TransportError
-from dra_driver.lean_dataclasses import dataclass
 
 _READ_BYTES = 16 * 1024  # the largest TLS record
 _LATE = "the answer did not end in time"

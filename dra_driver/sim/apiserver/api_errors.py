@@ -1,4 +1,5 @@
-"""Errors of the API server: the exceptions of `dra_driver.errors` with the real server's messages, codes and details.
+"""Errors of the API server: the exceptions of `dra_driver.core.errors` with the real server's messages, codes and
+details.
 
 `status_body` turns one into a metav1.Status for HTTP clients. Texts and codes follow k8s.io/apimachinery
 pkg/api/errors, because people and programs match on them.
@@ -6,7 +7,7 @@ pkg/api/errors, because people and programs match on them.
 
 from collections.abc import Sequence
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     AlreadyExistsError,
     ConflictError,
     ForbiddenError,

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dra_driver.errors import GoneError, KubernetesApiError
+from dra_driver.core.errors import GoneError, KubernetesApiError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, dump
 from dra_driver.sim.apiserver.messages import JSON, ApiRequest, Reply

@@ -6,7 +6,7 @@ may do, the count in the budget's status, the pod's condition DisruptionTarget, 
 
 from collections.abc import Sequence
 
-from dra_driver.errors import ConflictError
+from dra_driver.core.errors import ConflictError
 from dra_driver.sim.apiserver.api_errors import status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import POD_DISRUPTION_BUDGETS, PODS

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 from dra_driver.sim.apiserver.kinds import PODS

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver.api_errors import forbidden, not_found, precondition_failed
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, rfc3339
 from dra_driver.sim.apiserver.kind import ResourceKind

@@ -1,6 +1,7 @@
 """Routes a request to a verb, a watch, a log or a proxy, and serves the paths that are not objects.
 
-Those are health, version, discovery, OpenAPI and access reviews. Every error is an exception of `dra_driver.errors`.
+Those are health, version, discovery, OpenAPI and access reviews. Every error is an exception of
+`dra_driver.core.errors`.
 """
 
 from collections.abc import Callable

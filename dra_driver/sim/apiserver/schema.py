@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, parse_time, rfc3339
 from dra_driver.sim.apiserver.kind import ResourceKind

@@ -18,8 +18,8 @@ from pathlib import Path
 import trustme
 import uvicorn
 
-from dra_driver.errors import RetryableError
-from dra_driver.files import replace_file
+from dra_driver.core.errors import RetryableError
+from dra_driver.core.files import replace_file
 from dra_driver.sim.apiserver.asgi_app import ApiApplication
 from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
 from dra_driver.sim.apiserver.store import Store

@@ -1,7 +1,7 @@
 """The API for in-process users: scheduler, controllers and simulated kubelets.
 
 The same objects and rules as over HTTP (validation, defaults, resourceVersion conflicts, finalizers, garbage
-collection); errors are those of `dra_driver.errors`. Semantics follow the Kubernetes API conventions.
+collection); errors are those of `dra_driver.core.errors`. Semantics follow the Kubernetes API conventions.
 
     store.create(PODS, {"metadata": {"name": "p", "namespace": "default"}, "spec": {...}})
     with store.watch([PODS, RESOURCE_CLAIMS]) as events:      # existing objects first, as ADDED

@@ -1,12 +1,12 @@
 """The verbs of the API on one target: get, list, create, update, patch, delete, deletecollection.
 
 Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, calls the store, and formats the reply.
-Errors are those of `dra_driver.errors`. `watching` and `pod_subresources` have the other verbs.
+Errors are those of `dra_driver.core.errors`. `watching` and `pod_subresources` have the other verbs.
 """
 
 from datetime import datetime
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
 from dra_driver.sim.apiserver.event_view import from_events_v1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dra_driver.errors import GoneError
+from dra_driver.core.errors import GoneError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest

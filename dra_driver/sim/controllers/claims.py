@@ -5,8 +5,8 @@ deallocates claims without users, and deletes generated claims of finished pods.
 pkg/controller/resourceclaim/controller.go.
 """
 
-from dra_driver.allocation import EXTENDED_CLAIM_ANNOTATION
-from dra_driver.errors import ConflictError, DraError, NotFoundError
+from dra_driver.core.errors import ConflictError, DraError, NotFoundError
+from dra_driver.scheduler.allocation import EXTENDED_CLAIM_ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store

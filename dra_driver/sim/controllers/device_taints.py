@@ -9,7 +9,7 @@ DeviceTaintRules are not served by the embedded cluster.
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from dra_driver.errors import NotFoundError
+from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, parse_time, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import DeleteOptions, Store

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.errors import DraError
+from dra_driver.core.errors import DraError
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.cluster import Cluster
 

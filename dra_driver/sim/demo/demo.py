@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import ConfigurationError, DraError
-from dra_driver.published.listing import Devices, difference, observed_devices
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.kube.published.listing import Devices, difference, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS
 from dra_driver.sim.client import Client

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.errors import RetryableError
-from dra_driver.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.core.errors import RetryableError
+from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.cluster import Cluster

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.lint import ManifestSource, plain_documents
-from dra_driver.migrate import InputDocument, MigrateOptions, Translation, as_text, translate
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.lint import ManifestSource, plain_documents
+from dra_driver.kubectl.migrate import InputDocument, MigrateOptions, Translation, as_text, translate
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES
 from dra_driver.sim.cluster import Cluster

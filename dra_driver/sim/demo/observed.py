@@ -1,6 +1,6 @@
 """Reads which devices are allocated to a pod, to be compared with what its containers list."""
 
-from dra_driver.published.listing import Devices, described_devices
+from dra_driver.kube.published.listing import Devices, described_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.client import Client

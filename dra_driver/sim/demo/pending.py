@@ -7,10 +7,10 @@ holders are deleted.
 from collections import Counter
 from typing import Final
 
-from dra_driver.explain import explain, pod_subject, render
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import read_cluster
+from dra_driver.kubectl.explain import explain, pod_subject, render
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.cluster import DRIVER, Cluster

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final
 
-from dra_driver.errors import DraError, RetryableError
+from dra_driver.core.errors import DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import GPU_NODES, GPU_POLICIES

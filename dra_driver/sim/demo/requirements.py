@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 _LINE: Final = re.compile(r"^#[ \t]*(cluster|policy):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _FILES: Final = (".yaml", ".yml")

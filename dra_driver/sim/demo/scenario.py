@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.errors import AlreadyExistsError, DraError, RetryableError
+from dra_driver.core.errors import AlreadyExistsError, DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.client import Client

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from dra_driver.errors import DraError, RetryableError
+from dra_driver.core.errors import DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.cluster import Cluster
@@ -134,7 +134,7 @@ class UsageChapter:
     def _kubectl(self, *command: str) -> str:
         """Run ``kubectl dra`` as a person would, and say what it prints. Raises RetryableError when it fails."""
         arguments = [*command, "-n", NAMESPACE]
-        whole = [sys.executable, "-m", "dra_driver.cli.kubectl", *arguments]
+        whole = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments]
         whole += ["--kubeconfig", str(self._cluster.kubeconfig)]
         try:
             done = subprocess.run(whole, cwd=self._root, capture_output=True, text=True, timeout=_COMMAND_S, check=True)

@@ -1,7 +1,7 @@
 """Reads CDI documents as a container runtime does: priorities of folders, conflicts, and the order of edits.
 
 Follows the CDI specification and cncf-tags/container-device-interface pkg/cdi (cache.go, container-edits.go). Does not
-import `dra_driver.cdi`, which writes such files: a shared mistake would hide itself.
+import `dra_driver.hardware.cdi`, which writes such files: a shared mistake would hide itself.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 
 Wire = dict[str, Any]
 

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.node.exporter_pod import show_exporter
 from dra_driver.sim.node.exporter_process import ExporterSubprocess

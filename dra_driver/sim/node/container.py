@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.cdi_files import Edits, Wire, inject
 from dra_driver.sim.node.kubelet_state import DeviceResponse
 

@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from dra_driver._pb.dra_v1 import api_pb2 as v1
-from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
-from dra_driver._pb.health_v1alpha1 import api_pb2 as health
-from dra_driver.errors import RetryableError
+from dra_driver.core._pb.dra_v1 import api_pb2 as v1
+from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.kubelet_state import NodeClaim
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Final
 
-from dra_driver.errors import AlreadyExistsError
+from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.store import Store

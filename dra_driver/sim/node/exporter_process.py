@@ -5,7 +5,7 @@ import json
 import socket
 from typing import Any, Final
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DriverSubprocess
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import grpc
 
-from dra_driver._pb.pluginregistration import api_pb2 as registration
-from dra_driver.backoff import Backoff
-from dra_driver.errors import RetryableError
+from dra_driver.core._pb.pluginregistration import api_pb2 as registration
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.device_health import HealthCache
 from dra_driver.sim.node.dra_plugin import CHANNEL_OPTIONS, SERVICES, DraPlugin, call_unary
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dra_driver.errors import RetryableError, StorageError
+from dra_driver.core.errors import RetryableError, StorageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

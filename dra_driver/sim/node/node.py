@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dra_driver.allocation import MAX_PODS
-from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError, DraError, NotFoundError
+from dra_driver.scheduler.allocation import MAX_PODS
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store

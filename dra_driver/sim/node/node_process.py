@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.node import NodeFolders
 
 # Longer than the node process (7 s) and the MPS host (9 s for its daemons) take to stop.
@@ -35,7 +35,7 @@ class DriverSubprocess:
         self._what = what
         self._log = log
         self._child: subprocess.Popen[bytes] | None = None
-        self.command = [sys.executable, "-m", "dra_driver.cli.main", *arguments]
+        self.command = [sys.executable, "-m", "dra_driver.core.command_line.main", *arguments]
 
     @property
     def is_running(self) -> bool:

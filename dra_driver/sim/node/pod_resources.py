@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from dra_driver._pb.podresources_v1 import api_pb2 as pb
+from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState
 from dra_driver.sim.objects import claim_names, key

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from dra_driver.errors import ConflictError, DraError, NotFoundError, RetryableError
+from dra_driver.core.errors import ConflictError, DraError, NotFoundError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store

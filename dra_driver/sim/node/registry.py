@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 
 Identity = tuple[int, int]
 """Inode and change time in ns, which differ for a later socket of the same name."""

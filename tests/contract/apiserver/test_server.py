@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.apiserver.store import Store

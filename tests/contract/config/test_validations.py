@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cel import Expression, value_of
 from dra_driver.config.rules import RULES
 from dra_driver.config.schema import problems, schemas
 from dra_driver.config.schemas.export import gpu_policy_crd
+from dra_driver.scheduler.cel import Expression, value_of
 from tests.contract.config import samples
 
 ROUNDS = 1000

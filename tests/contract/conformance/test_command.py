@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dra_driver.cli.main import main
 from dra_driver.conformance import control as control_module
 from dra_driver.conformance.control import ChildControl, CommandControl
 from dra_driver.conformance.guard import check_folder
 from dra_driver.conformance.values import UnableError
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.command_line.main import main
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.rest import RestClient
 from tests.contract.conformance.conftest import NODE
 from tests.fakes.subject.driver import SubjectDriver

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.controller.capacity_document import decode
 from dra_driver.controller.capacity_survey import survey, survey_command
-from dra_driver.errors import CommandError
+from dra_driver.core.errors import CommandError
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes import chart
 from tests.fakes.extended_pods import make_slice

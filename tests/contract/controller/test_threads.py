@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.kubelet.test_threads import documented, started, undocumented
+from tests.contract.node.process.test_threads import documented, started, undocumented
 from tests.fakes.node_process import DriverProcess
 
 

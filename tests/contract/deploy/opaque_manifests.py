@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from dra_driver.config.parameters import decode
-from dra_driver.errors import InvalidParametersError
-from dra_driver.lint import KnownObjects, ManifestSource, lint
+from dra_driver.core.errors import InvalidParametersError
+from dra_driver.kubectl.lint import KnownObjects, ManifestSource, lint
 from tests.contract.config import samples
 
 DRIVER = "gpu.nvidia.com"

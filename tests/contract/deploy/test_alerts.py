@@ -37,7 +37,7 @@ def test_every_line_worth_an_alert_has_one_and_every_alert_has_a_line() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_an_alert_is_about_the_metrics_of_its_line(alert: dict[str, Any]) -> None:
-    """docs/metrics.md lists them; tests/unit/telemetry compares that page with what is served."""
+    """docs/metrics.md lists them; tests/unit/core/telemetry compares that page with what is served."""
     names = metrics_of(alert["expr"])
     assert names
     assert names == metrics_of(" ".join(re.findall(r"`([^`]*)`", LINES[alert["alert"]])))

@@ -1,6 +1,6 @@
 """The roles for people who drain nodes have the rights that a drain asks for, and no others."""
 
-from dra_driver.drain import rights
+from dra_driver.kubectl.drain import rights
 from tests.fakes import chart
 
 ROLE = "dra-driver-drainer"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason
-from dra_driver.kubelet.detach_request import LABELS, PAUSED
+from dra_driver.node.process.detach_request import LABELS, PAUSED
+from dra_driver.scheduler.allocation.pod_fit import NodeUsage, unfit_reason
 from tests.fakes import chart
 
 CLIENT, DRA = LABELS

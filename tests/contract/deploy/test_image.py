@@ -22,7 +22,9 @@ from tests.fakes.node_image import ROOT, locked, normal, packages_folder, run_wi
 from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-COMMANDS = tuple(f"dra_driver.cli.{name}" for name in ("kubelet_plugin", "mps_host", "controller", "webhook"))
+COMMANDS = tuple(
+    f"dra_driver.kubectl.commands.{name}" for name in ("kubelet_plugin", "mps_host", "controller", "webhook")
+)
 COMMANDS += ("dra_driver.webhook.worker",)  # which the webhook runs
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
 LIBRARY = {"dra_driver.kube.library", "dra_driver.kube.transport"}
@@ -128,7 +130,7 @@ def test_what_is_not_in_the_image_says_what_to_install(
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("users: [{name: u, user: {exec: {command: x}}}]\n")
     answer = subprocess.run(
-        [sys.executable, "-S", "-m", "dra_driver.cli.main", *arguments],
+        [sys.executable, "-S", "-m", "dra_driver.core.command_line.main", *arguments],
         env={"PYTHONPATH": str(packages), "KUBECONFIG": str(kubeconfig), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,

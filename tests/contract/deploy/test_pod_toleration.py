@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cel import Expression, value_of
+from dra_driver.scheduler.cel import Expression, value_of
 from tests.fakes import chart
 
 CLAIMS = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}]}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli.mps_host import MpsHostSettings
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of, load
 from dra_driver.config.settings import NodeSettings, load_node_settings
+from dra_driver.hardware.sharing.main import MpsHostSettings
 from tests.fakes import chart
 from tests.fakes.chart import Obj, environment, mounts, pod_spec
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cli.exporters import ask_exporters
-from dra_driver.errors import ConfigurationError
-from dra_driver.usage.device_use import UseReport
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.commands.exporters import ask_exporters
+from dra_driver.kubectl.usage.device_use import UseReport
 from tests.fakes import chart
 from tests.fakes.rbac import Access
 

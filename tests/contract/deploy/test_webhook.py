@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cel import Expression, value_of
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of, load
 from dra_driver.config.webhook_settings import WebhookSettings
 from dra_driver.controller.webhook_part import dns_names
 from dra_driver.kube import paths
+from dra_driver.scheduler.cel import Expression, value_of
 from dra_driver.webhook.http_message import REVIEWS
 from dra_driver.webhook.review import CHECKED
 from dra_driver.webhook.workers import WITHIN_S

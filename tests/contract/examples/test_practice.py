@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.cli import kubectl
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
+from dra_driver.kubectl.commands import kubectl
 from tests.fakes.practice import PRACTICE, ROOT, Wire, needed_api, objects_of
 from tests.prometheus.dashboards import adapter_query
 

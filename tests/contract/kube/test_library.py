@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ApiUnreachableError, NotFoundError
+from dra_driver.core.errors import ApiUnreachableError, NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from tests.fakes.scripted_http import Exchange, ScriptedServer

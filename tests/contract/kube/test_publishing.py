@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from dra_driver.errors import ConflictError
+from dra_driver.core.errors import ConflictError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
+from dra_driver.node.slices import Publisher
+from dra_driver.node.slices.api import RestSlicesApi
+from dra_driver.node.slices.diff import Delete
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.slices import Publisher
-from dra_driver.slices.api import RestSlicesApi
-from dra_driver.slices.diff import Delete
 from tests.fakes.scripted_http import Exchange, ScriptedServer
-from tests.unit.slices.gpus import node_of
+from tests.unit.node.slices.gpus import node_of
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.backoff import Backoff
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient, Timeouts

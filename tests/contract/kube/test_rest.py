@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     AlreadyExistsError,
     ApiUnreachableError,
     ConflictError,

@@ -8,7 +8,7 @@ import pytest
 import trustme
 import yaml
 
-from dra_driver.errors import ApiUnreachableError
+from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.fakes.scripted_http import Exchange, ScriptedServer

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ClaimError, RetryableError
+from dra_driver.core.errors import ClaimError, RetryableError
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
-from tests.contract.kubelet.conftest import DRIVER, Plugin, folder, plugin
+from tests.contract.node.process.conftest import DRIVER, Plugin, folder, plugin
 
 __all__ = ["folder", "plugin"]
 
@@ -99,7 +99,7 @@ def test_a_restarted_kubelet_prepares_again_and_can_still_unprepare(
 
 def test_health_streams_are_opened_and_held(kubelet: DraManager, plugin: Plugin) -> None:
     """Kubelets up to 1.36 open one to every driver and keep it open."""
-    from dra_driver.telemetry import metrics
+    from dra_driver.core.telemetry import metrics
 
     until(lambda: metrics.health_streams._value.get() == 1, "the health stream")
     assert kubelet.plugin(DRIVER).health_messages == 0

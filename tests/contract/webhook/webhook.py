@@ -16,7 +16,7 @@ from dra_driver.config.webhook_files import POLICIES, SERVING, Attributes, polic
 from dra_driver.controller.webhook_objects import serving_file
 from dra_driver.controller.webhook_pki import CertificateReader, make_pair
 from dra_driver.controller.webhook_plan import Life, Pair
-from dra_driver.files import replace_file
+from dra_driver.core.files import replace_file
 from tests.fakes.node_process import DriverProcess
 
 NAME = "dra-driver-webhook.dra-driver.svc"

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dra_driver.gpu.nvml.probes import FABRIC, MEMORY_V2, NVLINKS, OPTIONAL, link_end
-from dra_driver.gpu.nvml.profiles import FLAVOURS, computed_name, count_of, memory_of
-from dra_driver.gpu.nvml.properties import ADDRESSING_MODES, ARCHITECTURES, BRANDS
-from dra_driver.hardware_check.values import HardwareReport
-from dra_driver.model.fabric import Fabric, FabricState
-from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.ids import GpuUuid
-from dra_driver.model.mig import MigProfile
-from dra_driver.model.nvlink import NvLinks
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import MigProfile
+from dra_driver.core.model.nvlink import NvLinks
+from dra_driver.diagnose.hardware.values import HardwareReport
+from dra_driver.hardware.gpu.nvml.probes import FABRIC, MEMORY_V2, NVLINKS, OPTIONAL, link_end
+from dra_driver.hardware.gpu.nvml.profiles import FLAVOURS, computed_name, count_of, memory_of
+from dra_driver.hardware.gpu.nvml.properties import ADDRESSING_MODES, ARCHITECTURES, BRANDS
 from tests.fakes.nvml.state import FUNCTION_NOT_FOUND, LINK_TO_SWITCH, State
 
 PROPERTIES, PROFILES = 5, 4

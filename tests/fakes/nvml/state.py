@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dra_driver.gpu.simulated.faults import GpuHealth, links_of, reading_of
-from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu
-from dra_driver.model.fabric import FabricState
-from dra_driver.model.gpu import ConfidentialCompute, Gpu, Snapshot
-from dra_driver.model.mig import ComputeInstance, MigInstance
+from dra_driver.core.model.fabric import FabricState
+from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
+from dra_driver.core.model.mig import ComputeInstance, MigInstance
+from dra_driver.hardware.gpu.simulated.faults import GpuHealth, links_of, reading_of
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu
 from tests.fakes.nvml import layout, state_mig
 from tests.fakes.nvml.futex import wake
 

@@ -8,10 +8,10 @@ import ctypes
 import functools
 import uuid
 
-from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated.mig import mig_uuid
-from dra_driver.model.gpu import Gpu
-from dra_driver.model.mig import MigInstance, MigProfile
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.mig import MigInstance, MigProfile
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated.mig import mig_uuid
 
 MAX_PROFILES, MAX_STARTS, MAX_COMPUTE_PROFILES, MAX_GIS, MAX_CIS, MAX_GI_IDS = 16, 12, 8, 12, 8, 32
 MAX_SUBSCRIBERS = 4

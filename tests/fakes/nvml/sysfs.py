@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
-from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu
-from dra_driver.model.gpu import Snapshot
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu
 
 
 def write_sysfs(root: Path, node: NodeSpec | Snapshot) -> Path:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
-from dra_driver.files import replace_file
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.files import replace_file
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.subject.devices import published, shared_names

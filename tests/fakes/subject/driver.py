@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 
-from dra_driver._pb.dra_v1 import api_pb2 as v1
-from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
-from dra_driver._pb.health_v1 import api_pb2 as health_v1
-from dra_driver._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
-from dra_driver._pb.pluginregistration import api_pb2 as registration
 from dra_driver.conformance.checks.prepare import OTHER_DRIVER
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core._pb.dra_v1 import api_pb2 as v1
+from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
+from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
+from dra_driver.core._pb.pluginregistration import api_pb2 as registration
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.subject.calls import Calls, health_stream

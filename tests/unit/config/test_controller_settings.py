@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of, load
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 
 def test_nothing_is_evicted_unless_it_is_asked_for() -> None:

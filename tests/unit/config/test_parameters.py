@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.config.parameters import API_VERSION, GpuConfig, MigDeviceConfig, decode
-from dra_driver.errors import InvalidParametersError
+from dra_driver.core.errors import InvalidParametersError
 
 
 def gpu_config(sharing: Any = None, **more: Any) -> dict[str, Any]:

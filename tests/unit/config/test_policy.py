@@ -7,9 +7,9 @@ import pytest
 from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, policy_of, policy_problems
 from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.config.schema import schemas
-from dra_driver.model.health import HealthCause
-from dra_driver.model.health_rules import HealthRules
-from dra_driver.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.model.health import HealthCause
+from dra_driver.core.model.health_rules import HealthRules
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 
 
 def policy(**spec: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_decoding_loads_neither_pydantic_nor_yaml() -> None:
     """9 MiB of every node process' 60, for what a small walk does."""
     script = (
         "import sys; from dra_driver.config.parameters import decode, API_VERSION as v;"
-        "from dra_driver.policy import PolicySource;"
+        "from dra_driver.node.policy import PolicySource;"
         "decode({'apiVersion': v, 'kind': 'GpuConfig', 'sharing': {'strategy': 'MPS'}});"
         "print(sorted({'pydantic', 'yaml', 'dra_driver.config.schemas'} & set(sys.modules)))"
     )

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
 

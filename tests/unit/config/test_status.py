@@ -6,7 +6,7 @@ from typing import Any
 from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
 from dra_driver.config.schemas.policy_status import PolicyStatusModel
 from dra_driver.config.status import node_status, node_status_of, policy_status
-from dra_driver.model.gpu_node import (
+from dra_driver.core.model.gpu_node import (
     GpuNodeStatus,
     HealthWord,
     NodeGpu,
@@ -19,7 +19,7 @@ from dra_driver.model.gpu_node import (
     PolicyStatus,
     PublishedForm,
 )
-from dra_driver.model.terms import Taint
+from dra_driver.core.model.terms import Taint
 
 AT = "2026-03-01T10:00:00Z"
 GPU = NodeGpu(

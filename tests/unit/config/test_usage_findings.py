@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.config.usage_findings import MAX_BYTES, decode, encode
-from dra_driver.errors import ConfigurationError
-from dra_driver.model.claim import ClaimRef
-from dra_driver.model.ids import ClaimUid
-from dra_driver.model.usage_findings import (
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.model.usage_findings import (
     MAX_COMMANDS,
     MAX_IDLE,
     MAX_OVER_GRANT,
@@ -24,8 +24,8 @@ from dra_driver.model.usage_findings import (
     UsageFindings,
     UsingPod,
 )
-from dra_driver.model.usage_rules import OverGrantAction
-from tests.unit.usage.claims import GIB, NOW, claim, pod
+from dra_driver.core.model.usage_rules import OverGrantAction
+from tests.unit.node.usage.claims import GIB, NOW, claim, pod
 
 OVER = OverGrant(
     claim=claim(),

@@ -9,7 +9,7 @@ import pytest
 from dra_driver.conformance import report, suite
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome, Verdict
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 
 
 def outcome(verdict: Verdict, **fields: Any) -> CheckOutcome:

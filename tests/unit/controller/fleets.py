@@ -6,8 +6,8 @@ from typing import Any
 
 from dra_driver.config.status import node_status
 from dra_driver.controller.policy_views import NodePolicies, PolicyView, node_view, policy_view
-from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
-from dra_driver.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyOrigin, PolicyState
+from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyOrigin, PolicyState
 
 
 def policy_object(name: str = "pool", *, generation: int = 1, **status: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, RequestCapacity, to_wire
 from dra_driver.controller.capacity_document import MAX_MODELS, MAX_REQUESTS, RequestCount, decode
+from dra_driver.kubectl.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, RequestCapacity, to_wire
 
 REQUEST = RequestCapacity(request="3g.40gb", fits=3, by_sum=4, stranded=1)
 MODEL = ModelCapacity(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dra_driver.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, to_wire
 from dra_driver.controller.capacity_gauges import CapacityGauges, show
-from dra_driver.errors import CommandError
-from dra_driver.telemetry import capacity_metrics, controller_metrics
+from dra_driver.core.errors import CommandError
+from dra_driver.core.telemetry import capacity_metrics, controller_metrics
+from dra_driver.kubectl.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, to_wire
 
 INTERVAL_S = 300.0
 

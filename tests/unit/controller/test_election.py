@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.controller.election import Election
 from dra_driver.controller.lease import LeaseTimes
-from dra_driver.errors import AlreadyExistsError, ApiUnreachableError, ConflictError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError, ApiUnreachableError, ConflictError, NotFoundError
 
 TIMES = LeaseTimes.of(15)
 

@@ -11,9 +11,15 @@ from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import FIRST_RETRY_S, EvictionRules, Evictions
 from dra_driver.controller.fleet import SliceView, slice_view
 from dra_driver.controller.special_claims import SpecialClaim, special_claim
-from dra_driver.errors import ApiUnreachableError, ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from dra_driver.core.errors import (
+    ApiUnreachableError,
+    ConflictError,
+    KubernetesApiError,
+    NotFoundError,
+    ServerBusyError,
+)
+from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
-from dra_driver.telemetry.controller_metrics import REGISTRY
 from tests.unit.controller.objects import (
     DRIVER,
     at,

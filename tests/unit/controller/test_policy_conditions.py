@@ -8,7 +8,7 @@ import pytest
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals
 from dra_driver.controller.policy_views import PolicyView
-from dra_driver.model.gpu_node import NodePolicy, PolicyState
+from dra_driver.core.model.gpu_node import NodePolicy, PolicyState
 from tests.unit.controller.fleets import node_object, nodes, policy, said
 from tests.unit.controller.objects import at
 

@@ -6,8 +6,8 @@ import pytest
 
 from dra_driver.controller.policy_status import FIRST_RETRY_S, MOST_WRITES, PERIOD_S, PolicyStatusWriter
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
-from dra_driver.errors import ApiUnreachableError, InvalidObjectError, NotFoundError
-from dra_driver.model.gpu_node import PolicyState
+from dra_driver.core.errors import ApiUnreachableError, InvalidObjectError, NotFoundError
+from dra_driver.core.model.gpu_node import PolicyState
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy_object, said
 from tests.unit.controller.objects import at
 

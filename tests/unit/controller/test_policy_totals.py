@@ -1,7 +1,7 @@
 """What all nodes say of a policy, added up."""
 
 from dra_driver.controller.policy_totals import totals
-from dra_driver.model.gpu_node import PolicyOrigin, PolicyPlace, PolicyState, PolicyStatus
+from dra_driver.core.model.gpu_node import PolicyOrigin, PolicyPlace, PolicyState, PolicyStatus
 from tests.unit.controller.fleets import node_object, nodes, policy, said
 
 

@@ -10,9 +10,9 @@ from dra_driver.controller.pace import Pace
 from dra_driver.controller.usage_cases import FRESH_S, NodeUse, node_use
 from dra_driver.controller.usage_events import UsageEvictionEvents
 from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
-from dra_driver.errors import ApiUnreachableError, DraError, NotFoundError, ServerBusyError
+from dra_driver.core.errors import ApiUnreachableError, DraError, NotFoundError, ServerBusyError
+from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
-from dra_driver.telemetry.controller_metrics import REGISTRY
 from tests.unit.controller.objects import DRIVER
 from tests.unit.controller.usage_objects import FOREIGN, IDLE, claim_object, gpu_node, over, pod
 

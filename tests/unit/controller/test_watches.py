@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.controller.special_claims import SpecialClaim, special_claim
 from dra_driver.controller.watches import ReducedLists
-from dra_driver.errors import ApiUnreachableError
+from dra_driver.core.errors import ApiUnreachableError
 from tests.unit.controller.objects import DRIVER, special_claim_object
 
 

@@ -12,7 +12,7 @@ import pytest
 from dra_driver.controller.webhook_keeper import REPLACE_EVERY_S, WebhookKeeper
 from dra_driver.controller.webhook_objects import has_bundle, secret_with, stored_of
 from dra_driver.controller.webhook_plan import Life, Pair, Stored, Times
-from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
 from tests.unit.controller.test_webhook_plan import DAY, NOW
 
 SECRET, CONFIGURATION = "/secret", "/configuration"

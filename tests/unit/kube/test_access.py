@@ -8,7 +8,7 @@ from typing import Any
 import certifi
 import pytest
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
 
 

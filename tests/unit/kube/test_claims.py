@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     ApiUnreachableError,
     ClaimError,
     ClaimNotAllocatedError,
@@ -17,9 +17,9 @@ from dra_driver.errors import (
     KubernetesApiError,
     NotFoundError,
 )
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.kube.claims import ApiClaimReader, allocated_claim
-from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
-from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
 
 DRIVER = "gpu.nvidia.com"
 REF = ClaimRef(namespace="ns", name="c", uid=ClaimUid("0b1f1c1e-0000-4000-8000-000000000001"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.connection import Connection
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.events import MAX_PENDING, EventRecorder
 from dra_driver.kube.types import ObjectReference
 

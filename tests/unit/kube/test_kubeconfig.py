@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.kubeconfig import Kubeconfig
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.kube.request_rights import right_in, right_of
+from dra_driver.core.request_rights import right_in, right_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.names import is_label, is_pool_name, is_subdomain

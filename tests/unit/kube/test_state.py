@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import (
+from dra_driver.core.errors import (
     ApiUnreachableError,
     ConfigurationError,
     ForbiddenError,

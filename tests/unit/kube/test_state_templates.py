@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load, text_of
 

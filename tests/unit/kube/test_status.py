@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver import errors
+from dra_driver.core import errors
 from dra_driver.kube.status import error_from_response, error_from_status
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.store import Store
@@ -74,7 +74,7 @@ def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Pat
     """The MPS host reads the requests of the node process, and runs the simulated driver's programs."""
     plugins = str(node.folders.plugins)
     for process in (node.process, node.mps_host):
-        assert process.command[:3] == [sys.executable, "-m", "dra_driver.cli.main"]
+        assert process.command[:3] == [sys.executable, "-m", "dra_driver.core.command_line.main"]
         assert process.command[process.command.index("--kubelet-plugins-dir") + 1] == plugins
     given = node.process.command
     assert given[given.index("--policy-dir") + 1] == str(tmp_path / "policies")

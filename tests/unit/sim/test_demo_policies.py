@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.config.policy import policy_problems
-from dra_driver.errors import RetryableError
+from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.policies import (
     last_gpu,

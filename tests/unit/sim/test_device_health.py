@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver._pb.health_v1alpha1 import api_pb2 as health
+from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health
 from dra_driver.sim.node.device_health import HealthCache, resources_status
 from dra_driver.sim.node.kubelet_state import DeviceResponse
 

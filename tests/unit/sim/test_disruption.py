@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import POD_DISRUPTION_BUDGETS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.published.listing import observed_devices
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import ConflictError
+from dra_driver.core.errors import ConflictError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import RetryableError, StorageError
+from dra_driver.core.errors import RetryableError, StorageError
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 
 DEVICE = DeviceResponse(driver="d", request_names=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))

@@ -4,14 +4,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dra_driver.exporter.log_links import LogLinks
-from dra_driver.exporter.pod_resources import claims_of
-from dra_driver.exporter.proc import ProcReader
+from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.pod_resources import claims_of
+from dra_driver.node.exporter.proc import ProcReader
+from dra_driver.node.usage.container_logs import LogIndex
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 from dra_driver.sim.node.made_processes import MadeProcesses, container_id
 from dra_driver.sim.node.pod_resources import answer_of
-from dra_driver.usage.container_logs import LogIndex
 
 UID = "6b1c0e1e-0000-4000-8000-00000000000a"
 DRIVER = "gpu.nvidia.com"

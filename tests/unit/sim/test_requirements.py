@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.sim.demo.requirements import Requirements, group_examples, parse_nodes, read_requirements
 
 

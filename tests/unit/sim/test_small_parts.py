@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.allocation import MAX_PODS, NodeUsage, unfit_reason
-from dra_driver.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.scheduler.allocation import MAX_PODS, NodeUsage, unfit_reason
 from dra_driver.sim import manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError
+from dra_driver.core.errors import ConflictError, InvalidObjectError, KubernetesApiError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.patch.jsonpatch import apply_json_patch
 from dra_driver.sim.apiserver.patch.mergepatch import merge

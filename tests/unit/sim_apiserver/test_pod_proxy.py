@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.messages import ApiRequest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.errors import ConflictError, ForbiddenError, NotFoundError
+from dra_driver.core.errors import ConflictError, ForbiddenError, NotFoundError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, SECRETS
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.store import Patch, Store

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import KubernetesApiError
+from dra_driver.core.errors import KubernetesApiError
 from dra_driver.sim.apiserver.discovery import aggregated
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.errors import InvalidObjectError
+from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.kinds import DAEMON_SETS, EVENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, SECRETS
 from dra_driver.sim.apiserver.rules.pods import qos_class
 from dra_driver.sim.apiserver.store import Patch, Store

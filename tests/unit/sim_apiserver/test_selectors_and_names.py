@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import InvalidObjectError
+from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.names import (
     c_identifier,
     dns_1035_label,

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.config.policy import policy_problems
 from dra_driver.config.webhook_files import policies_file, policies_of
-from dra_driver.lint.policy_devices import MAX_POLICIES
+from dra_driver.kubectl.lint.policy_devices import MAX_POLICIES
 from dra_driver.webhook.known_policies import MAX_FORMS, known_policies
 
 TEAM: dict[str, Any] = {"name": "team", "string": "blue"}

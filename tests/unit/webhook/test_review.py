@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.lint import ManifestSource, known_from_catalog, lint
+from dra_driver.kubectl.lint import ManifestSource, known_from_catalog, lint
 from dra_driver.webhook.frames import ReviewOutcome
 from dra_driver.webhook.known_policies import known_policies
 from dra_driver.webhook.review import answer, judge

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from dra_driver.lint import Finding
-from dra_driver.lint.rules import RULES
+from dra_driver.kubectl.lint import Finding
+from dra_driver.kubectl.lint.rules import RULES
 from dra_driver.webhook.verdict import BY_ATTRIBUTES, LEFT_OUT, MAX_PROBLEMS, MAX_WARNINGS, REFUSING, sentence, verdict
 
 

@@ -4,7 +4,7 @@ metadata.managedFields has Apply operations only. Plain updates are not recorded
 write; so only appliers can conflict. Other semantics follow KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
 """
 
-from dra_driver.errors import ConflictError
+from dra_driver.core.errors import ConflictError
 from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries
 from dra_driver.sim.apiserver.kind import ResourceKind

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.names import dns_subdomain, label_key
 from dra_driver.sim.apiserver.problems import (

@@ -7,7 +7,7 @@ resources (``nvidia.com/gpu``) have whole numbers and a limit that equals the re
 
 from collections.abc import Iterator
 
-from dra_driver.quantity import Quantity
+from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.names import dns_label, dns_subdomain
 from dra_driver.sim.apiserver.problems import (

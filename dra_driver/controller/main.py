@@ -1,0 +1,47 @@
+"""``dra-driver controller``: reads the settings and runs the controller process.
+
+Flags, environment variables, defaults and checks come from ``config.controller_settings``.
+"""
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.config.flags import add_flags
+from dra_driver.config.options import flags_of, load
+
+DESCRIPTION = """\
+Do what needs a view of the whole cluster: write the status of GpuPolicy objects, and evict pods that came by an
+extended resource from unhealthy GPUs, and keep the certificates of the webhook. Each can be switched on and off.
+
+Run two replicas; a Lease decides which of them acts. Each flag can also be set by the environment variable in brackets;
+the flag takes precedence. Runs until SIGTERM. It needs no GPU, no node and no root.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "controller",
+        help="run the cluster-wide controller",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
+    )
+    # `--evict-extended-resource-pods` alone switches it on.
+    add_flags(parser, flags_of(ControllerSettings), bare_switches=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until SIGTERM. Raises ConfigurationError when it cannot start."""
+    given = {flag.field: getattr(args, flag.field) for flag in flags_of(ControllerSettings)}
+    settings = load(ControllerSettings, given, os.environ)
+    from dra_driver.core.telemetry import logs
+
+    logs.configure(settings.log_format, settings.log_level)
+    from dra_driver.controller import process
+
+    process.run(settings)
+    logging.shutdown()
+    return 0

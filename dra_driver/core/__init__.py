@@ -1,0 +1,1 @@
+"""Hold values and helpers that every other room uses."""

@@ -1,0 +1,1 @@
+"""Run the programs `dra-driver` and `kubectl dra`: find the subcommand, print tables."""

@@ -1,0 +1,140 @@
+"""The command ``dra-driver``: finds the subcommand and runs it.
+
+Exit statuses: 0 done, 1 failed, 2 wrong usage or configuration (one sentence on stderr), 130 interrupted, 141 the
+reader of the output has closed it. Each subcommand has its own module, which is imported only when it is used: this
+keeps the node process small and ``--help`` fast.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Container, Mapping, Sequence
+from types import ModuleType
+from typing import Final
+
+from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
+
+ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
+# Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its help line.
+SUBCOMMANDS: Final = {
+    "kubelet-plugin": ("dra_driver.node.process.main", "run the driver on a node"),
+    "mps-host": ("dra_driver.hardware.sharing.main", "run this node's MPS daemons"),
+    "exporter": ("dra_driver.node.exporter.main", "run the usage exporter of a node"),
+    "controller": ("dra_driver.controller.main", "run the cluster-wide controller"),
+    "webhook": ("dra_driver.kubectl.commands.webhook", "run the admission webhook"),
+    "sim": ("dra_driver.kubectl.commands.sim", "run an embedded cluster with simulated GPUs on this machine"),
+    "hardware-check": (
+        "dra_driver.diagnose.hardware.main",
+        "compare this machine's GPUs with what the driver assumes",
+    ),
+    "conformance": ("dra_driver.kubectl.commands.conformance", "test a DRA driver as a kubelet uses it"),
+    "doctor": ("dra_driver.diagnose.doctor.main", "say which layer is broken on this node"),
+    "state": ("dra_driver.diagnose.node_state.main", "show and check what the driver has on this node"),
+    "cleanup": ("dra_driver.diagnose.node_state.cleanup_main", "remove every trace of the driver from this node"),
+    "policy": ("dra_driver.diagnose.policy_check", "check GpuPolicy files"),
+    "version": ("dra_driver.core.command_line.version", "print the version"),
+}
+
+# Top-level packages that not every installation has (pyproject.toml) -> the extra that brings them. An image for nodes
+# has those of "node" and none that only people's commands need, which belong to no extra.
+EXTRAS: Final = {
+    **dict.fromkeys(("kubernetes", "urllib3", "re2", "jinja2", "starlette", "uvicorn"), ""),
+    **dict.fromkeys(("grpc", "google", "pynvml", "cryptography"), "node"),
+    **dict.fromkeys(("trustme",), "sim"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return execute("dra-driver", ABOUT, SUBCOMMANDS, arguments)
+
+
+def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]], arguments: list[str]) -> int:
+    """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser, loaded = parser_of(program, about, subcommands, {wanted})
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; see {program} {args.command} --help")
+    try:
+        status = int(loaded[args.command].run(args))
+        sys.stdout.flush()
+    except ConfigurationError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except ForbiddenError as error:
+        from dra_driver.core.request_rights import missing_right
+
+        print(f"{program}: {error}\n{program}: {missing_right(error)}", file=sys.stderr)
+        return 1
+    except DraError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(f"{program}: {missing(args.command, package)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has closed the output, as `head` does. Python would flush again at exit and print an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return status
+
+
+class Parser(argparse.ArgumentParser):
+    """Adds the command's examples to its help; below a command, its own parsers are of this class too."""
+
+    def format_help(self) -> str:
+        from dra_driver.core.command_line.examples import with_examples
+
+        epilog, formatter = self.epilog, self.formatter_class
+        self.epilog, self.formatter_class = with_examples(self.prog, epilog), _Formatter
+        try:
+            return super().format_help()
+        finally:
+            self.epilog, self.formatter_class = epilog, formatter
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Fills paragraphs of one line to the width of the terminal, and leaves those with lines of their own."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text.strip():
+            return "".join(f"{indent}{line}" for line in text.splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
+
+
+def parser_of(
+    program: str, about: str, subcommands: Mapping[str, tuple[str, str]], wanted: Container[str | None]
+) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
+    """The program's parser, whole for the subcommands in ``wanted`` and with a line for the others; their modules."""
+    parser = Parser(prog=program, description=about, allow_abbrev=False)
+    known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    loaded = {}
+    for name, (path, line) in subcommands.items():
+        if name in wanted:
+            loaded[name] = importlib.import_module(path)
+            loaded[name].add_parser(known)
+        else:
+            known.add_parser(name, help=line)
+    return parser, loaded
+
+
+def missing(command: str, package: str) -> str:
+    """The sentence for a package that this installation lacks."""
+    extra = f"[{EXTRAS[package]}]" if EXTRAS[package] else ""
+    return (
+        f"{command} needs the package {package}, which is not installed here (the image for nodes has only what node "
+        "processes and the controller import, and an installation for people only what kubectl dra imports): in a "
+        f"checkout of this project, run pip install " + (f"'.{extra}'" if extra else ".")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

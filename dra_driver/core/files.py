@@ -1,0 +1,133 @@
+"""Replace a file atomically, and lock a file between processes.
+
+The CDI writer keeps its own steps (``hardware/cdi/storage.py``): its files are readable by everyone, and its tests make
+each step fail in turn.
+"""
+
+import errno
+import fcntl
+import glob
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+UNFINISHED: Final = ".tmp"
+"""The suffix of temporary files. A process that dies while it writes leaves at most one."""
+
+UNFINISHED_S: Final = 3600.0
+"""Seconds after which no process still writes a temporary file."""
+
+_LOCK_PAUSE_S: Final = 0.01
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> os.stat_result:
+    """Replace the content of ``path`` with ``data`` in one step; readers see the old or the new content.
+
+    Writes a temporary file in the same folder and renames it; follows no link. ``mode`` is set whatever the umask.
+    With ``durable``, the file is synced before the rename and the folder after it. Returns the status of the new file.
+    Raises OSError; then ``path`` is unchanged, except when only syncing the folder failed. A crash leaves at most a
+    temporary file with the suffix `UNFINISHED`.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{UNFINISHED}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if durable:
+                os.fsync(file.fileno())
+            status = os.fstat(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_folder(path.parent)
+    return status
+
+
+def remove_unfinished(path: Path, *, older_than_s: float = UNFINISHED_S) -> None:
+    """Remove temporary files that processes left which died in `replace_file` of ``path``. Raises OSError."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+        with suppress(FileNotFoundError):  # another process removed it
+            if time.time() - left.lstat().st_mtime > older_than_s:
+                left.unlink()
+
+
+def lock_file(
+    path: Path,
+    *,
+    timeout_s: float = 0.0,
+    shared: bool = False,
+    create_mode: int | None = 0o600,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Lock ``path`` with ``flock`` and return the descriptor that holds the lock; closing it releases the lock.
+
+    The kernel also releases the lock when the process dies. The lock counts between any two descriptors, in one process
+    too. ``create_mode`` is the mode of a file that is missing; with None it must exist. ``shared`` locks exclude
+    exclusive locks only. Tries at least once, then every 10 ms until ``timeout_s`` is over. Raises BlockingIOError when
+    another descriptor still holds the lock then, and OSError when the file cannot be opened. Follows no link. Never
+    remove a lock file that another process may wait for: the two would then lock different files.
+    """
+    descriptor = _open_lock(path, create_mode)
+    try:
+        deadline = clock() + timeout_s
+        while True:
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if clock() >= deadline:
+                    raise
+            else:
+                return descriptor
+            sleep(_LOCK_PAUSE_S)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _open_lock(path: Path, create_mode: int | None) -> int:
+    common = os.O_CLOEXEC | os.O_NOFOLLOW
+    if create_mode is not None:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | common, create_mode)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+    # A lock that exists can be taken on a file system that the kernel made read-only: claims are still served.
+    return os.open(path, os.O_RDONLY | common)
+
+
+def name_holder(descriptor: int) -> None:
+    """Write this process' id into its lock file, for the message of the next process. Never raises.
+
+    A full disk must not keep the holder of the lock from running.
+    """
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+
+
+def holder_of(path: Path) -> str:
+    """What the holder of the lock file wrote with `name_holder`, or "unknown". Never raises."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(_MAX_HOLDER).decode(errors="replace").strip() or "unknown"
+    return "unknown"
+
+
+_MAX_HOLDER: Final = 100
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

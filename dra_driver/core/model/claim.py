@@ -1,0 +1,78 @@
+"""A ResourceClaim on its node: identity, allocated devices, and the devices that are answered to the kubelet."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, Literal
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRef:
+    """The claim's identity as the kubelet sends it."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedDevice:
+    """One entry of ``status.allocation.devices.results``.
+
+    ``request`` is ``main`` or ``main/sub`` (firstAvailable). ``share_id`` is set for one share of a device that allows
+    multiple allocations; ``consumed_capacity`` maps capacity names to quantities as strings.
+    """
+
+    request: str
+    driver: str
+    pool: PoolName
+    device: DeviceName
+    admin_access: bool = False
+    share_id: str | None = None
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def base_request(self) -> str:
+        """The request without its subrequest: what containers refer to, and what the kubelet matches."""
+        return self.request.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpaqueConfig:
+    """One entry of ``status.allocation.devices.config`` for this driver, parameters undecoded.
+
+    An entry applies to a result when ``requests`` is empty or holds the result's request or its base request; of
+    several that apply the later one wins (KEP-4381; class entries stand before claim entries).
+    """
+
+    source: Literal["FromClass", "FromClaim"]
+    requests: tuple[str, ...]
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedClaim:
+    """A claim with its allocation, reduced to this driver's results and configs, in the order of the API object."""
+
+    ref: ClaimRef
+    results: tuple[AllocatedDevice, ...]
+    configs: tuple[OpaqueConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDevice:
+    """One device as answered to the kubelet (``Device`` of NodePrepareResourcesResponse).
+
+    ``request_names`` are base requests and never empty: an empty list would match every request of the claim.
+    """
+
+    request_names: tuple[str, ...]
+    pool: PoolName
+    device: DeviceName
+    cdi_device_ids: tuple[str, ...]
+    share_id: str | None = None

@@ -1,0 +1,76 @@
+"""Which GPUs of a node new claims must not get, because a person asked for it: an annotation of the Node.
+
+``gpu.dra-driver.io/drain: all`` means every GPU; otherwise the value is a list of GPU UUIDs, separated by commas.
+``kubectl dra drain`` and ``undrain`` write it, the node process reads it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import field
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import GpuUuid
+
+DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
+DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
+"""Asks the node process to give the NVIDIA driver up; its value is the reason (``node/process/detach_request.py``)."""
+MAX_REASON: Final = 200
+"""Characters of a reason that are kept: it becomes part of events, which have 1024."""
+DRAINED_TAINT: Final = "gpu.dra-driver.io/drained"
+"""Key of the taint, effect NoSchedule, of every device of a GPU that is drained."""
+ALL: Final = "all"
+MAX_LENGTH: Final = 1024
+"""Characters of the annotation that the node process keeps; a longer value counts as `ALL`, because its end is lost."""
+_UUID_PREFIX: Final = "GPU-"
+_NOTHING: Final = ("", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequest:
+    """``every`` GPU, or those of ``gpus``. ``unknown`` are words of the annotation that are no UUID of a GPU."""
+
+    every: bool = False
+    gpus: frozenset[GpuUuid] = field(default_factory=frozenset)
+    unknown: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str | None) -> "DrainRequest":
+        """Reads the annotation's value. None, an empty value and ``false`` ask for nothing."""
+        words = list(dict.fromkeys(word for part in (text or "").split(",") if (word := part.strip())))
+        if text is None or text.strip().lower() in _NOTHING:
+            return NOT_DRAINED
+        return cls(
+            every=len(text) >= MAX_LENGTH or any(word.lower() == ALL for word in words),
+            gpus=frozenset(GpuUuid(word) for word in words if word.startswith(_UUID_PREFIX)),
+            unknown=tuple(word for word in words if not word.startswith(_UUID_PREFIX) and word.lower() != ALL),
+        )
+
+    def covers(self, gpu: GpuUuid) -> bool:
+        """Whether new claims must not get the GPU."""
+        return self.every or gpu in self.gpus
+
+    @property
+    def text(self) -> str | None:
+        """The annotation's value without unknown words; None when nothing is asked for."""
+        return ALL if self.every else ",".join(sorted(self.gpus)) or None
+
+    def joined(self, gpus: Iterable[GpuUuid] | None) -> "DrainRequest":
+        """This request and ``gpus``, None for every GPU."""
+        if gpus is None or self.every:
+            return DrainRequest(every=True)
+        return DrainRequest(gpus=self.gpus | frozenset(gpus))
+
+    def without(self, gpus: Iterable[GpuUuid] | None) -> "DrainRequest":
+        """This request without ``gpus``, None for every GPU. Of `ALL`, single GPUs cannot be taken."""
+        if gpus is None:
+            return NOT_DRAINED
+        return self if self.every else DrainRequest(gpus=self.gpus - frozenset(gpus))
+
+
+NOT_DRAINED: Final = DrainRequest()
+
+
+def clean(reason: str) -> str:
+    """The reason of a detach as it is told: one line of printable characters, at most `MAX_REASON`."""
+    text = "".join(char if char.isprintable() else " " for char in reason[: 4 * MAX_REASON])
+    return " ".join(text.split())[:MAX_REASON] or "no reason given"

@@ -1,0 +1,112 @@
+"""The GPUs of a node as plain values, without NVML handles and Kubernetes objects.
+
+A field is ``None`` when the hardware or driver does not report it.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.fabric import Fabric
+from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.mig import MigInstance, MigProfile
+from dra_driver.core.model.nvlink import NvLinks
+
+NO_LINKS: Final = NvLinks()
+
+
+class ConfidentialCompute(StrEnum):
+    """Confidential computing of a node's GPUs, in the words of NVIDIA's label ``nvidia.com/cc.mode``.
+
+    ``DEVTOOLS`` is on for developers: their tools can look inside.
+    """
+
+    OFF = "off"
+    ON = "on"
+    DEVTOOLS = "devtools"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One physical GPU.
+
+    ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs
+    form, ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total,
+    ``None`` on unified-memory parts; ``reserved_bytes`` is the part of it that the driver and firmware keep.
+    ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
+    ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
+
+    ``mig_profiles`` are in order of profile id, () for a GPU without MIG; ``mig_instances`` are the existing ones in
+    order of ``start``. ``mig_resetless``: MIG mode can be switched without resetting the GPU; None when that is not
+    known. ``mig_mode_owned`` is True while this driver's journal says that it switched the mode on and has to switch it
+    off again. ``fabric`` is None on a board without NVSwitches, and where the driver does not report it.
+    """
+
+    uuid: GpuUuid
+    minor: int
+    product_name: str | None = None
+    brand: str | None = None
+    architecture: str | None = None
+    cuda_compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    reserved_bytes: int | None = None
+    pci_bus_id: str | None = None
+    pcie_root: str | None = None
+    numa_node: int | None = None
+    addressing_mode: str | None = None
+    mig_capable: bool = False
+    mig_enabled: bool = False
+    mig_resetless: bool | None = None
+    mig_profiles: tuple[MigProfile, ...] = ()
+    mig_instances: tuple[MigInstance, ...] = ()
+    mig_mode_owned: bool = False
+    fabric: Fabric | None = None
+    nvlinks: NvLinks = NO_LINKS
+
+    @property
+    def device_name(self) -> DeviceName:
+        """``gpu-<minor>``, the name NVIDIA's driver uses (reference: device names by minor, not index)."""
+        return DeviceName(f"gpu-{self.minor}")
+
+    @property
+    def memory_slices(self) -> int:
+        """The number of its memory slices for partitions; 0 for a GPU without MIG."""
+        ends = (start + profile.memory_slices for profile in self.mig_profiles for start in profile.starts)
+        return max(ends, default=0)
+
+    def profile(self, profile_id: int) -> MigProfile | None:
+        """The profile with that id, or None."""
+        return next((profile for profile in self.mig_profiles if profile.profile_id == profile_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutGpu:
+    """A GPU on the node that cannot be used. ``label`` is its UUID, else its PCI address or NVML index."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An immutable inventory of one node, GPUs in order of ``minor``.
+
+    ``driver_version`` and ``nvml_version`` are as NVML prints them (``580.65.06``, ``13.580.65.06``);
+    ``cuda_driver_version`` is ``(13, 0)``. ``confidential_compute`` is None on machines without it.
+    Two snapshots are equal when nothing changed.
+    """
+
+    driver_version: str | None = None
+    nvml_version: str | None = None
+    cuda_driver_version: tuple[int, int] | None = None
+    confidential_compute: ConfidentialCompute | None = None
+    gpus: tuple[Gpu, ...] = ()
+    left_out: tuple[LeftOutGpu, ...] = ()
+
+    def gpu(self, name: DeviceName) -> Gpu | None:
+        """The GPU published under ``name``, or None."""
+        return next((g for g in self.gpus if g.device_name == name), None)
+
+    def gpu_by_uuid(self, uuid: GpuUuid) -> Gpu | None:
+        """The GPU with that UUID, or None."""
+        return next((g for g in self.gpus if g.uuid == uuid), None)

@@ -1,0 +1,111 @@
+"""Health of GPUs as values: what the hardware reports (events, readings) and what is concluded from it (conditions).
+
+``hardware/gpu/`` produces events and readings, ``node/health/`` turns them into conditions, ``node/process/`` publishes
+conditions as taints, on the kubelet's health stream, as events and as metrics.
+"""
+
+from enum import StrEnum
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import GpuUuid
+
+
+class HealthEventKind(StrEnum):
+    """What an event of NVML's is about."""
+
+    XID = "xid"
+    DOUBLE_BIT_ECC = "double-bit-ecc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthEvent:
+    """Equal events of one GPU within one wait, ``count`` of them.
+
+    ``xid`` is set for `HealthEventKind.XID`. ``gi_id`` and ``ci_id`` are None when NVML does not attribute the event to
+    an instance (0xFFFFFFFF): it is then about the whole GPU.
+    """
+
+    kind: HealthEventKind
+    gpu_uuid: GpuUuid
+    xid: int | None = None
+    gi_id: int | None = None
+    ci_id: int | None = None
+    count: int = 1
+
+
+class RecoveryAction(StrEnum):
+    """What NVML says a GPU needs (field 230, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
+
+    NONE = "none"
+    GPU_RESET = "gpu-reset"
+    NODE_REBOOT = "node-reboot"
+    DRAIN_P2P = "drain-p2p"
+    DRAIN_AND_RESET = "drain-and-reset"
+    IMEX_DOMAIN = "imex-domain"
+    BUS_RESET = "bus-reset"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthReading:
+    """One look at the health of one GPU. A field is None when hardware or driver do not report it.
+
+    ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned, or with
+    ``passing`` calls fail in a way that may pass without a reset; the fields below are None then. ``on_bus``: whether
+    sysfs has its PCI function. ``rows_pending`` and ``rows_failed`` are about row remapping, ``pages_pending`` about
+    retired pages of GPUs before Ampere. ``links_down`` are numbers of NVLinks that should be up. ``fabric_unhealthy``
+    says what NVML's health mask of the fabric reports, "" for nothing.
+    """
+
+    gpu_uuid: GpuUuid
+    unreachable: str | None = None
+    hangs: bool = False
+    passing: bool = False
+    on_bus: bool | None = None
+    recovery_action: RecoveryAction | None = None
+    rows_pending: bool | None = None
+    rows_failed: bool | None = None
+    pages_pending: bool | None = None
+    links_down: tuple[int, ...] | None = None
+    fabric_unhealthy: str | None = None
+
+
+class HealthCause(StrEnum):
+    """Why a device is not healthy; each has one taint key."""
+
+    XID = "xid"
+    ECC = "ecc"
+    LOST = "lost"
+    HANG = "hang"
+    ROW_REMAP = "row-remap"
+    RETIRED_PAGES = "retired-pages"
+    RECOVERY_ACTION = "recovery-action"
+    NVLINK = "nvlink"
+    FABRIC = "fabric"
+    UNMONITORED = "unmonitored"
+
+
+class Severity(StrEnum):
+    """What a condition does to the device, from weak to strong. Only ``NO_NEW_CLAIMS`` and above taint."""
+
+    COUNTED = "counted"
+    NO_NEW_CLAIMS = "no-new-claims"
+    EVICT = "evict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCondition:
+    """One cause on one GPU or one of its GPU instances, as it is now.
+
+    ``gi_id`` None: the GPU in all of its forms. ``value`` is the taint's value (an XID's number, a recovery action, or
+    ""). ``since`` is when it began, in seconds of the Unix epoch; it survives restarts and becomes ``timeAdded``.
+    ``message`` is a sentence for ``kubectl describe pod``: what was seen, what it means, what to do.
+    """
+
+    cause: HealthCause
+    gpu_uuid: GpuUuid
+    severity: Severity
+    value: str
+    since: float
+    message: str
+    gi_id: int | None = None

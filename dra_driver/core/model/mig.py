@@ -1,0 +1,111 @@
+"""MIG profiles, instances and partitions as plain values.
+
+The terms are NVML's (nvml.h): a *GPU instance* (GI) owns memory slices; a *compute instance* (CI) inside it owns
+multiprocessors and is what programs see; a *profile* is a size, a *placement* its first memory slice. A *partition* is
+a profile at a placement, existing or not: a GI with one CI that spans it.
+"""
+
+import re
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
+
+_PARTITION = re.compile(r"gpu-(0|[1-9][0-9]*)-mig-(.+)-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
+_FOREIGN_TO_LABELS = re.compile(r"[^a-z0-9-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """One size of partition of a GPU, as NVML reports it.
+
+    ``name`` is ``1g.10gb+me``, without NVML's prefix "MIG ". ``starts`` are the placements, ascending; each covers
+    ``memory_slices`` memory slices. ``max_instances`` is NVML's and wrong on some boards; the placements are right.
+    Numbers are None when they are not known.
+    """
+
+    name: str
+    profile_id: int
+    compute_slices: int
+    memory_slices: int
+    max_instances: int
+    starts: tuple[int, ...]
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+    copy_engines: int | None = None
+    decoders: int | None = None
+    encoders: int | None = None
+    jpeg_engines: int | None = None
+    ofa_engines: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeInstance:
+    """One CI. ``spans``: it has all of its GPU instance. ``uuid`` is None when it cannot be read."""
+
+    ci_id: int
+    uuid: MigUuid | None
+    spans: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """One GPU instance that exists, with its compute instances in order of id.
+
+    ``owned`` is True when this driver's journal says that the driver created it (or is about to create or destroy it);
+    other instances are never destroyed. ``profile`` is set only when the GPU does not list the profile (in a vGPU
+    guest): the size that its own device reports, without placements.
+    """
+
+    gi_id: int
+    profile_id: int
+    profile_name: str
+    start: int
+    size: int
+    compute: tuple[ComputeInstance, ...] = ()
+    owned: bool = False
+    profile: MigProfile | None = None
+
+    @property
+    def device(self) -> ComputeInstance | None:
+        """The single compute instance that spans it; None when it is incomplete or divided."""
+        return self.compute[0] if len(self.compute) == 1 and self.compute[0].spans and self.compute[0].uuid else None
+
+    def overlaps(self, start: int, size: int) -> bool:
+        """Whether it covers any memory slice of ``[start, start + size)``."""
+        return self.start < start + size and start < self.start + self.size
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionId:
+    """One partition of one GPU, whether it exists or not."""
+
+    gpu_uuid: GpuUuid
+    profile_id: int
+    start: int
+
+    def __str__(self) -> str:
+        return f"MIG profile {self.profile_id} at memory slice {self.start} of {self.gpu_uuid}"
+
+
+def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -> DeviceName:
+    """``gpu-0-mig-1g10gb-me-20-4``, as NVIDIA's driver names it.
+
+    Dots are dropped; other characters that a DNS label cannot have become dashes.
+    """
+    label = _FOREIGN_TO_LABELS.sub("-", profile_name.lower().replace(".", "")).strip("-")
+    return DeviceName(f"gpu-{minor}-mig-{label}-{profile_id}-{start}")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionName:
+    """The parts of a partition's device name, without the profile's text."""
+
+    minor: int
+    profile_id: int
+    start: int
+
+
+def parse_partition_name(name: str) -> PartitionName | None:
+    """The reverse of `partition_name`; None for any other name."""
+    match = _PARTITION.fullmatch(name)
+    return PartitionName(int(match[1]), int(match[3]), int(match[4])) if match else None

@@ -1,0 +1,158 @@
+"""Terms of GPUs (what they may be published as) and uses of GPUs, as values.
+
+``node/policy/`` derives terms, ``node/slices/`` publishes them, ``hardware/sharing/`` and ``hardware/mig/`` carry them
+out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Literal
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
+
+AttributeValue = str | int | bool
+Effect = Literal["NoSchedule", "NoExecute", "None"]
+
+
+class Strategy(StrEnum):
+    """How several claims use one device at the same time. Names of ``GpuConfig`` (resource.nvidia.com/v1beta1)."""
+
+    TIME_SLICING = "TimeSlicing"
+    MPS = "MPS"
+
+
+class Interval(StrEnum):
+    """How long a process keeps the GPU while others wait; ``nvidia-smi compute-policy`` calls them 0 to 3."""
+
+    DEFAULT = "Default"
+    SHORT = "Short"
+    MEDIUM = "Medium"
+    LONG = "Long"
+
+    @property
+    def number(self) -> int:
+        """The argument of ``--set-timeslice``."""
+        return list(Interval).index(self)
+
+
+class Form(StrEnum):
+    """What a claim has of a GPU."""
+
+    WHOLE = "whole"
+    PARTITION = "partition"
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingTerms:
+    """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number of shares.
+
+    ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 takes none and is
+    not limited. ``reserved_bytes`` of the memory are for no share, None for what the driver and the MPS server need.
+    """
+
+    strategy: Strategy
+    interval: Interval = Interval.DEFAULT
+    max_shares: int | None = None
+    default_percent: int = 100
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of the published device (KEP-5055). ``time_added`` is RFC 3339 in UTC; None: the API server sets it."""
+
+    key: str
+    effect: Effect
+    value: str = ""
+    time_added: str | None = None
+
+
+DETACHED_TAINT: Final = "gpu.dra-driver.io/detached"
+"""Key of the taint of all devices while this driver has no NVIDIA driver to prepare claims with, or is about to have
+none; its value says why in a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithheldPartitions:
+    """New claims must not get partitions that do not exist yet, for the ``reason``, a sentence.
+
+    They stay published with ``taint``, because a claim may already be waiting for one: the scheduler would count a
+    partition that is no longer published as free, and with it the whole GPU. Where the API server keeps no taints they
+    are left out, except ``refused``, which are allocated to such claims.
+    """
+
+    reason: str
+    taint: Taint
+    refused: frozenset[PartitionId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTerms:
+    """What one GPU may be published as. The default applies without a policy: whole or partitions, not shared.
+
+    ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
+    in use that stay published although ``profiles`` does not have them. ``shares_in_use``: claims have shares of the
+    GPU, or one has all of it as a share; schedulers count those only while the GPU is published as shared. ``policy``
+    is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
+    ``health`` are rules for what errors of the GPU do, ``usage`` for what claims do with it; they apply at once.
+
+    From the state of the hardware: ``condition_taints`` are taints of the GPU in every form, because it is not healthy;
+    ``whole_taints`` are those of the whole GPU and its shares, not of its partitions; ``partition_taints`` are those of
+    single partitions; ``withheld`` is about partitions that do not exist yet.
+    """
+
+    policy: str = ""
+    offered: bool = True
+    whole: bool = True
+    profiles: frozenset[int] | None = None
+    sharing: SharingTerms | None = None
+    taints: tuple[Taint, ...] = ()
+    attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
+    kept: frozenset[PartitionId] = frozenset()
+    shares_in_use: bool = False
+    waiting: str | None = None
+    health: HealthRules = DEFAULT_RULES
+    usage: UsageRules = DEFAULT_USAGE
+    condition_taints: tuple[Taint, ...] = ()
+    whole_taints: tuple[Taint, ...] = ()
+    partition_taints: Mapping[PartitionId, tuple[Taint, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    withheld: WithheldPartitions | None = None
+
+    def allows(self, partition: PartitionId) -> bool:
+        """Whether the partition may be published."""
+        return self.profiles is None or partition.profile_id in self.profiles or partition in self.kept
+
+
+Terms = Mapping[GpuUuid, GpuTerms]
+"""Terms by GPU; a GPU without an entry has the default terms."""
+
+DEFAULT_TERMS = GpuTerms()
+
+
+def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
+    """The GPU's terms."""
+    return terms.get(gpu_uuid, DEFAULT_TERMS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One device that a claim in the journal has (admin access apart), in any state of the claim.
+
+    ``partition`` is set for `Form.PARTITION`. ``created_by_driver`` is False for an instance of another manager that
+    the claim only uses. ``sharing`` is set for `Form.SHARE`: the terms under which the first share was prepared.
+    ``of_shared`` is True for `Form.WHOLE` when the GPU was published as shared and the claim consumed all of it.
+    """
+
+    gpu_uuid: GpuUuid
+    form: Form
+    partition: PartitionId | None = None
+    created_by_driver: bool = False
+    sharing: SharingTerms | None = None
+    of_shared: bool = False

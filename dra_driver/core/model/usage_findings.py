@@ -1,0 +1,85 @@
+"""What the usage exporter finds wrong on a node, as values.
+
+``node/usage/`` makes them, ``config/usage_findings.py`` writes and reads them, the node process tells them, and the
+controller acts on some.
+"""
+
+from datetime import datetime
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.usage_rules import OverGrantAction
+
+MAX_OVER_GRANT: Final = 128
+MAX_IDLE: Final = 128
+MAX_UNATTRIBUTED: Final = 64
+MAX_PODS: Final = 8
+"""Pods told of one claim."""
+MAX_COMMANDS: Final = 5
+MAX_COMMAND: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsingPod:
+    """One pod and no later one of the same name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverGrant:
+    """The processes of ``claim`` together have more memory of ``device`` than the claim was granted.
+
+    ``pods`` have processes there, the one with most memory first; never empty, because only memory counts that is
+    attributed. ``used_bytes`` is the most that was seen since ``since`` (UTC), of ``processes`` processes.
+    """
+
+    claim: ClaimRef
+    device: str
+    pods: tuple[UsingPod, ...]
+    used_bytes: int
+    grant_bytes: int
+    processes: int
+    since: datetime
+    action: OverGrantAction = OverGrantAction.REPORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattributed:
+    """Processes on a GPU that belong to no claim, since ``since`` (UTC).
+
+    ``bytes_used`` is None where the driver does not tell the memory of one of them. ``commands`` are names of their
+    programs as /proc tells them: a process chooses its own.
+    """
+
+    gpu_uuid: str
+    device: str
+    processes: int
+    bytes_used: int | None
+    since: datetime
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleClaim:
+    """A claim that has not used its devices since ``since`` (UTC), as far back as it was watched."""
+
+    claim: ClaimRef
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFindings:
+    """All of one node, as of ``written`` (UTC)."""
+
+    written: datetime
+    over_grant: tuple[OverGrant, ...] = ()
+    unattributed: tuple[Unattributed, ...] = ()
+    idle: tuple[IdleClaim, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.over_grant or self.unattributed or self.idle)

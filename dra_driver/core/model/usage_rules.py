@@ -1,0 +1,48 @@
+"""What an administrator's policy says about the use of a GPU by claims, as a value.
+
+``config/policy.py`` reads it from a GpuPolicy, ``node/usage/`` applies it to what claims use, and the controller
+evicts.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+
+DEFAULT_OVERHEAD_BYTES: Final = 512 * 2**20
+"""What a process takes beyond its allocations: a CUDA context with its kernels and libraries takes 300 to 500 MiB on
+current GPUs, and NVML counts it as the process' memory."""
+
+
+class OverGrantAction(StrEnum):
+    """What becomes of a claim whose processes together have more memory than it was granted."""
+
+    REPORT = "Report"
+    EVICT = "Evict"
+
+
+class IdleAction(StrEnum):
+    """What becomes of a claim that does not use its GPU."""
+
+    REPORT = "Report"
+    RECLAIM = "Reclaim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRules:
+    """Rules for one GPU.
+
+    A share may have ``overhead_bytes`` for each of its processes on top of its grant. ``grace_s`` is how long it is
+    told before a pod is evicted. ``idle_after_min`` is after how many minutes without use a claim counts as idle, None
+    for never.
+    """
+
+    over_grant: OverGrantAction = OverGrantAction.REPORT
+    grace_s: int = 60
+    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
+    idle_after_min: int | None = None
+    idle: IdleAction = IdleAction.REPORT
+
+
+DEFAULT_USAGE: Final = UsageRules()
+"""Claims over their grant are told, and none counts as idle."""

@@ -1,0 +1,161 @@
+"""gRPC over a unix socket as the kubelet speaks it, with a limit on time and size for every answer.
+
+The kubelet sets no size limit of its own, so that of gRPC counts: 4 MiB per message (google.golang.org/grpc
+server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+import grpc
+
+from dra_driver.core.errors import DraError
+
+MAX_MESSAGE_BYTES: Final = 4 * 2**20
+MAX_TEXT: Final = 300
+"""Characters of a subject's text that go into a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One gRPC service: its generated module and its name in there."""
+
+    messages: Any
+    name: str
+
+    def path(self, method: str) -> str:
+        return f"/{self.messages.DESCRIPTOR.services_by_name[self.name].full_name}/{method}"
+
+    def reader(self, method: str) -> Any:
+        """The function that decodes the method's answers."""
+        answer = self.messages.DESCRIPTOR.services_by_name[self.name].methods_by_name[method].output_type
+        return getattr(self.messages, answer.name).FromString
+
+
+class CallError(DraError):
+    """A call failed; ``code`` is the name of the gRPC status, such as UNIMPLEMENTED."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Peer:
+    """One connection to one socket. It connects when it is first used and again after a loss. Thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        options = (
+            ("grpc.use_local_subchannel_pool", 1),  # in the shared pool a new connection inherits back-off
+            ("grpc.default_authority", quote(path, safe="")),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+        )
+        self.path = path
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+
+    def call(self, service: Service, method: str, request: Any, timeout_s: float) -> Any:
+        """The answer of a unary call. Raises CallError."""
+        make = self._channel.unary_unary(
+            service.path(method),
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=service.reader(method),
+        )
+        try:
+            return make(request, timeout=timeout_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise _failed(method, error, timeout_s) from error
+        except ValueError as error:
+            raise CallError(f"{method} failed: the connection is closed", "CANCELLED") from error
+
+    def begin(self, service: Service, method: str, request: Any, timeout_s: float) -> "PendingCall":
+        """Start a unary call without waiting for its answer."""
+        make = self._channel.unary_unary(
+            service.path(method),
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=service.reader(method),
+        )
+        return PendingCall(method, make.future(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
+
+    def stream(self, service: Service, method: str, request: Any, timeout_s: float) -> "HealthStream":
+        """Open a stream of answers, which ends after ``timeout_s``."""
+        make = self._channel.unary_stream(
+            service.path(method),
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=service.reader(method),
+        )
+        return HealthStream(method, make(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
+
+    def close(self) -> None:
+        """Close the connection; calls in flight end. Idempotent."""
+        self._channel.close()
+
+
+class PendingCall:
+    """A call that has been sent."""
+
+    def __init__(self, method: str, call: Any, timeout_s: float) -> None:
+        self._method, self._call, self._timeout_s = method, call, timeout_s
+
+    def answer(self) -> Any:
+        """Wait for the answer. Raises CallError."""
+        try:
+            return self._call.result(self._timeout_s + 1.0)
+        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+            raise _failed(self._method, error, self._timeout_s) from error
+        except grpc.FutureCancelledError as error:
+            raise CallError(f"{self._method} was cancelled", "CANCELLED") from error
+
+    def cancel(self) -> None:
+        """Give the call up, as a kubelet does whose process ends."""
+        self._call.cancel()
+
+
+class HealthStream:
+    """A stream of answers. ``read`` calls a function with each; one thread at a time."""
+
+    def __init__(self, method: str, call: Any, timeout_s: float) -> None:
+        self._method, self._call, self._timeout_s = method, call, timeout_s
+
+    def read(self, seen: Callable[[Any], bool], within_s: float) -> bool:
+        """Call ``seen`` with every message until it returns True; False if that takes longer than ``within_s``.
+
+        The stream is over afterwards when the time was. Raises CallError if the driver ends it.
+        """
+        timer = threading.Timer(within_s, self._call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            for message in self._call:
+                if seen(message):
+                    return True
+        except grpc.RpcError as error:
+            if error.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                return False
+            raise _failed(self._method, error, self._timeout_s) from error
+        finally:
+            timer.cancel()
+        raise CallError(f"{self._method}: the driver ended the stream", "OK")
+
+    def close(self) -> None:
+        """End the stream. Idempotent."""
+        self._call.cancel()
+
+
+def _failed(method: str, error: Exception, timeout_s: float) -> CallError:
+    if isinstance(error, grpc.Call):
+        code = error.code().name
+        if code == "DEADLINE_EXCEEDED":
+            return CallError(f"{method} gave no answer within {timeout_s:g} s", code)
+        return CallError(f"{method} failed with {code}: {shown(error.details())}", code)
+    return CallError(f"{method} gave no answer within {timeout_s:g} s", "DEADLINE_EXCEEDED")
+
+
+def shown(text: object) -> str:
+    """A subject's text for a message: printable and short."""
+    printable = "".join(character if character.isprintable() else "?" for character in str(text)[: MAX_TEXT + 1])
+    return printable if len(printable) <= MAX_TEXT else printable[:MAX_TEXT] + "…"

@@ -1,0 +1,203 @@
+"""Support bundles: what was read of a cluster, the driver's logs and the doctor's report, in one file without secrets.
+
+A ``.tar.gz`` of JSON and text files; `MANIFEST` is first and has the version. ``state.json`` is a cluster state as
+`kube.state_file` writes it. Reading takes nothing to disk, and a file is hostile until it is checked: sizes are bounded
+before anything is decompressed further, and members with other names are passed over.
+"""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.core.errors import ConfigurationError, StorageError
+from dra_driver.core.files import replace_file
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered
+from dra_driver.diagnose.doctor.foreign_parameters import without_foreign_parameters
+from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.kube.state_file import state_in, text_of
+
+KIND: Final = "SupportBundle"
+SCHEMA_VERSION: Final = 1
+MANIFEST, STATE, FACTS, REPORT, TEXT = "manifest.json", "state.json", "facts.json", "doctor.json", "doctor.txt"
+LOGS: Final = "logs/"
+MAX_FILE_BYTES: Final = 256 << 20
+"""Of the compressed file."""
+MAX_MEMBER_BYTES: Final = 1 << 30
+MAX_HEADER_BYTES: Final = 1 << 20
+"""Of what a member's headers say of it, such as a long name."""
+MAX_UNPACKED_BYTES: Final = 3 << 30
+"""Of the whole file, members that are passed over included."""
+_GZIP: Final = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportBundle:
+    """``logs`` are texts by name (``namespace/pod/container``), ``report`` the doctor's in JSON values and as text."""
+
+    facts: ClusterFacts
+    created_at: str
+    program_version: str
+    report: Mapping[str, Any]
+    report_text: str
+    logs: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_bundle(path: Path | str) -> bool:
+    """Whether the file begins as a bundle does. False for one that cannot be read: its reader says why."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(2) == _GZIP
+    except OSError:
+        return False
+
+
+def write(bundle: SupportBundle, path: Path) -> int:
+    """Write the file, for its owner alone, whole or not at all; its size in bytes. Raises StorageError."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+        for name, text in _members(bundle):
+            data = text.encode()
+            member = tarfile.TarInfo(f"support-bundle/{name}")
+            member.size, member.mode = len(data), 0o600
+            tar.addfile(member, io.BytesIO(data))
+    try:
+        replace_file(path, packed.getvalue(), mode=0o600)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
+    return len(packed.getvalue())
+
+
+def read(path: Path | str) -> ClusterFacts:
+    """The facts in a bundle. Raises ConfigurationError with a sentence, also for a bundle of a newer version."""
+    where = str(path)
+    found: dict[str, Any] = {}
+    for name, data in _files_in(Path(path), where):
+        found[name] = _json(data, f"{where}: {name}")
+        if name == MANIFEST:
+            _check_version(found[name], where)
+    missing = [name for name in (MANIFEST, STATE, FACTS) if name not in found]
+    if missing:
+        raise ConfigurationError(f"{where}: no support bundle: {', '.join(missing)} is missing in it")
+    return _facts(found[FACTS], state_in([found[STATE]], where), where)
+
+
+def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
+    facts = without_foreign_parameters(bundle.facts)
+    manifest = {
+        "kind": KIND,
+        "schemaVersion": SCHEMA_VERSION,
+        "createdAt": bundle.created_at,
+        "programVersion": bundle.program_version,
+        "source": facts.source,
+        "logs": sorted(bundle.logs),
+    }
+    yield MANIFEST, json.dumps(manifest, indent=2)
+    yield TEXT, bundle.report_text
+    yield REPORT, json.dumps(bundle.report, indent=2)
+    yield STATE, text_of(facts.state(), as_yaml=False)
+    yield FACTS, json.dumps({"answers": _packed(facts)}, separators=(",", ":"))
+    for name, text in sorted(bundle.logs.items()):
+        yield f"{LOGS}{name}.log", text
+
+
+def _packed(facts: ClusterFacts) -> dict[str, Any]:
+    """What the state does not have: the other facts, and why questions have no answer."""
+    kept = {name: value for name, value in facts.answers.items() if name in fact.EXTRA}
+    kept |= facts.unanswered
+    return {
+        name: {"unanswered": {"seen": value.seen, "do": value.do}} if isinstance(value, Unanswered) else {"is": value}
+        for name, value in kept.items()
+    }
+
+
+def _facts(document: Any, state: ClusterState, where: str) -> ClusterFacts:
+    packed = document.get("answers") if isinstance(document, dict) else None
+    if not isinstance(packed, dict):
+        raise ConfigurationError(f"{where}: {FACTS} has no answers")
+    answers: dict[str, Any] = {kind.field: list(getattr(state, kind.field)) for kind in KINDS}
+    for name, value in packed.items():
+        if name in fact.EXTRA or name in answers:
+            answers[name] = _unpacked(value, f"{where}: {FACTS}: {str(name)[:40]}", answers.get(name))
+    return ClusterFacts(answers=answers, source=where)
+
+
+def _unpacked(value: Any, where: str, present: Any) -> Any:
+    why = value.get("unanswered") if isinstance(value, dict) else None
+    if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
+        return Unanswered(seen=why["seen"][:2000], do=why["do"][:2000])
+    if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
+        raise ConfigurationError(f"{where}: expected an answer, or why there is none")
+    return value["is"] if present is None else present
+
+
+def _check_version(manifest: Any, where: str) -> None:
+    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        raise ConfigurationError(f"{where}: no {KIND}")
+    version, program = manifest.get("schemaVersion"), str(manifest.get("programVersion"))[:40]
+    if version != SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{where}: a support bundle of schemaVersion {str(version)[:20]}, this program reads {SCHEMA_VERSION}; "
+            f"read it with the version of dra-driver that wrote it ({program}) or a newer one"
+        )
+
+
+def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
+    """The JSON files of the bundle by name; logs and text are for people."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigurationError(f"{where} has {size >> 20} MiB; at most {MAX_FILE_BYTES >> 20} MiB are read")
+        with gzip.open(path) as unzipped, tarfile.open(fileobj=(file := _Bounded(unzipped)), mode="r:") as tar:
+            for member in tar:
+                name = member.name.rpartition("/")[2]
+                if not member.isfile() or name not in (MANIFEST, STATE, FACTS):
+                    continue
+                if member.size > MAX_MEMBER_BYTES:
+                    raise ConfigurationError(f"{where}: {name} is larger than {MAX_MEMBER_BYTES >> 20} MiB")
+                content = tar.extractfile(member)
+                file.longest = max(member.size, MAX_HEADER_BYTES)
+                yield name, content.read() if content is not None else b""
+                file.longest = MAX_HEADER_BYTES
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {where}: {error.strerror or error}") from error
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ConfigurationError(f"{where} is no support bundle that can be read: {error}") from error
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which no more than ``longest`` bytes are read at once, and nothing behind `MAX_UNPACKED_BYTES`.
+
+    `tarfile` reads a header as long as the header before it says, and passes over members of any size.
+    """
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+        self.longest = MAX_HEADER_BYTES
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= self.longest:
+            raise tarfile.ReadError(f"a header of it has {size} bytes, expected at most {self.longest}")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence != io.SEEK_SET or offset > MAX_UNPACKED_BYTES:
+            raise tarfile.ReadError(f"it has more than {MAX_UNPACKED_BYTES >> 20} MiB when it is decompressed")
+        return self._file.seek(offset)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _json(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where} is not JSON that can be read: {str(error)[:200]}") from error

@@ -1,0 +1,164 @@
+"""Checks of DeviceClasses: that those of the driver are there, can be evaluated, and select published devices."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.check import LayerCheck
+from dra_driver.diagnose.doctor.driver_view import driver_names, gpu_nodes, own_slices, shown
+from dra_driver.diagnose.doctor.facts import ClusterFacts
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.diagnose.doctor.wire import Wire, dicts, name_of, text
+from dra_driver.diagnose.doctor.workload_view import used_classes
+from dra_driver.kube.published.names import TYPE_MIG
+from dra_driver.scheduler.cel import DeviceView, Program, compile_selector
+
+WHOLE: Final = "gpu.nvidia.com"
+PARTITIONS: Final = "mig.nvidia.com"
+MOST_DEVICES: Final = 5000
+"""Devices on which a class is tried; the nodes of a fleet repeat each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassMatch:
+    """How often a class matched of the devices it was tried on; ``problem`` is why it cannot be evaluated."""
+
+    matched: bool = False
+    problem: str = ""
+
+
+def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    names = {name_of(item) for item in facts.items("classes")}
+    if not (facts.items_or_none(fact.DAEMONSETS) or facts.items_or_none("slices")):
+        return
+    for name, status, what in (
+        (WHOLE, FindingStatus.FAIL, "whole GPUs"),
+        (PARTITIONS, FindingStatus.WARN, "MIG partitions"),
+    ):
+        if name not in names:
+            yield PRESENT.finding(
+                status,
+                f"class/{name}",
+                "does not exist",
+                expected=f"the DeviceClass that claims for {what} name",
+                do="kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade.",
+            )
+        else:
+            yield PRESENT.finding(FindingStatus.OK, f"class/{name}", "exists")
+
+
+def _match(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    views = device_views(own_slices(facts))
+    if not views:
+        return
+    used = used_classes(facts)
+    drivers = driver_names(facts)
+    for item in facts.items("classes"):
+        name = name_of(item)
+        if not is_for(item, drivers) and name not in (WHOLE, PARTITIONS):
+            continue
+        match = match_of(item, views)
+        if match.problem:
+            yield MATCH.finding(
+                FindingStatus.FAIL,
+                f"class/{name}",
+                f"its selector cannot be evaluated: {match.problem}",
+                expected="selectors that hold for every device",
+                do="kubectl dra lint class.yaml says where; one such error ends the scheduling of a pod on all nodes.",
+            )
+        elif not match.matched and (name == WHOLE or name in used):
+            yield _no_match(item, facts, used.get(name, ()), drivers)
+        elif match.matched and name == WHOLE:
+            yield MATCH.finding(FindingStatus.OK, f"class/{name}", "selects published devices")
+
+
+def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> LayerFinding:
+    name = name_of(item)
+    asked = f"; {shown(list(users))} asks for it" if users else ""
+    is_foreign = not is_for(item, drivers)
+    if is_foreign:
+        seen = f"its selector is for another driver than {shown(list(drivers))}{asked}"
+        do = "Apply deploy/base/deviceclasses.yaml again, or set driverName of the chart to the name in the selector."
+    elif TYPE_MIG in " ".join(expressions(item)) or "profile" in " ".join(expressions(item)):
+        seen = f"no published device matches it{asked}: {_why_no_partitions(facts)}"
+        do = "kubectl dra devices shows the profiles that are published; docs/mig.md says what publishes them."
+    else:
+        seen = f"no published device matches it{asked}"
+        do = "kubectl dra explain claim/NAME shows which clause rejects which devices; GPUs that a policy divides are "
+        do += "published in that form."
+    status = FindingStatus.FAIL if name == WHOLE or users else FindingStatus.WARN
+    return MATCH.finding(status, f"class/{name}", seen, expected="a class that selects devices", do=do)
+
+
+def _why_no_partitions(facts: ClusterFacts) -> str:
+    forms = {form for status in gpu_nodes(facts).values() for gpu in status.gpus for form in gpu.offered_as}
+    if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is not True:
+        return "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published"
+    if forms and "Partitions" not in forms:
+        return "no node offers partitions: its GPUs have no MIG, or a policy does not allow them"
+    return "no partition of this kind is offered"
+
+
+def _extended(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    by_resource: dict[str, list[str]] = {}
+    for item in facts.items("classes"):
+        if resource := text(item, "spec", "extendedResourceName"):
+            by_resource.setdefault(resource, []).append(name_of(item))
+    for resource, names in sorted(by_resource.items()):
+        if len(names) > 1:
+            yield EXTENDED.finding(
+                FindingStatus.WARN,
+                f"class/{names[0]}",
+                f"several classes have the extended resource {resource}: {shown(sorted(names))}",
+                expected="one class for an extended resource",
+                do="Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
+            )
+
+
+def expressions(item: Wire) -> list[str]:
+    """The CEL expressions of a class."""
+    return [found for selector in dicts(item, "spec", "selectors") if (found := text(selector, "cel", "expression"))]
+
+
+def is_for(item: Wire, drivers: Sequence[str]) -> bool:
+    """Whether the class names one of the drivers."""
+    joined = " ".join(expressions(item))
+    return any(f'"{driver}"' in joined or f"'{driver}'" in joined for driver in drivers)
+
+
+def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
+    """The first devices of all slices, as selectors see them."""
+    found: list[DeviceView] = []
+    for item in slices:
+        driver = text(item, "spec", "driver")
+        found += [DeviceView(driver, dict(device), lists=True) for device in dicts(item, "spec", "devices")]
+        if len(found) >= MOST_DEVICES:
+            break
+    return found[:MOST_DEVICES]
+
+
+def match_of(item: Wire, views: Sequence[DeviceView]) -> ClassMatch:
+    """Whether all selectors of the class hold for one of the devices."""
+    try:
+        programs = [compile_selector(expression) for expression in expressions(item)]
+        return ClassMatch(matched=any(_holds(programs, view) for view in views))
+    except (CelSyntaxError, CelEvaluationError) as error:
+        return ClassMatch(problem=" ".join(str(error).split())[:300])
+
+
+def _holds(programs: Sequence[Program], view: DeviceView) -> bool:
+    return all(program.evaluate(view) for program in programs)
+
+
+PRESENT: Final = LayerCheck[ClusterFacts](
+    name="classes-present", layer=Layer.CLASSES, about="the DeviceClasses of the driver", look=_present
+)
+MATCH: Final = LayerCheck[ClusterFacts](
+    name="classes-match", layer=Layer.CLASSES, about="that DeviceClasses select devices", look=_match
+)
+EXTENDED: Final = LayerCheck[ClusterFacts](
+    name="extended-resources", layer=Layer.CLASSES, about="extended resources of DeviceClasses", look=_extended
+)
+CHECKS: Final = (PRESENT, MATCH, EXTENDED)

@@ -1,0 +1,257 @@
+"""Checks of Nodes: that those with GPUs are selected by the DaemonSet, are ready, and have a runtime with CDI."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.check import LayerCheck
+from dra_driver.diagnose.doctor.driver_view import (
+    driver_nodes,
+    has_gpu_label,
+    label_of,
+    node_daemonsets,
+    plugin_offers,
+    shown,
+)
+from dra_driver.diagnose.doctor.facts import ClusterFacts
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.diagnose.doctor.wire import (
+    Wire,
+    condition_of,
+    dicts,
+    is_ready,
+    labels_of,
+    mapping,
+    name_of,
+    number,
+    subject_of,
+    text,
+)
+from dra_driver.scheduler.allocation import node_matches, untolerated
+
+_RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
+
+
+def _selected(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    daemonsets, nodes = node_daemonsets(facts), list(facts.items("nodes"))
+    for item in daemonsets:
+        matched = [node for node in nodes if why_left_out(item, node) == ""]
+        if not matched:
+            yield SELECTED.finding(
+                FindingStatus.FAIL,
+                subject_of("daemonset", item),
+                f"selects none of {len(nodes)} nodes: {_why_none(item, nodes)}",
+                expected=f"nodes with {_wanted(item)}",
+                do="Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or "
+                "install Node "
+                "Feature Discovery; or set nodes.gpuLabels of the chart.",
+            )
+    if not daemonsets:
+        return
+    left = [(node, why) for node in nodes if _has_gpus(node) and (why := _left_out_by_all(daemonsets, node))]
+    for node, why in left:
+        status = FindingStatus.WARN if plugin_offers(node) else FindingStatus.FAIL
+        yield SELECTED.finding(
+            status,
+            subject_of("node", node),
+            f"has NVIDIA GPUs ({label_of(node) or ', '.join(plugin_offers(node))}), but the DaemonSet leaves it "
+            f"out: {why}",
+            expected="a node process on each node with GPUs",
+            do="Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of "
+            "the chart; "
+            "leave it so if another driver serves this node.",
+        )
+    if not left and nodes:
+        count = sum(any(why_left_out(item, node) == "" for item in daemonsets) for node in nodes)
+        yield SELECTED.finding(FindingStatus.OK, "cluster", f"the DaemonSet selects {count} of {len(nodes)} nodes")
+
+
+def why_left_out(daemonset: Wire, node: Wire) -> str:
+    """Why the DaemonSet has no pod on the node, empty where it has one."""
+    labels = labels_of(node)
+    for key, value in mapping(daemonset, "spec", "nodeSelector").items():
+        if labels.get(key) != value:
+            return f"it has {key}={labels.get(key, '<none>')}, wanted {value}"
+    affinity = mapping(daemonset, "spec", "nodeAffinity")
+    if affinity and not node_matches(affinity, node):
+        return f"it has none of the labels {_wanted(daemonset)}"
+    taint = untolerated(dicts(node, "spec", "taints"), [*dicts(daemonset, "spec", "tolerations"), *_DAEMON_TOLERATIONS])
+    return f"its taint {taint.key} ({taint.effect}) is not tolerated" if taint is not None else ""
+
+
+_DAEMON_TOLERATIONS: Final = tuple(
+    {"key": f"node.kubernetes.io/{name}", "operator": "Exists"}
+    for name in ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
+)
+"""The DaemonSet controller adds them to each pod (kubernetes/kubernetes pkg/controller/daemon/util)."""
+
+
+def _left_out_by_all(daemonsets: list[Wire], node: Wire) -> str:
+    reasons = [why_left_out(item, node) for item in daemonsets]
+    return reasons[0] if all(reasons) else ""
+
+
+def _why_none(daemonset: Wire, nodes: list[Wire]) -> str:
+    if not nodes:
+        return "the cluster has no nodes"
+    reasons: dict[str, int] = {}
+    for node in nodes:
+        why = why_left_out(daemonset, node)
+        reasons[why] = reasons.get(why, 0) + 1
+    most = max(reasons, key=lambda why: reasons[why])
+    return f"of {reasons[most]}, {most}" if most.startswith("it ") else most
+
+
+def _wanted(daemonset: Wire) -> str:
+    """The labels of the affinity as ``KEY=VALUE or KEY=VALUE``."""
+    found: list[str] = []
+    for term in dicts(daemonset, "spec", "nodeAffinity", "nodeSelectorTerms"):
+        parts = []
+        for item in dicts(term, "matchExpressions"):
+            values = item.get("values")
+            shown_values = ",".join(map(str, values)) if isinstance(values, list) else ""
+            parts.append(
+                f"{text(item, 'key')}={shown_values}"
+                if shown_values
+                else f"{text(item, 'key')} ({text(item, 'operator')})"
+            )
+        found.append(" and ".join(parts))
+    return " or ".join(found) or "the labels of its nodeSelector"
+
+
+def _has_gpus(node: Wire) -> bool:
+    return has_gpu_label(node) or bool(plugin_offers(node))
+
+
+def _readiness(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    wanted = driver_nodes(facts)
+    for node in facts.items("nodes"):
+        if name_of(node) not in wanted:
+            continue
+        subject = subject_of("node", node)
+        if not is_ready(node) and condition_of(node, "Ready"):
+            message = text(condition_of(node, "Ready"), "message")
+            yield READINESS.finding(
+                FindingStatus.FAIL,
+                subject,
+                f"is not ready: {message or 'no message'}",
+                expected="a node that is ready",
+                do="Look at the kubelet of the node; the driver cannot help before.",
+            )
+        elif mapping(node, "spec").get("unschedulable") is True:
+            yield READINESS.finding(
+                FindingStatus.WARN,
+                subject,
+                "is cordoned, so no new pod gets its GPUs",
+                expected="a node that takes pods",
+                do=f"If that is over: kubectl uncordon {name_of(node)}",
+            )
+
+
+def runtime_problem(version: str) -> tuple[FindingStatus, str, str] | None:
+    """What is wrong with a container runtime of ``containerd://1.7.24``: status, seen, what to do. None: nothing known.
+
+    containerd has the CRI field for CDI devices from 1.7.2 on, switched off by default before 2.0; without it a pod
+    starts without its GPU and no error. CRI-O honours it from 1.28 on. Measured with containerd 1.6.20, 1.7.24 and
+    2.1.9; from the sources otherwise.
+    """
+    found = _RUNTIME.match(version)
+    if found is None:
+        return None
+    name, number_of = found[1], (int(found[2]), int(found[3]), int(found[4] or 0))
+    if name == "containerd" and number_of < (1, 7, 2):
+        return (
+            FindingStatus.FAIL,
+            f"containerd {version.partition('://')[2]} knows no CDI devices: pods start without their GPUs and no "
+            "error",
+            "Upgrade to containerd 2.0 or newer, where CDI is on.",
+        )
+    if name == "containerd" and number_of < (2, 0, 0):
+        return (
+            FindingStatus.WARN,
+            f"containerd {version.partition('://')[2]} has CDI switched off unless its configuration says otherwise",
+            'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or '
+            "upgrade to 2.0; "
+            "kubectl dra doctor node/NAME --on-node reads the switch.",
+        )
+    if name == "cri-o" and number_of < (1, 28, 0):
+        return (
+            FindingStatus.FAIL,
+            f"CRI-O {version.partition('://')[2]} does not take CDI devices from the kubelet",
+            "Upgrade to CRI-O 1.28 or newer.",
+        )
+    if name == "docker":
+        return (
+            FindingStatus.FAIL,
+            "the container runtime is Docker (cri-dockerd), which does not take CDI devices from the kubelet",
+            "Use containerd 2.0 or newer, or CRI-O.",
+        )
+    return None
+
+
+def _runtimes(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    wanted = driver_nodes(facts)
+    nodes = [node for node in facts.items("nodes") if name_of(node) in wanted]
+    good: dict[str, int] = {}
+    for node in nodes:
+        version = text(node, "status", "nodeInfo", "containerRuntimeVersion")
+        problem = runtime_problem(version)
+        if problem is None:
+            good[version] = good.get(version, 0) + 1
+            continue
+        status, seen, do = problem
+        expected = "containerd 2.0 or newer, 1.7 with enable_cdi = true, or CRI-O 1.28 or newer"
+        yield RUNTIMES.finding(status, subject_of("node", node), seen, expected=expected, do=do)
+    known = [version for version in sorted(good) if version]
+    if known and len(nodes) == sum(good.values()):
+        yield RUNTIMES.finding(FindingStatus.OK, "cluster", f"container runtimes take CDI devices: {shown(known)}")
+
+
+def _default_runtime(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    """NVIDIA's runtime as default gives GPUs to pods that set a variable, past every claim."""
+    for item in facts.items(fact.DAEMONSETS):
+        if "container-toolkit" not in name_of(item) or number(item, "status", "desiredNumberScheduled") == 0:
+            continue
+        if text(item, "spec", "settings", "CONTAINERD_SET_AS_DEFAULT") == "false":
+            continue
+        yield DEFAULT_RUNTIME.finding(
+            FindingStatus.WARN,
+            subject_of("daemonset", item),
+            "may make NVIDIA's runtime the default of its nodes (CONTAINERD_SET_AS_DEFAULT is not false)",
+            expected="runc or crun as the default runtime",
+            do="Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy: any pod can have all GPUs by the "
+            "variable NVIDIA_VISIBLE_DEVICES otherwise (docs/security.md).",
+        )
+    wanted = driver_nodes(facts)
+    for pod in facts.items(fact.VISIBLE_DEVICES):
+        if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or _is_of_driver(pod):
+            continue
+        yield DEFAULT_RUNTIME.finding(
+            FindingStatus.WARN,
+            subject_of("pod", pod),
+            f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
+            f"{text(pod, 'spec', 'nodeName')}",
+            expected="GPUs by claims alone",
+            do="Where NVIDIA's runtime is the default of the node, this pod has GPUs that others were given: use "
+            "a claim.",
+        )
+
+
+def _is_of_driver(pod: Wire) -> bool:
+    return labels_of(pod).get("app.kubernetes.io/component") == "node" or text(pod, "owner") == "DaemonSet"
+
+
+SELECTED: Final = LayerCheck[ClusterFacts](
+    name="node-labels", layer=Layer.NODE, about="that the DaemonSet selects the nodes with GPUs", look=_selected
+)
+READINESS: Final = LayerCheck[ClusterFacts](
+    name="node-ready", layer=Layer.NODE, about="that nodes with GPUs are ready", look=_readiness
+)
+RUNTIMES: Final = LayerCheck[ClusterFacts](
+    name="container-runtime", layer=Layer.RUNTIME, about="the container runtimes", look=_runtimes
+)
+DEFAULT_RUNTIME: Final = LayerCheck[ClusterFacts](
+    name="default-runtime", layer=Layer.RUNTIME, about="what gives GPUs past claims", look=_default_runtime
+)
+CHECKS: Final = (SELECTED, READINESS, RUNTIMES, DEFAULT_RUNTIME)

@@ -1,0 +1,117 @@
+"""Checks of GpuPolicies: what the fleet made of each, by its status or, without a controller, by the GpuNodes."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.check import LayerCheck
+from dra_driver.diagnose.doctor.driver_view import gpu_nodes, shown
+from dra_driver.diagnose.doctor.facts import ClusterFacts
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.diagnose.doctor.wire import Wire, condition_of, name_of, number, text
+
+_JUDGED: Final = {
+    "Refused": (
+        FindingStatus.FAIL,
+        "Correct the policy: the message names the field; kubectl dra policy explain shows it.",
+    ),
+    "Conflicting": (FindingStatus.FAIL, "Give one of the policies a higher priority, or narrow its selector."),
+    "Waiting": (FindingStatus.WARN, "It comes into force when the claims that it waits for have ended."),
+    "NothingSelected": (
+        FindingStatus.WARN,
+        "Compare its nodeSelector and GPU selector with kubectl get gpunodes -o wide and the nodes' labels.",
+    ),
+    "RollingOut": (FindingStatus.WARN, "Wait for the nodes; one that stays behind is in kubectl get gpunodes."),
+}
+"""Reasons of the condition InForce (controller.policy_conditions)."""
+_STATES: Final = {
+    PolicyState.REFUSED: "Refused",
+    PolicyState.CONFLICTING: "Conflicting",
+    PolicyState.WAITING: "Waiting",
+}
+_EXPECTED: Final = "a policy that is in force on all GPUs that it selects"
+
+
+def _status(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    nodes = _by_policy(facts)
+    for policy in facts.items(fact.GPU_POLICIES):
+        condition = condition_of(policy, "InForce")
+        is_current = number(condition, "observedGeneration") >= number(policy, "metadata", "generation")
+        if condition and is_current:
+            yield from _of_condition(policy, condition)
+        else:
+            yield from _of_nodes(policy, nodes.get(name_of(policy), []), facts)
+
+
+def _of_condition(policy: Wire, condition: Wire) -> Iterator[LayerFinding]:
+    subject, message = f"policy/{name_of(policy)}", text(condition, "message")
+    judged = _JUDGED.get(text(condition, "reason"))
+    if judged is None or text(condition, "status") == "True":
+        yield STATUS.finding(FindingStatus.OK, subject, message or "in force")
+        return
+    status, do = judged
+    yield STATUS.finding(status, subject, message, expected=_EXPECTED, do=do)
+
+
+def _of_nodes(policy: Wire, told: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[LayerFinding]:
+    """Without a current status: the controller does not run, or has not come to it."""
+    subject = f"policy/{name_of(policy)}"
+    if not told:
+        facts.items(fact.GPU_NODES)
+        yield STATUS.finding(
+            FindingStatus.WARN,
+            subject,
+            "no node reports it, and its status is not current: it selects no GPU, or the nodes do not see it",
+            expected=_EXPECTED,
+            do=_JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status.",
+        )
+        return
+    for state, reason in _STATES.items():
+        found = [(node, each) for node, each in told if each.state is state]
+        if found:
+            status, do = _JUDGED[reason]
+            message = next((each.message for _, each in found if each.message), "") or reason.lower()
+            where = shown(sorted(node for node, _ in found))
+            yield STATUS.finding(status, subject, f"on {where}: {message}", expected=_EXPECTED, do=do)
+
+
+def _files(facts: ClusterFacts) -> Iterator[LayerFinding]:
+    """Policies of files (chart value policies) have no object with a status."""
+    for (name, state), nodes in sorted(_files_by_state(facts).items()):
+        status, do = _JUDGED[_STATES[state]]
+        policy = nodes[0][1]
+        yield FILES.finding(
+            status,
+            f"policy/{name}",
+            f"of a file, on {shown([each for each, _ in nodes])}: {policy.message or state.value}",
+            expected=_EXPECTED,
+            do=do,
+        )
+
+
+def _files_by_state(facts: ClusterFacts) -> dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]]:
+    found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
+    for node, status in gpu_nodes(facts).items():
+        for policy in status.policies:
+            if policy.origin is PolicyOrigin.FILE and policy.state in _STATES:
+                found.setdefault((policy.name, policy.state), []).append((node, policy))
+    return found
+
+
+def _by_policy(facts: ClusterFacts) -> dict[str, list[tuple[str, NodePolicy]]]:
+    found: dict[str, list[tuple[str, NodePolicy]]] = {}
+    for node, status in gpu_nodes(facts).items():
+        for policy in status.policies:
+            if policy.origin is PolicyOrigin.OBJECT:
+                found.setdefault(policy.name, []).append((node, policy))
+    return found
+
+
+STATUS: Final = LayerCheck[ClusterFacts](
+    name="policy-status", layer=Layer.POLICIES, about="what became of GpuPolicies", look=_status
+)
+FILES: Final = LayerCheck[ClusterFacts](
+    name="policy-files", layer=Layer.POLICIES, about="what became of policies in files", look=_files
+)
+CHECKS: Final = (STATUS, FILES)

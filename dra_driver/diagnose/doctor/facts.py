@@ -1,0 +1,155 @@
+"""What is known of a cluster: the answer to each question, or why there is none.
+
+A fact that is missing ends the check that needs it, and no other. Facts are the API objects as they were read, reduced
+to the fields that checks need and without secrets, so that they can travel in a support bundle.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from dra_driver.diagnose.doctor.check import UnansweredError
+from dra_driver.diagnose.doctor.wire import Wire, text
+from dra_driver.kube.state import KINDS, ClusterState
+
+STATE_KINDS: Final = tuple(kind.field for kind in KINDS)
+"""Facts with the objects of a cluster state, by its field names."""
+
+VERSION: Final = "version"
+"""``{"gitVersion": "v1.36.2", ...}``"""
+SERVER: Final = "server"
+"""``{"address": "https://...", "source": "kubeconfig ..."}``"""
+RESOURCE_API: Final = "resource-api"
+"""Discovery of the group resource.k8s.io: ``{"versions": [{"version": "v1"}, ...]}``, empty where it is not served."""
+GPU_API: Final = "gpu-api"
+"""Discovery of gpu.dra-driver.io/v1alpha1: ``{"resources": [{"name": "gpunodes"}, ...]}``, empty where not served."""
+GATES: Final = "gates"
+"""Feature gates of the API server by name, true or false: those that concern device allocation."""
+DRIVER_RIGHTS: Final = "driver-rights"
+"""Rights of the driver's accounts: ``[{"account": ..., "right": ..., "allowed": bool}]``"""
+DAEMONSETS: Final = "daemonsets"
+DRIVER_PODS: Final = "driver-pods"
+"""Pods in the namespaces of the driver, with the state of their containers."""
+GPU_NODES: Final = "gpu-nodes"
+GPU_POLICIES: Final = "gpu-policies"
+VISIBLE_DEVICES: Final = "visible-devices"
+"""Pods whose containers set NVIDIA_VISIBLE_DEVICES: ``[{"metadata": ..., "value": "all", "claims": false}]``"""
+DRIVER_LOGS: Final = "driver-logs"
+"""The newest log lines of pods of the driver that are not ready: ``[{"metadata": ..., "lines": [...]}]``"""
+PARTLY_READ: Final = "partly-read"
+"""Collections of which one namespace alone could be read: ``[{"seen": ..., "path": ...}]``"""
+EXTRA: Final = (
+    *(VERSION, SERVER, RESOURCE_API, GPU_API, GATES, DRIVER_RIGHTS, DAEMONSETS, DRIVER_PODS),
+    *(GPU_NODES, GPU_POLICIES, VISIBLE_DEVICES, DRIVER_LOGS, PARTLY_READ),
+)
+
+DRIVER_NAME: Final = "gpu.nvidia.com"
+NODE_DAEMONSET: Final = "dra-driver-node"
+"""The chart's objects have fixed names (deploy/chart/values.yaml)."""
+NAMESPACE: Final = "dra-driver"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """Why a question has no answer: ``seen`` as a phrase, ``do`` as a sentence."""
+
+    seen: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for people."""
+
+    answers: Mapping[str, Any]
+    source: str = ""
+    about_workload: bool = False
+    """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
+    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What `driver_view` has computed once for all checks."""
+
+    def items(self, name: str) -> Sequence[Wire]:
+        """The objects of a fact. Raises UnansweredError."""
+        found = self._known(name)
+        return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
+
+    def value(self, name: str) -> Wire:
+        """The fact that is one object. Raises UnansweredError."""
+        found = self._known(name)
+        return found if isinstance(found, Mapping) else {}
+
+    def knows(self, name: str) -> bool:
+        """Whether the question has an answer."""
+        return name in self.answers and not isinstance(self.answers[name], Unanswered)
+
+    def items_or_none(self, name: str) -> Sequence[Wire]:
+        """The objects of a fact; none where there is no answer. For what only adds to a finding."""
+        return self.items(name) if self.knows(name) else ()
+
+    @property
+    def unanswered(self) -> Mapping[str, Unanswered]:
+        """The questions without an answer."""
+        return {name: found for name, found in self.answers.items() if isinstance(found, Unanswered)}
+
+    def state(self) -> ClusterState:
+        """The cluster state for `explain` and `capacity`; what is unanswered becomes a gap."""
+        lists = {name: tuple(self.items_or_none(name)) for name in STATE_KINDS}
+        resources = {kind.field: kind.resource for kind in KINDS}
+        gaps = [f"{resources[name]}: {self.answers[name].seen}" for name in STATE_KINDS if name in self.unanswered]
+        version = text(self.value(VERSION), "gitVersion") if self.knows(VERSION) else ""
+        return ClusterState(**lists, gaps=tuple(gaps), server_version=version, source=self.source)
+
+    def with_items(self, **changed: Sequence[Wire]) -> "ClusterFacts":
+        """The facts with other objects; underscores of the names stand for hyphens where the fact has them."""
+        named = {
+            name if name in STATE_KINDS else name.replace("_", "-"): list(items) for name, items in changed.items()
+        }
+        return replace(self, answers={**self.answers, **named})
+
+    def _known(self, name: str) -> Any:
+        found = self.answers.get(name, _NOT_READ)
+        if isinstance(found, Unanswered):
+            raise UnansweredError(found.seen, found.do)
+        return found
+
+
+_NOT_READ: Final = Unanswered(
+    seen="it was not read",
+    do="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
+)
+
+
+def facts_of_state(state: ClusterState) -> ClusterFacts:
+    """What a snapshot knows. A kind that is empty and has a gap is unanswered; all other facts are as well."""
+    answers: dict[str, Any] = {}
+    for kind in KINDS:
+        items = getattr(state, kind.field)
+        gap = next((gap for gap in state.gaps if gap.startswith(f"{kind.resource}:")), "")
+        if gap and not items:
+            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", do=_NOT_READ.do)
+        else:
+            answers[kind.field] = list(items)
+    answers[PARTLY_READ] = []
+    for name in EXTRA[:-1]:
+        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", do=_NOT_READ.do)
+    if state.server_version:
+        answers[VERSION] = {"gitVersion": state.server_version}
+    if state.slices or state.classes:
+        answers[RESOURCE_API] = {"versions": [{"version": "v1"}]}
+    return ClusterFacts(answers=answers, source=state.source)
+
+
+_WORDS: Final = {
+    VERSION: "version of Kubernetes",
+    SERVER: "address of the API server",
+    RESOURCE_API: "list of API versions",
+    GPU_API: "list of CustomResourceDefinitions",
+    GATES: "feature gates",
+    DRIVER_RIGHTS: "rights of the driver's accounts",
+    DAEMONSETS: "DaemonSets",
+    DRIVER_PODS: "pods of the driver with the states of their containers",
+    GPU_NODES: "GpuNodes",
+    GPU_POLICIES: "GpuPolicies",
+    VISIBLE_DEVICES: "environment of pods",
+    DRIVER_LOGS: "logs of the driver's pods",
+}

@@ -1,0 +1,117 @@
+"""``dra-driver doctor``: which layer between a GPU and a container is broken on this node."""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.diagnose.node_settings import add_flags, load_settings
+
+if TYPE_CHECKING:
+    from dra_driver.config.settings import NodeSettings
+    from dra_driver.diagnose.doctor.finding import LayerFinding
+    from dra_driver.diagnose.doctor.node_view import HostView
+    from dra_driver.diagnose.node_state import Places
+
+DESCRIPTION: Final = """\
+Look at this node from the kernel's driver to the containers and name the first broken layer: kubelet, NVIDIA driver and
+its root, kernel module, NVML, UVM, device nodes, CDI hook, container runtime and its CDI switch (by CRI), sockets,
+registration, device plugins, the driver's own records, CDI files. It changes nothing, needs no API server, and works
+where nothing is installed. Some looks need root.
+"""
+EPILOG: Final = """\
+examples:
+  dra-driver doctor                              on the node, as root
+  dra-driver doctor --pod default/train-0        and what the containers of a pod got
+  dra-driver doctor --output json | jq .firstBroken
+  kubectl dra doctor node/NAME --on-node         the same from a workstation, in a pod
+
+exit status: 0 nothing is broken, 1 something is, 2 wrong usage, or not everything could be looked at.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say which layer is broken on this node",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--pod",
+        metavar="NAMESPACE/NAME",
+        action="append",
+        default=[],
+        help="look at its containers, too; may be repeated",
+    )
+    parser.add_argument(
+        "--host", metavar="DIR", help="the host's / as this process sees it (default: that of --host-root)"
+    )
+    parser.add_argument(
+        "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
+    )
+    parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")
+    parser.add_argument("--verbose", action="store_true", help="show what is well, too")
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report; returns the exit status."""
+    from dra_driver.diagnose.doctor import text
+    from dra_driver.diagnose.doctor.node_doctor import examine
+    from dra_driver.diagnose.doctor.report import to_wire
+
+    logging.basicConfig(level=logging.CRITICAL, format="%(message)s", stream=sys.stderr)
+    settings, places = load_settings(args)
+    pods = tuple(_pod(each) for each in args.pod)
+    view = _view(args, settings, places)
+    report = examine(settings.node_name, view, pods=pods, state=_records(settings.node_name, places))
+    if args.output == "json":
+        print(json.dumps(to_wire(report)))
+    else:
+        print(text.render(report, verbose=args.verbose), end="")
+    return report.exit_status
+
+
+def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") -> "HostView":
+    from dra_driver.diagnose.doctor.node_view import HostView
+
+    return HostView(
+        driver=settings.driver_name,
+        host=args.host or settings.host_root,
+        driver_root=settings.driver_root,
+        driver_root_on_host=settings.driver_root_on_host,
+        host_root=settings.host_root,
+        dev=settings.host_dev or "/dev",
+        proc_devices=settings.proc_devices,
+        hook=settings.nvidia_cdi_hook_path,
+        plugins=Path(settings.kubelet_plugins_dir),
+        registry=places.registry,
+        cdi=places.cdi,
+        cri_socket=args.cri_socket,
+        simulated=settings.simulate is not None,
+        second_publisher_allowed=settings.allow_second_publisher,
+    )
+
+
+def _records(node: str, places: "Places") -> "tuple[LayerFinding, ...]":
+    from dra_driver.diagnose.node_state import find_disagreements, read_state
+    from dra_driver.diagnose.node_state.for_doctor import as_findings, unreadable
+
+    try:
+        state = read_state(places)
+    except OSError as error:
+        return unreadable(node, error)
+    return as_findings(node, state, find_disagreements(state))
+
+
+def _pod(text: str) -> str:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise ConfigurationError(f"--pod {text!r}: expected NAMESPACE/NAME, such as default/train-0")
+    return text

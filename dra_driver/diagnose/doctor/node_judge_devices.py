@@ -1,0 +1,108 @@
+"""Judges NVIDIA's device nodes in the host's ``/dev``, and what decides who may open them. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from dra_driver.diagnose.doctor.check import LayerCheck
+from dra_driver.diagnose.doctor.finding import Layer
+from dra_driver.diagnose.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
+from dra_driver.diagnose.doctor.node_device_facts import SeenNode
+from dra_driver.diagnose.doctor.node_facts import LocalFacts
+from dra_driver.diagnose.doctor.node_text import some
+from dra_driver.hardware.device_nodes.folder import Found
+from dra_driver.hardware.device_nodes.judge import judge
+from dra_driver.hardware.device_nodes.params import NodeParams
+
+_OTHERS: Final = 0o006
+
+
+def _nodes(facts: LocalFacts) -> Iterator[NodeAnswer]:
+    devices = facts.devices
+    if facts.view.simulated:
+        return
+    if devices.problem:
+        yield unknown(devices.problem, "the host's /dev", "Run it as root, or set --host-dev to the host's /dev.")
+        return
+    wanted = [node for node in devices.nodes if node.expected is not None]
+    answers = [answer for node in wanted for answer in _node(node, devices.params)]
+    yield from answers
+    missing = [node.path for node in wanted if _is_missing(node)]
+    if missing:
+        yield doubtful(
+            f"{some(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
+            "the device nodes of loaded modules, which pods with hostUsers: false need on the host",
+            _how_to_make(devices.params),
+        )
+    if wanted and not answers and not missing:
+        yield well(f"{len(wanted)} device nodes are as the kernel says")
+
+
+def _node(node: SeenNode, params: NodeParams) -> Iterator[NodeAnswer]:
+    assert node.expected is not None  # noqa: S101 - for the type checker; the caller has left the others out
+    expected = f"a character device {node.expected.major}:{node.expected.minor}"
+    if _is_missing(node):
+        return
+    verdict = judge(node.expected, node.seen, params, node.behind)
+    if verdict.refusal or verdict.make:
+        numbers = node.seen.numbers
+        has = f"has the numbers {numbers.major}:{numbers.minor}" if numbers else f"is a {node.seen.found}"
+        do = (
+            f"Remove {node.path} on the node; nvidia-modprobe or the node process makes it again with the right "
+            "numbers."
+        )
+        yield broken(f"{node.path} {has}", f"{expected}, as /proc/devices says", do)
+    elif node.seen.found is Found.DEVICE and node.seen.mode & _OTHERS != _OTHERS:
+        restricted = "" if params.open_to_all else f", as the kernel module was told (DeviceFileMode {params.mode:04o})"
+        yield doubtful(
+            f"{node.path} has the mode {node.seen.mode:04o}{restricted}",
+            "mode 0666: users other than root of a pod with hostUsers: false get this mode",
+            f"Run `chmod 0666 {node.path}`"
+            + ("." if params.open_to_all else ", and load the module with NVreg_DeviceFileMode=0666."),
+        )
+
+
+def _is_missing(node: SeenNode) -> bool:
+    return node.seen.found is Found.MISSING
+
+
+def _how_to_make(params: NodeParams) -> str:
+    if params.modify:
+        return "A running node process makes them within seconds; else run nvidia-modprobe -u -c0 on the node."
+    return (
+        "The kernel module was loaded with NVreg_ModifyDeviceFiles=0: make them by hand, or load it without "
+        "that setting."
+    )
+
+
+def _capabilities(facts: LocalFacts) -> Iterator[NodeAnswer]:
+    devices, majors = facts.devices, facts.driver.majors
+    if facts.view.simulated or majors is None or majors.nvidia is None:
+        return
+    if majors.caps is None:
+        if devices.mig_minors or devices.capability_folder:
+            do = "Load the kernel module again; without it no MIG partition can be opened."
+            yield doubtful("the kernel lists no nvidia-caps", "nvidia-caps in /proc/devices", do)
+        return
+    wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
+    if wrong:
+        yield broken(
+            f"{some(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
+            f"major {majors.caps}, as /proc/devices says of nvidia-caps",
+            "Remove /dev/nvidia-caps on the node: the node process makes what a MIG partition needs.",
+        )
+    else:
+        yield well(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")
+
+
+def _access(facts: LocalFacts) -> Iterator[NodeAnswer]:
+    selinux = {"1": "SELinux is enforcing", "0": "SELinux is permissive"}.get(facts.devices.selinux or "", "no SELinux")
+    version = facts.devices.cgroup_version
+    cgroup = f"cgroup version {version}" if version else "the cgroup version cannot be seen"
+    yield well(f"{selinux}; {cgroup}")
+
+
+CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
+    node_check("device-nodes", Layer.DEVICE_NODES, "device nodes with the kernel's numbers", _nodes),
+    node_check("capability-nodes", Layer.DEVICE_NODES, "capability nodes with the kernel's numbers", _capabilities),
+    node_check("device-access", Layer.DEVICE_NODES, "what decides who may open device nodes", _access),
+)

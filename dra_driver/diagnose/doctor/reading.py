@@ -1,0 +1,268 @@
+"""Asks the API server for the facts, one question after another, within a total time.
+
+A question that is refused or fails leaves its fact unanswered, with the right that is missing, and stops no other. Only
+if the API server does not answer at all, or does not take the credentials, are no more questions asked.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from dra_driver.core.errors import (
+    ApiUnreachableError,
+    ForbiddenError,
+    InvalidObjectError,
+    KubernetesApiError,
+    NotFoundError,
+    UnauthorizedError,
+)
+from dra_driver.core.request_rights import right_in
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.driver_rights import REVIEWS, DriverRight, review_of, rights_of_driver
+from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered
+from dra_driver.diagnose.doctor.feature_gates import gates_in
+from dra_driver.diagnose.doctor.redaction import redacted
+from dra_driver.diagnose.doctor.reduce import (
+    is_about_devices,
+    reduced_daemonset,
+    reduced_driver_pod,
+    visible_devices,
+    without_notes,
+)
+from dra_driver.diagnose.doctor.wire import Wire, dicts, is_ready, name_of, namespace_of, number
+from dra_driver.kube import paths
+from dra_driver.kube.state import KINDS, MAX_EVENTS, StateKind, read_kind
+from dra_driver.kube.state_parts import is_relevant_event, reduced
+
+TOTAL_S: Final = 30.0
+"""For all questions together."""
+_OWN_QUESTIONS: Final = ("pods", "events")
+_MOST_NAMESPACES: Final = 4
+"""Namespaces in which the driver's pods are looked for; a cluster has one."""
+_MOST_LOGS: Final = 4
+_LOG_LINES: Final = 60
+_LOG_BYTES: Final = 65536
+
+Query = Mapping[str, str]
+
+
+class QuestionApi(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]: ...
+    def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]: ...
+    def get_text(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> str: ...
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+def read_facts(
+    api: QuestionApi,
+    *,
+    server: Wire,
+    namespace: str = "default",
+    driver_namespace: str = fact.NAMESPACE,
+    total_s: float = TOTAL_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> ClusterFacts:
+    """All facts that the API server tells this user. Never raises KubernetesApiError.
+
+    ``namespace`` is read where the user may not read all of them; ``driver_namespace`` where DaemonSets cannot be
+    listed everywhere. ``server`` is the fact about the API server itself.
+    """
+    reader = _Reader(_WithinTime(api, clock() + total_s, clock), namespace, driver_namespace)
+    return ClusterFacts(answers={fact.SERVER: dict(server), **reader.read()}, source=str(server.get("source", "")))
+
+
+class _WithinTime:
+    """The API with the time that is left for all questions. Raises ApiUnreachableError when it is over."""
+
+    def __init__(self, api: QuestionApi, until_s: float, clock: Callable[[], float]) -> None:
+        self._api, self._until_s, self._clock = api, until_s, clock
+
+    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        return self._api.get(path, query, within_s=self._left_s(path))
+
+    def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        return self._api.list(path, query, within_s=self._left_s(path))
+
+    def get_text(self, path: str, query: Query | None = None) -> str:
+        return self._api.get_text(path, query, within_s=self._left_s(path))
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._left_s(path)
+        return self._api.create(path, body)
+
+    def _left_s(self, path: str) -> float:
+        left_s = self._until_s - self._clock()
+        if left_s <= 0:
+            raise ApiUnreachableError(f"GET {path}: not asked, because the time for all questions is over")
+        return left_s
+
+
+class _Reader:
+    """One reading."""
+
+    def __init__(self, api: _WithinTime, namespace: str, driver_namespace: str) -> None:
+        self._api, self._namespace, self._driver_namespace = api, namespace, driver_namespace
+        self._answers: dict[str, Any] = {}
+        self._partial: list[dict[str, str]] = []
+
+    def read(self) -> dict[str, Any]:
+        self._answers[fact.VERSION] = first = self._asked(lambda: self._api.get(paths.version()))
+        if isinstance(first, Unanswered) and self._is_hopeless:
+            return {**dict.fromkeys((*fact.STATE_KINDS, *fact.EXTRA[2:]), _NOT_ASKED), **self._answers}
+        self._answers[fact.RESOURCE_API] = self._asked(lambda: self._discovery(_RESOURCE_GROUP))
+        self._answers[fact.GPU_API] = self._asked(lambda: self._discovery(paths.GPU_API))
+        self._read_daemonsets()
+        for kind in KINDS:
+            if kind.field not in _OWN_QUESTIONS:
+                self._answers[kind.field] = self._kind(kind)
+        self._read_pods()
+        self._read_events()
+        for name, path in ((fact.GPU_NODES, paths.gpu_nodes()), (fact.GPU_POLICIES, paths.gpu_policies())):
+            self._answers[name] = self._asked(lambda path=path: self._listed(path, without_notes))  # type: ignore[misc]
+        self._answers[fact.GATES] = self._asked(lambda: gates_in(self._api.get_text("/metrics")))
+        self._answers[fact.DRIVER_RIGHTS] = self._asked(self._driver_rights)
+        self._answers[fact.PARTLY_READ] = self._partial
+        return self._answers
+
+    _is_hopeless = False
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
+        """The answer, or why there is none."""
+        try:
+            return question()
+        except NotFoundError:
+            return []
+        except KubernetesApiError as error:
+            self._is_hopeless = isinstance(error, ApiUnreachableError | UnauthorizedError)
+            return unanswered(error)
+
+    def _discovery(self, path: str) -> dict[str, Any]:
+        try:
+            return self._api.get(path)
+        except NotFoundError:
+            return {}
+
+    def _kind(self, kind: StateKind) -> Any:
+        """The objects of one kind of a cluster state."""
+        if kind.field == "taint_rules":  # its API version differs between servers, and most serve none
+            return self._asked(lambda: list(read_kind(self._api, kind, None, [])))
+        api = paths.CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
+        everywhere, local = f"{api}/{kind.resource}", f"{api}/namespaces/{self._namespace}/{kind.resource}"
+        if kind.namespaced:
+            found = self._asked(lambda: self._everywhere_or_in(everywhere, local))
+        else:
+            found = self._asked(lambda: self._listed(everywhere, dict))
+        return found if isinstance(found, Unanswered) else [reduced(kind.kind, item) for item in found]
+
+    def _listed(self, path: str, reduce: Callable[[Wire], Any], query: Query | None = None) -> list[Any]:
+        items = self._api.list(path, query).get("items") or ()
+        return [reduce(item) for item in items if isinstance(item, Mapping)]
+
+    def _everywhere_or_in(self, everywhere: str, local: str, query: Query | None = None) -> list[Wire]:
+        try:
+            return self._listed(everywhere, dict, query)
+        except ForbiddenError as refused:
+            try:
+                found = self._listed(local, dict, query)
+            except ForbiddenError:
+                raise refused from None
+            self._partial.append({"seen": refusal(str(refused)).seen, "path": local})
+            return found
+
+    def _read_pods(self) -> None:
+        found = self._asked(lambda: self._everywhere_or_in(paths.pods(), paths.pods(self._namespace)))
+        if isinstance(found, Unanswered):
+            self._answers["pods"] = self._answers[fact.VISIBLE_DEVICES] = found
+            return
+        self._answers["pods"] = [reduced("Pod", pod) for pod in found]
+        self._answers[fact.VISIBLE_DEVICES] = [seen for pod in found if (seen := visible_devices(pod)) is not None]
+
+    def _read_events(self) -> None:
+        """Warnings about scheduling, claims and devices, and those about the driver's own objects."""
+        query = {"fieldSelector": "type=Warning"}
+        local = paths.events(self._namespace)
+        found = self._asked(lambda: self._everywhere_or_in(f"{paths.CORE_API}/events", local, query))
+        if isinstance(found, Unanswered):
+            self._answers["events"] = found
+            return
+        kept = [event for event in found if is_relevant_event(event) or is_about_devices(event)]
+        self._answers["events"] = [reduced("Event", event) for event in kept[-MAX_EVENTS:]]
+
+    def _read_daemonsets(self) -> None:
+        local = f"{_APPS}/namespaces/{self._driver_namespace}/daemonsets"
+        found = self._asked(lambda: self._everywhere_or_in(f"{_APPS}/daemonsets", local))
+        if isinstance(found, Unanswered):
+            self._answers[fact.DAEMONSETS] = found
+        else:
+            self._answers[fact.DAEMONSETS] = [reduced_daemonset(item) for item in found]
+        self._answers[fact.DRIVER_PODS] = pods = self._driver_pods()
+        unready = [] if isinstance(pods, Unanswered) else [pod for pod in pods if not is_ready(pod)]
+        self._answers[fact.DRIVER_LOGS] = self._asked(lambda: [self._log(pod) for pod in unready[:_MOST_LOGS]])
+
+    def _driver_pods(self) -> Any:
+        pods: list[Any] = []
+        for namespace in self._driver_namespaces():
+            found = self._asked(lambda namespace=namespace: self._listed(paths.pods(namespace), reduced_driver_pod))  # type: ignore[misc]
+            if isinstance(found, Unanswered):
+                return found
+            pods += found
+        return pods
+
+    def _log(self, pod: Wire) -> dict[str, Any]:
+        query = {"tailLines": str(_LOG_LINES), "limitBytes": str(_LOG_BYTES)}
+        if any(number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")):
+            query["previous"] = "true"  # the run that ended says why
+        try:
+            text = self._api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query)
+        except InvalidObjectError:  # no container has begun
+            text = ""
+        lines = redacted(text, _LOG_BYTES).splitlines()
+        return {"metadata": {"name": name_of(pod), "namespace": namespace_of(pod)}, "lines": lines}
+
+    def _driver_namespaces(self) -> Sequence[str]:
+        listed = self._answers[fact.DAEMONSETS]
+        daemonsets = () if isinstance(listed, Unanswered) else listed
+        found = [namespace_of(item) for item in daemonsets if name_of(item) == fact.NODE_DAEMONSET]
+        return list(dict.fromkeys(found))[:_MOST_NAMESPACES] or [self._driver_namespace]
+
+    def _driver_rights(self) -> list[dict[str, Any]]:
+        wanted = rights_of_driver(self._answers[fact.DAEMONSETS], self._driver_namespaces())
+        return [self._reviewed(right) for right in wanted]
+
+    def _reviewed(self, right: DriverRight) -> dict[str, Any]:
+        status = self._api.create(REVIEWS, review_of(right)).get("status")
+        allowed = isinstance(status, Mapping) and status.get("allowed") is True
+        return {"account": right.account, "right": str(right.right), "allowed": allowed}
+
+
+def unanswered(error: KubernetesApiError) -> Unanswered:
+    """Why a question has no answer, and what to do about it."""
+    if isinstance(error, ForbiddenError):
+        return refusal(str(error))
+    if isinstance(error, UnauthorizedError):
+        return Unanswered(seen=str(error), do="Get new credentials for the kubeconfig; kubectl get nodes fails, too.")
+    if isinstance(error, ApiUnreachableError):
+        return Unanswered(
+            seen=str(error), do="Check the address in the kubeconfig and the network, or give more time with --timeout."
+        )
+    return Unanswered(seen=str(error), do="Repeat; if it stays, look at the log of the API server.")
+
+
+def refusal(message: str) -> Unanswered:
+    """A 403 as the right that is missing."""
+    right = right_in(message)
+    if right is None:
+        return Unanswered(seen=message, do="Ask an administrator for the right that the message names.")
+    return Unanswered(
+        seen=f"the API server does not let this user {right} (403)",
+        do=f"Ask an administrator for the right to {right}; to check it: {right.auth_can_i}",
+    )
+
+
+_APPS: Final = "/apis/apps/v1"
+_RESOURCE_GROUP: Final = "/apis/resource.k8s.io"
+_NOT_ASKED: Final = Unanswered(
+    seen="not asked, because the API server does not answer", do="Make the API server answer first."
+)

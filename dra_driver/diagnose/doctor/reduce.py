@@ -1,0 +1,135 @@
+"""Reduces DaemonSets, the driver's pods and events to what checks need. Pure.
+
+Environment is dropped except for a few settings by name with a literal value; so are arguments, commands and volumes.
+Messages of containers are the program's own words (``terminationMessage``) and are redacted.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dra_driver.diagnose.doctor.redaction import redacted
+from dra_driver.diagnose.doctor.wire import Wire, at, dicts, mapping, text
+
+_METADATA: Final = ("name", "namespace", "uid", "labels", "generation", "creationTimestamp", "deletionTimestamp")
+_SETTINGS: Final = frozenset(
+    {
+        "ALLOW_SECOND_PUBLISHER",
+        "CDI_DIR",
+        "CONTAINERD_SET_AS_DEFAULT",
+        "CRIO_SET_AS_DEFAULT",
+        "DRIVER_NAME",
+        "DRIVER_ROOT",
+        "GPU_NODE",
+        "POLICY_OBJECTS",
+        "RUNTIME",
+        "SIMULATE",
+        "USAGE",
+    }
+)
+"""Settings of this driver, and of NVIDIA Container Toolkit's DaemonSet, that change what is expected."""
+_STATUS: Final = (
+    "currentNumberScheduled",
+    "desiredNumberScheduled",
+    "numberReady",
+    "numberUnavailable",
+    "numberMisscheduled",
+    "observedGeneration",
+)
+_CONDITION: Final = ("type", "status", "reason", "message", "lastTransitionTime")
+_LONGEST: Final = 1024
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+_NO_DEVICES: Final = frozenset({"", "void", "none"})
+
+
+def reduced_daemonset(item: Wire) -> dict[str, Any]:
+    """Where its pods go, their images and settings, and how many run."""
+    template = mapping(item, "spec", "template", "spec")
+    affinity = mapping(template, "affinity", "nodeAffinity")
+    containers = dicts(template, "containers")
+    return {
+        "metadata": _picked(mapping(item, "metadata"), _METADATA),
+        "spec": {
+            "nodeSelector": dict(mapping(template, "nodeSelector")),
+            "nodeAffinity": dict(mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution")),
+            "tolerations": dicts(template, "tolerations"),
+            "images": [text(container, "image") for container in containers],
+            "settings": {name: value for container in containers for name, value in _settings(container)},
+            "serviceAccountName": text(template, "serviceAccountName"),
+        },
+        "status": _picked(mapping(item, "status"), _STATUS),
+    }
+
+
+def without_notes(item: Wire) -> dict[str, Any]:
+    """An object of the driver's own kinds, whole but for annotations and who wrote which field."""
+    return {**item, "metadata": _picked(mapping(item, "metadata"), (*_METADATA, "resourceVersion"))}
+
+
+def reduced_driver_pod(item: Wire) -> dict[str, Any]:
+    """Where the pod is, and what its containers are doing."""
+    status = mapping(item, "status")
+    return {
+        "metadata": _picked(mapping(item, "metadata"), _METADATA),
+        "spec": {"nodeName": text(item, "spec", "nodeName"), "containers": _names(dicts(item, "spec", "containers"))},
+        "status": {
+            **{name: redacted(text(status, name), _LONGEST) for name in ("phase", "reason", "message")},
+            "conditions": [_worded(_picked(each, _CONDITION)) for each in dicts(status, "conditions")],
+            "containerStatuses": [_container(each) for each in dicts(status, "containerStatuses")],
+        },
+    }
+
+
+def visible_devices(pod: Wire) -> dict[str, Any] | None:
+    """The pod's NVIDIA_VISIBLE_DEVICES where its containers set it to devices, else None."""
+    containers = [*dicts(pod, "spec", "initContainers"), *dicts(pod, "spec", "containers")]
+    values = [
+        text(each, "value") for item in containers for each in dicts(item, "env") if each.get("name") == VISIBLE_DEVICES
+    ]
+    found = next((value for value in values if value not in _NO_DEVICES), None)
+    if found is None or text(pod, "status", "phase") in ("Succeeded", "Failed"):
+        return None
+    return {
+        "metadata": _picked(mapping(pod, "metadata"), ("name", "namespace", "labels")),
+        "spec": {"nodeName": text(pod, "spec", "nodeName"), "runtimeClassName": text(pod, "spec", "runtimeClassName")},
+        "value": found[:80],
+        "claims": bool(dicts(pod, "spec", "resourceClaims")),
+        "owner": next((text(each, "kind") for each in dicts(pod, "metadata", "ownerReferences")), ""),
+    }
+
+
+def is_about_devices(event: Wire) -> bool:
+    """Whether an event is about this driver's objects, or says that a container failed because of a CDI device."""
+    about = text(event, "involvedObject", "name")
+    if about.startswith("dra-driver-") or text(event, "source", "component").startswith("dra-driver"):
+        return True
+    message = text(event, "message")
+    return "CDI device" in message or "DRA driver" in message or "dra-driver" in message
+
+
+def _container(item: Wire) -> dict[str, Any]:
+    found: dict[str, Any] = _picked(item, ("name", "ready", "restartCount", "image", "imageID"))
+    for part in ("state", "lastState"):
+        states = mapping(item, part)
+        found[part] = {
+            name: _worded(_picked(mapping(states, name), ("reason", "message", "exitCode", "signal", "finishedAt")))
+            for name in ("waiting", "running", "terminated")
+            if isinstance(at(states, name), Mapping)
+        }
+    return found
+
+
+def _settings(container: Wire) -> list[tuple[str, str]]:
+    named = [(text(each, "name"), text(each, "value")) for each in dicts(container, "env")]
+    return [(name, value[:200]) for name, value in named if name in _SETTINGS and value]
+
+
+def _names(containers: list[Wire]) -> list[dict[str, str]]:
+    return [{"name": text(each, "name"), "image": text(each, "image")} for each in containers]
+
+
+def _worded(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "message": redacted(text(item, "message"), _LONGEST)} if "message" in item else item
+
+
+def _picked(item: Wire, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: item[name] for name in names if item.get(name) is not None}

@@ -1,0 +1,186 @@
+"""``dra-driver hardware-check``: compare this machine's GPUs with what the driver assumes, and write a report."""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from dra_driver.config.options import flags_of, load
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.diagnose.hardware.settings import CheckSettings
+
+REPORT_FILE: Final = "hardware-check-report.json"
+ISSUES: Final = "docs/hardware-check.md says how to report it"
+DESCRIPTION: Final = """\
+Compare the GPUs and the NVIDIA driver of this machine with what dra-driver assumes. Takes less than ten minutes,
+usually one. Reads only, unless told otherwise; CUDA contexts and an MPS daemon are made only on a GPU without processes
+and claims. Each check is one line: number, name, verdict, what was seen and what it means.
+
+  ok            as dra-driver assumes
+  differs       not as dra-driver assumes: please report it
+  cannot tell   the check did not get an answer
+  skipped       the check did not run, with the reason
+
+Exit status: 0 all ok or skipped, 1 a check differs, 2 no usable NVIDIA GPU (or wrong usage), 3 a check cannot tell.
+The processes are called dra-hw-check; while they run they are another client of NVML, so the node process may have to
+try changes of MIG again.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "hardware-check",
+        help="compare this machine's GPUs with what the driver assumes",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_choices(parser)
+    parser.add_argument(
+        "--output", metavar="FILE", help=f"where the report is written, 0600 (default: {REPORT_FILE} in this folder)"
+    )
+    parser.add_argument(
+        "--print-report", action="store_true", help="print the report packed into lines, instead of writing a file"
+    )
+    parser.add_argument("--replay", metavar="FILE", help="judge the facts of a report again, without any hardware")
+    group = parser.add_argument_group("places, as for kubelet-plugin")
+    for flag in flags_of(CheckSettings):
+        default = f" (default: {flag.default})" if flag.default else ""
+        group.add_argument(
+            flag.flag,
+            dest=flag.field,
+            metavar=flag.option.metavar,
+            help=f"{flag.option.help}{default} [{flag.option.env}]",
+        )
+
+
+def add_choices(parser: Any) -> None:
+    """Adds the flags that `kubectl dra hardware-check` passes on."""
+    parser.add_argument(
+        "--i-own-this-gpu",
+        action="store_true",
+        help="also run checks 12 to 14, which change MIG mode and instances and restore them; use a busy GPU, too",
+    )
+    parser.add_argument("--gpu", metavar="GPU", default="", help="NVML index or UUID of the GPU that checks may use")
+    parser.add_argument("--only", metavar="NUMBERS", default="", help="only these checks, such as 3,4,5")
+    parser.add_argument(
+        "--keep-identities",
+        action="store_true",
+        help="do not hash UUIDs, serial numbers and host names in the report",
+    )
+
+
+def passed_on(args: argparse.Namespace) -> list[str]:
+    """The flags of `add_choices` as arguments again."""
+    return [
+        *(["--i-own-this-gpu"] if args.i_own_this_gpu else []),
+        *(["--gpu", args.gpu] if args.gpu else []),
+        *(["--only", args.only] if args.only else []),
+        *(["--keep-identities"] if args.keep_identities else []),
+    ]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The checks of ``--only``. Raises ConfigurationError."""
+    from dra_driver.diagnose.hardware.table import CHECKS
+
+    known = [check.number for check in CHECKS]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if any(not part.isdecimal() or int(part) not in known for part in parts):
+        raise ConfigurationError(f"--only {text[:80]}: expected numbers from 1 to {known[-1]}, separated by commas")
+    return tuple(int(part) for part in parts)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the checks, or judges a report again. Raises ConfigurationError and StorageError."""
+    if args.replay:
+        return _replay(Path(args.replay))
+    settings = load(
+        CheckSettings, {flag.field: getattr(args, flag.field) for flag in flags_of(CheckSettings)}, os.environ
+    )
+    from dra_driver.diagnose.hardware import child, place, runner, session, storage
+    from dra_driver.diagnose.hardware.choice import Consent
+    from dra_driver.diagnose.hardware.hashing import Hasher
+    from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading, printable
+
+    task, no_driver = place.task_of(settings)
+    consent = Consent(owner=args.i_own_this_gpu, gpu=args.gpu)
+    plan = session.Plan(task=task, consent=consent, only=numbers(args.only))
+    hasher = None if args.keep_identities else Hasher(place.host_names(os.environ))
+
+    def shown(text: str) -> str:
+        return text if hasher is None else hasher.text(text)
+
+    def surveyed(survey: Reading) -> None:
+        reason = survey.problem or survey.skipped
+        text = f"no usable NVIDIA GPU: {reason}" if not survey.facts.get("gpus") else _found(survey)
+        print(shown(printable(text)), flush=True)
+
+    def said(record: CheckRecord) -> None:
+        print(*map(shown, session.lines([record])), flush=True)
+
+    child.name_process()
+    _stop_at_signals()
+    reader = _no_driver(no_driver) if no_driver else runner.run
+    report = session.run_all(plan, reader, said, surveyed=surveyed)
+    if hasher is not None:
+        report = HardwareReport.from_wire(hasher.value(report.to_wire()) | {"hashed": True})
+    if args.print_report:
+        print(storage.pack(report), flush=True)
+    if args.output or not args.print_report:
+        path = Path(args.output or REPORT_FILE)
+        storage.write(path, report)
+        print(f"report: {path}")
+    advise(report)
+    return 130 if report.about["interrupted"] else report.exit_status
+
+
+def _replay(path: Path) -> int:
+    from dra_driver.diagnose.hardware import session, storage
+    from dra_driver.diagnose.hardware.values import printable
+
+    report = session.judged_again(storage.load(path))
+    about = report.about
+    print(printable(f"report of {about.get('at')}, dra-driver {about.get('version')}, kernel {about.get('kernel')}"))
+    for line in session.lines(report.records):
+        print(line)
+    advise(report)
+    return report.exit_status
+
+
+def _no_driver(reason: str) -> Any:
+    """Answers every reading with the reason: without a driver no process has to be started."""
+    from dra_driver.diagnose.hardware.values import Reading
+
+    return lambda _task, _limit_s: Reading(problem=reason)
+
+
+def _found(survey: Any) -> str:
+    gpus = survey.facts["gpus"]
+    names = [gpu.get("answers", {}).get("nvmlDeviceGetName", {}).get("value") or "GPU that fails" for gpu in gpus]
+    listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    version = survey.facts["system"]["nvmlSystemGetDriverVersion"].get("value")
+    return f"{listed}; driver {version}; kernel {survey.facts['machine']['kernel']}"
+
+
+def advise(report: Any) -> None:
+    """Says how to report a difference."""
+    wrong = [str(record.number) for record in report.records if record.judgement.verdict == "differs"]
+    if wrong:
+        checks = f"Check {wrong[0]} differs" if len(wrong) == 1 else f"Checks {', '.join(wrong)} differ"
+        print(f"{checks} from what dra-driver assumes. Please report it with the JSON file; {ISSUES}.", file=sys.stderr)
+
+
+def _stop_at_signals() -> None:
+    """The first SIGINT or SIGTERM ends the checks; later ones must not interrupt restoring a GPU."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)

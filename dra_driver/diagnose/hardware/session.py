@@ -1,0 +1,132 @@
+"""One run of all checks: survey, choice of a GPU, each check in its process, judgement, report."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from dra_driver import __version__
+from dra_driver.diagnose.hardware.choice import Consent, GpuChoice, choose, skip_reason
+from dra_driver.diagnose.hardware.runner import InterruptedReading, Run
+from dra_driver.diagnose.hardware.table import CHECKS, RESTORE, RESTORE_S, SURVEY, SURVEY_S
+from dra_driver.diagnose.hardware.task import Task
+from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge, printable
+
+TOTAL_S: Final = 540.0
+"""After this, no further check begins; a check that runs then has its own limit."""
+RESTORE_STOP_S: Final = 20.0
+"""How long a check may take to restore a GPU after SIGTERM: MIG mode and instances take seconds each."""
+MIN_S: Final = 5.0
+"""A check with less time than this is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run. ``task`` has the paths; ``only`` the numbers of checks, () for all."""
+
+    task: Task
+    consent: Consent = field(default_factory=Consent)
+    only: tuple[int, ...] = ()
+
+    @property
+    def checks(self) -> tuple[HardwareCheck, ...]:
+        """The checks in order."""
+        return tuple(check for check in CHECKS if not self.only or check.number in self.only)
+
+
+def run_all(
+    plan: Plan,
+    run: Run,
+    said: Callable[[CheckRecord], None],
+    *,
+    surveyed: Callable[[Reading], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> HardwareReport:
+    """Run the plan. ``said`` gets each record as soon as there is one, ``surveyed`` the survey before.
+
+    KeyboardInterrupt ends it: the rest is skipped, and the report has what was read so far. Raises ConfigurationError
+    for a GPU that cannot be chosen.
+    """
+    begin, records, stopped = clock(), list[CheckRecord](), False
+    survey = Reading(skipped="interrupted")
+    choice = GpuChoice()
+    try:
+        survey = run(replace(plan.task, reader=SURVEY), SURVEY_S)
+        choice = choose(survey.facts, plan.consent)
+        surveyed(survey)
+    except KeyboardInterrupt:
+        stopped = True
+    for check in plan.checks:
+        if stopped:
+            reading = Reading(skipped="the command was interrupted")
+        else:
+            reason = skip_reason(check, survey.facts, plan.consent, choice)
+            left_s = TOTAL_S - (clock() - begin)
+            if not reason and left_s < MIN_S:
+                reason = f"no time was left within {TOTAL_S:.0f} s"
+            try:
+                stop_s = RESTORE_STOP_S if check.changes_gpu else plan.task.stop_s
+                task = replace(plan.task, reader=check.reader, gpu=choice.gpu, stop_s=stop_s)
+                reading = Reading(skipped=reason) if reason else _read(check, task, run, min(check.limit_s, left_s))
+            except InterruptedReading as error:
+                stopped, reading = True, error.reading
+        judgement = judge(check, reading, survey.facts)
+        records.append(
+            CheckRecord(
+                number=check.number, name=check.name, expected=check.expected, reading=reading, judgement=judgement
+            )
+        )
+        said(records[-1])
+    return HardwareReport(about=_about(plan, choice, clock() - begin, stopped), survey=survey, records=tuple(records))
+
+
+def judged_again(report: HardwareReport) -> HardwareReport:
+    """The report with the judgements of this version: facts of a report can be judged anywhere."""
+    by_number = {check.number: check for check in CHECKS}
+
+    def again(record: CheckRecord) -> CheckRecord:
+        check = by_number.get(record.number)
+        return replace(record, judgement=judge(check, record.reading, report.survey.facts)) if check else record
+
+    return replace(report, records=tuple(again(record) for record in report.records))
+
+
+def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
+    """One line per check."""
+    for record in records:
+        judgement = record.judgement
+        expected = f". Expected: {record.expected}" if judgement.verdict == "differs" else ""
+        meaning = f". It means: {judgement.meaning}" if judgement.meaning else ""
+        text = printable(f"{judgement.seen}{expected}{meaning}")
+        yield f"{record.number:2}  {printable(record.name):<36} {judgement.verdict:<11} {text}"
+
+
+def _read(check: HardwareCheck, task: Task, run: Run, limit_s: float) -> Reading:
+    """The reading. A GPU that the check's own process did not restore is restored by another one."""
+    interrupted = False
+    try:
+        reading = run(task, limit_s)
+    except InterruptedReading as error:
+        interrupted, reading = True, error.reading
+    if check.changes_gpu and "before" in reading.facts and "after" not in reading.facts:
+        again = run(replace(task, reader=RESTORE, facts={"before": reading.facts["before"]}), RESTORE_S)
+        reading = replace(reading, facts={**reading.facts, **again.facts})
+    if interrupted:
+        raise InterruptedReading(reading)
+    return reading
+
+
+def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "owner": plan.consent.owner,
+        "gpu": choice.gpu.index if choice.gpu else None,
+        "only": list(plan.only),
+        "interrupted": stopped,
+    }

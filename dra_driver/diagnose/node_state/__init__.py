@@ -1,0 +1,14 @@
+"""What this driver has on a node, shown, checked, repaired and removed, for the commands ``state`` and ``cleanup``.
+
+Other packages import from here: `read_state` reads without changing anything, `find_disagreements` is pure, `repair`
+and `clean_up` open the claims as a node process does, and refuse while one runs.
+"""
+
+from dra_driver.diagnose.node_state.cleanup import clean_up
+from dra_driver.diagnose.node_state.findings import Disagreement, find_disagreements
+from dra_driver.diagnose.node_state.places import Places
+from dra_driver.diagnose.node_state.reading import read_state
+from dra_driver.diagnose.node_state.repair import repair
+from dra_driver.diagnose.node_state.state import NodeState
+
+__all__ = ["Disagreement", "NodeState", "Places", "clean_up", "find_disagreements", "read_state", "repair"]

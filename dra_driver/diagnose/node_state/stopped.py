@@ -1,0 +1,145 @@
+"""Opens a node's claims as a node process does, on a node where none runs: for repair and cleanup.
+
+The caller holds the lock of the node process (`no_node_process`), so that none starts meanwhile; one that tries ends
+with status 2 and is started again.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.config.settings import NodeSettings
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError
+from dra_driver.core.files import lock_file
+from dra_driver.hardware.cdi import CdiNames, CdiWriter
+from dra_driver.hardware.gpu.inventory import Inventory
+from dra_driver.hardware.sharing.mps_files import MpsFolders
+from dra_driver.kube.claims import BoundedGetter
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.node.claims import PrepareGate
+from dra_driver.node.process import hardware, preflight
+from dra_driver.node.process.cdi_setup import open_cdi
+from dra_driver.node.process.claim_manager import ClaimManager
+from dra_driver.node.process.device_nodes import HostDeviceNodes
+from dra_driver.node.process.ownership import OwnedBackend
+
+LOOK_S: Final = 15.0
+"""The first read of the GPUs in a session; without a driver it fails at once."""
+PROBE_S: Final = 0.1
+"""A process that only looks whether an MPS host runs has its lock for a moment."""
+
+
+@contextmanager
+def no_node_process(plugin_dir: Path) -> Iterator[None]:
+    """Keeps a node process from starting. Raises ConfigurationError when one runs."""
+    lock = preflight.ProcessLock(plugin_dir, shared=False)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def no_mps_host(folder: Path) -> Iterator[None]:
+    """Keeps an MPS host from starting that would use ``folder``, where one has run. Raises ConfigurationError when one
+    runs. The claims must not be worked on meanwhile: they see a host that does not answer."""
+    path = MpsFolders(folder).lock
+    try:
+        lock = lock_file(path, timeout_s=PROBE_S, create_mode=None)
+    except FileNotFoundError:
+        yield
+        return
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"no file was removed: an MPS host runs on this node ({path} is locked); delete the DaemonSet "
+            "dra-driver-mps-host first"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"no file was removed: cannot lock {path}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def stopped_node(settings: NodeSettings) -> Iterator[ClaimManager]:
+    """The claims of the node. Raises ConfigurationError when the journal cannot be opened."""
+    plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
+    with ExitStack() as stack:
+        found = hardware.choose(settings, plugin_dir)
+        nodes = HostDeviceNodes.of(found)
+        names = CdiNames(settings.driver_name)
+        writer = CdiWriter(settings.cdi_dir, names)
+        owned = OwnedBackend(found.backend)
+        inventory = Inventory(owned, settings.poll_interval)
+        claims = ClaimManager.open(
+            settings,
+            plugin_dir,
+            rest=_api(settings.kubeconfig),
+            names=names,
+            writer=writer,
+            provider=open_cdi(settings, found, nodes, names, writer),
+            inventory=inventory,
+            hardware=found,
+            device_nodes=nodes,
+            terms=dict,
+            gate=PrepareGate(),
+            released=lambda: None,
+        )
+        stack.callback(claims.close)
+        owned.use_journal(claims.journal)
+        stack.callback(inventory.stop)
+        inventory.start()
+        inventory.wait_first(LOOK_S)
+        yield claims
+
+
+def look_at_hardware(settings: NodeSettings) -> Callable[[], Any]:
+    """A function that reads the GPUs once, in a session of its own."""
+    plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
+
+    def look() -> Any:
+        backend = hardware.choose(settings, plugin_dir).backend
+        backend.open()
+        try:
+            return backend.snapshot()
+        finally:
+            backend.close()
+
+    return look
+
+
+def _api(kubeconfig: str | None) -> BoundedGetter:
+    try:
+        return RestClient(Connection.load(kubeconfig))
+    except ConfigurationError as error:
+        return _NoApi(str(error))
+
+
+class _NoApi:
+    """Only a journal that has to be rebuilt needs the API server."""
+
+    def __init__(self, reason: str) -> None:
+        self._error = ApiUnreachableError(reason)
+
+    def get(
+        self,
+        path: str,  # noqa: ARG002 - the interface's
+        query: object = None,  # noqa: ARG002 - same
+        *,
+        within_s: float | None = None,  # noqa: ARG002 - same
+    ) -> dict[str, Any]:
+        raise self._error
+
+    def get_all(
+        self,
+        paths: Sequence[str],
+        *,
+        within_s: float | None = None,  # noqa: ARG002 - the interface's
+    ) -> list[dict[str, Any] | KubernetesApiError]:
+        return [self._error for _ in paths]

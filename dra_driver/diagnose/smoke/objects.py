@@ -1,0 +1,123 @@
+"""The objects of a smoke test: for each try a Job of one pod, and a claim that the Job owns. Pure.
+
+Nothing needs this command to be removed: the Job ends by its deadline, Kubernetes deletes it seconds later, and with it
+its pod and its claim. So whatever ends the command, SIGKILL included, all objects are gone soon. The Job comes first,
+because the claim names it as its owner; its pod waits meanwhile, as the scheduler does not place a pod without its
+claim. Source: pkg/controller/job, pkg/controller/ttlafterfinished and pkg/controller/garbagecollector of kubernetes.
+
+The pod meets the Pod Security Standard "restricted", runs as no root and has no token. Node affinity and not
+``nodeName`` binds it to its node, because only a pod that went through the scheduler gets devices allocated. It
+tolerates all taints of nodes, as a DaemonSet's pods do, and none of devices.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.diagnose.smoke.kinds import REQUEST
+
+Wire = Mapping[str, Any]
+
+RUN_LABEL: Final = "gpu.dra-driver.io/smoke-run"
+"""Label of every object of a smoke test; its value is the id of the run."""
+CONTAINER: Final = "nvidia-smi"
+DEADLINE_AFTER_S: Final = 30
+"""How long the Job may live after the command has stopped waiting for it, in seconds."""
+TTL_S: Final = 10
+"""From the Job's end to its deletion by Kubernetes, in seconds."""
+_OTHER_USER: Final = 65532
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSettings:
+    """How the pods run. ``user`` is the numeric user, None to leave it to the cluster (as OpenShift wants it)."""
+
+    namespace: str
+    image: str
+    pull_secrets: Sequence[str] = ()
+    user: int | None = _OTHER_USER
+    timeout_s: int = 120
+
+
+def job(name: str, run: str, node: str, settings: PodSettings) -> dict[str, Any]:
+    """The Job that runs ``nvidia-smi -L`` on ``node`` with the claim of the same name."""
+    labels = labels_of(run)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": settings.timeout_s + DEADLINE_AFTER_S,
+            "ttlSecondsAfterFinished": TTL_S,
+            "template": {"metadata": {"labels": labels}, "spec": _pod_spec(name, node, settings)},
+        },
+    }
+
+
+def claim(owner: Wire, run: str, spec: Wire) -> dict[str, Any]:
+    """The claim of a Job as the API server has stored it."""
+    metadata = owner["metadata"]
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": labels_of(run),
+            "ownerReferences": [reference],
+        },
+        "spec": dict(spec),
+    }
+
+
+def pod_of(body: Wire) -> dict[str, Any]:
+    """The pod that a Job's controller would make, to ask beforehand whether it would fit."""
+    metadata = {key: body["metadata"][key] for key in ("name", "namespace", "labels")}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body["spec"]["template"]["spec"]}
+
+
+def labels_of(run: str) -> dict[str, str]:
+    """Labels of all objects of a run; not those of a DaemonSet's selector, which would take the pods for its own."""
+    return {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": "smoke", RUN_LABEL: run}
+
+
+def _pod_spec(name: str, node: str, settings: PodSettings) -> dict[str, Any]:
+    on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_node]}}
+    user = {} if settings.user is None else {"runAsUser": settings.user, "runAsNonRoot": settings.user != 0}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "affinity": {"nodeAffinity": required},
+        "tolerations": [{"operator": "Exists"}],
+        "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
+        "resourceClaims": [{"name": REQUEST, "resourceClaimName": name}],
+        "containers": [_container(settings)],
+    }
+    if settings.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
+    return spec
+
+
+def _container(settings: PodSettings) -> dict[str, Any]:
+    return {
+        "name": CONTAINER,
+        "image": settings.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["nvidia-smi", "-L"],
+        "resources": {
+            "claims": [{"name": REQUEST}],
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"memory": "256Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }

@@ -1,8 +1,0 @@
-"""Frees GPUs of a node for maintenance, and gives them back: ``drain`` and ``undrain`` (``kubectl dra drain``)."""
-
-from dra_driver.drain.report import DrainReport, state_left, to_wire
-from dra_driver.drain.run import DrainOptions, drain
-from dra_driver.drain.undo import undrain
-from dra_driver.drain.view import wait_at_most
-
-__all__ = ["DrainOptions", "DrainReport", "drain", "state_left", "to_wire", "undrain", "wait_at_most"]

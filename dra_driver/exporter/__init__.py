@@ -1,1 +1,0 @@
-"""The process that tells what claims use of GPUs: reads, joins (``usage/``), serves, and writes what it found."""

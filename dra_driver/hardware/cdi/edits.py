@@ -1,0 +1,261 @@
+"""The content of CDI documents. Pure functions: nothing here reads the file system.
+
+The base document has libraries, programs and control nodes, which are the same for every claim; a claim's document has
+only the claim's devices. NVIDIA's driver writes one document per claim with everything in it. With two, a claim's file
+stays below 2 kB, the libraries are listed once, and hooks run once per container with any number of claims (CDI applies
+the edits of a document once).
+
+Device nodes always have type, major and minor, so that the runtime does not have to find them on the host, where MIG
+capability nodes and ``nvidia-uvm`` are often missing. Pods in a user namespace need them there all the same:
+``hardware/device_nodes/`` makes them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.hardware.cdi.caps import Capability
+from dra_driver.hardware.cdi.drm import DrmNode
+from dra_driver.hardware.cdi.hook import CdiHook, base_hooks, create_symlinks
+from dra_driver.hardware.cdi.layout import ALIASES
+from dra_driver.hardware.cdi.libraries import DriverFiles, Library
+from dra_driver.hardware.cdi.names import COMMON, CdiNames
+from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Mount
+from dra_driver.hardware.device_nodes.names import CONTROL_NODES, MODESET, NodeKind, expected_numbers, kind_of
+from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.driver_root.root import DriverRoot
+
+_READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+_SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
+_SHARED_FOLDER = ("rw", "nosuid", "nodev", "bind")
+
+MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container; CUDA's default
+"""Path of the MPS daemon's pipes in containers."""
+
+SIMULATED_CLAIM = "DRA_SIMULATED_CLAIM"
+"""How variables of containers with simulated GPUs begin; ``hardware/gpu/simulated/usage.py`` looks for them."""
+
+# 0666 whatever the mode on the host: an administrator restricts /dev/nvidia* (NVreg_DeviceFileMode) for users of the
+# host, while the container's user was granted this device, and the device cgroup allows no other device.
+_NODE_MODE = 0o666
+
+
+def base_spec(
+    names: CdiNames,
+    files: DriverFiles,
+    majors: Majors,
+    hook: CdiHook | None,
+    found: Mapping[str, NodeNumbers] | None = None,
+) -> CdiSpec:
+    """The base document: the driver's files and control nodes, and one device by which a container requests them.
+
+    ``hook`` is NVIDIA's hook on the host, None for soname mode. ``found`` are real nodes of the dev root, by path in
+    containers, used where the kernel's list lacks their module. Raises `DriverUnavailableError` when a kernel module
+    that every CUDA program needs is not loaded.
+    """
+    edits = ContainerEdits(
+        # An image's NVIDIA_VISIBLE_DEVICES=all would make the older NVIDIA runtime add every GPU of the node.
+        env=("NVIDIA_VISIBLE_DEVICES=void",),
+        device_nodes=tuple(_control_nodes(files.root, majors, found or {})),
+        mounts=tuple(_mounts(files, hook)),
+        hooks=base_hooks(hook, _links(files), files.library_folders, files.version) if hook else (),
+    )
+    # Consumers refuse a file with a device without edits; this variable also helps to debug a pod.
+    common = CdiDevice(name=COMMON, container_edits=ContainerEdits(env=(f"DRA_GPU_DRIVER_VERSION={files.version}",)))
+    return CdiSpec(kind=names.device_kind, devices=(common,), container_edits=edits)
+
+
+def gpu_edits(
+    minor: int,
+    majors: Majors,
+    root: DriverRoot,
+    *,
+    found: NodeNumbers | None = None,
+    uuid: str | None = None,
+) -> ContainerEdits:
+    """Edits of a whole GPU: its node, and ``DRA_GPU_<minor>_UUID``.
+
+    The minor is in the variable's name because CDI replaces variables of the same name: a pod with two claims keeps
+    both. ``found`` are the numbers of a real node in the dev root. Raises `DriverUnavailableError` when no module
+    is loaded.
+    """
+    # The kernel's list wins over a node, which may be one of a former driver. A node counts where the list lacks the
+    # module: it may have registered under an unknown name.
+    path = f"/dev/nvidia{minor}"
+    node = device_node(root, path, expected_numbers(path, majors) or found or _no_numbers(path))
+    return ContainerEdits(env=(f"DRA_GPU_{minor}_UUID={uuid}",) if uuid else (), device_nodes=(node,))
+
+
+def partition_edits(
+    minor: int,
+    majors: Majors,
+    root: DriverRoot,
+    capabilities: Sequence[Capability],
+    *,
+    found: NodeNumbers | None = None,
+    variable: str | None = None,
+) -> ContainerEdits:
+    """Edits of a MIG partition: its parent's node and its capability nodes.
+
+    ``variable`` is a whole ``NAME=value``. No DRM nodes: a partition cannot render. The parent's node does not open
+    its other partitions, which have their own capability nodes. Raises `DriverUnavailableError` when the module does
+    not create such nodes.
+    """
+    if majors.caps is None:
+        raise DriverUnavailableError(
+            f"no device numbers for the MIG capabilities of /dev/nvidia{minor}: /proc/devices does not list "
+            "'nvidia-caps'; the NVIDIA kernel module must be 450.80.02 or newer and loaded without "
+            "nv_cap_enable_devfs=0 (see /etc/modprobe.d)"
+        )
+    parent = gpu_edits(minor, majors, root, found=found)
+    nodes = tuple(
+        device_node(root, cap.path, NodeNumbers(major=majors.caps, minor=cap.minor), file_mode=cap.mode)
+        for cap in capabilities
+    )
+    return parent + ContainerEdits(env=(variable,) if variable else (), device_nodes=nodes)
+
+
+def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage: int | None) -> ContainerEdits:
+    """Edits of a client of an MPS daemon, added to those of its device: the daemon's folders, and the client's limits.
+
+    ``pipe`` and ``shm`` are the runtime's paths. The limits are CUDA's (MPS documentation, "Environment Variables"):
+    memory of CUDA device 0, the only device such a container sees, and a share of the multiprocessors in percent; None
+    keeps the daemon's default. A limit can lower the daemon's default but not raise it.
+    """
+    env = [f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE}"]
+    if memory_limit_mib is not None:
+        env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_limit_mib}M")
+    if percentage is not None:
+        env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}")
+    return ContainerEdits(
+        env=tuple(env),
+        mounts=(
+            Mount(host_path=str(pipe), container_path=MPS_PIPE, options=_SHARED_FOLDER),
+            # The daemon and its clients use shared memory, so its folder replaces the container's own /dev/shm.
+            Mount(host_path=str(shm), container_path="/dev/shm", options=_SHARED_FOLDER),  # noqa: S108 - CUDA's path
+        ),
+    )
+
+
+def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: CdiHook | None) -> ContainerEdits:
+    """A GPU's ``/dev/dri`` nodes, and with a hook the ``by-path`` links, which some programs use to choose a node."""
+    links = [
+        (f"../{node.name}", f"/dev/dri/by-path/pci-{pci_bus_id}-{'card' if node.name.startswith('card') else 'render'}")
+        for node in nodes
+    ]
+    return ContainerEdits(
+        device_nodes=tuple(device_node(root, f"/dev/dri/{node.name}", node.numbers) for node in nodes),
+        hooks=(create_symlinks(hook.path, links),) if hook and links else (),
+    )
+
+
+def device_node(root: DriverRoot, path: str, numbers: NodeNumbers, *, file_mode: int = _NODE_MODE) -> DeviceNode:
+    """A character device at ``path``, read, write and mknod allowed; ``hostPath`` only where the host's differs."""
+    host_path = root.dev_host(path)
+    return DeviceNode(
+        path=path,
+        host_path="" if host_path == path else host_path,
+        type="c",
+        major=numbers.major,
+        minor=numbers.minor,
+        file_mode=file_mode,
+        permissions="rwm",
+    )
+
+
+def simulated_claim_edits(claim: ClaimUid) -> ContainerEdits:
+    """Edits of a claim on simulated GPUs: a variable by which the containers' processes are found in /proc.
+
+    The UID is in the variable's name because CDI replaces variables of the same name.
+    """
+    return ContainerEdits(env=(f"{SIMULATED_CLAIM}_{claim.replace('-', '_')}={claim}",))
+
+
+def claim_spec(names: CdiNames, devices: Sequence[tuple[str, ContainerEdits]]) -> CdiSpec:
+    """A claim's document from ``(device name, edits)`` pairs, names as `CdiNames.claim_device` makes them.
+
+    A repeated pair is written once (two requests of a claim may get the same GPU with admin access); validation refuses
+    one name with two different edits.
+    """
+    unique: list[tuple[str, ContainerEdits]] = []
+    for pair in devices:
+        if pair not in unique:
+            unique.append(pair)
+    return CdiSpec(
+        kind=names.claim_kind,
+        devices=tuple(CdiDevice(name=name, container_edits=edits) for name, edits in unique),
+    )
+
+
+def _no_numbers(path: str) -> NoReturn:
+    raise DriverUnavailableError(
+        f"no device numbers for {path}: /proc/devices lists neither 'nvidia' nor 'nvidia-frontend' "
+        "and no such node exists; load the NVIDIA kernel module (nvidia-modprobe, or start the driver container)"
+    )
+
+
+def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNumbers]) -> Iterator[DeviceNode]:
+    for path in CONTROL_NODES:
+        numbers = expected_numbers(path, majors)
+        if numbers is None and majors.nvidia is not None and kind_of(path) is NodeKind.UVM:
+            # Whatever node is left of it: it cannot be opened.
+            raise DriverUnavailableError(
+                f"no device numbers for {path}: /proc/devices does not list 'nvidia-uvm', without which no CUDA program"
+                " starts; run `nvidia-modprobe -u -c0` on the node"
+            )
+        numbers = numbers or found.get(path)
+        if numbers is not None:
+            yield device_node(root, path, numbers)
+        elif path != MODESET:  # whose module is needed for graphics alone
+            _no_numbers(path)
+
+
+def _mounts(files: DriverFiles, hook: CdiHook | None) -> Iterator[Mount]:
+    """One mount per container path; of two files for one path the first wins."""
+    targets: set[str] = set()
+    for source, target, options in _targets(files, hook):
+        if target not in targets:
+            targets.add(target)
+            yield Mount(host_path=files.root.host(source), container_path=target, options=options)
+
+
+def _targets(files: DriverFiles, hook: CdiHook | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for library in files.libraries:
+        yield library.path, library.path, _READ_ONLY
+    for file in files.files:
+        yield file.path, file.container_path, _READ_ONLY
+    for socket in files.sockets:
+        yield socket.path, socket.container_path, _SOCKET
+    if hook is None:
+        for library in files.libraries:
+            yield from ((library.path, target, _READ_ONLY) for target in _soname_targets(library, files.multiarch))
+
+
+def _soname_targets(library: Library, multiarch: str) -> Iterator[str]:
+    """Every path at which the loader searches the library: its own folder, and the default of Debian and of others.
+
+    The loader searches its default folders after the cache, so no cache, link or variable is needed.
+    """
+    subfolder = (
+        "/vdpau" if library.folder.endswith("/vdpau") else ""
+    )  # the folder in which libvdpau searches its drivers
+    folders = (library.folder, f"/usr/lib/{multiarch}{subfolder}", f"/usr/lib64{subfolder}")
+    names = (library.file_name, library.soname or library.file_name, *ALIASES.get(library.stem, ()))
+    for folder in dict.fromkeys(folders):
+        yield from (f"{folder}/{name}" for name in dict.fromkeys(names))
+
+
+def _links(files: DriverFiles) -> Iterator[tuple[str, str]]:
+    """``(target, link)`` for the hook, as a package links them on the host."""
+    made: set[str] = set()
+    for library in files.libraries:
+        soname = library.soname or library.file_name
+        pairs = [(library.file_name, soname)] if soname != library.file_name else []
+        pairs += [("../" * alias.count("/") + soname, alias) for alias in ALIASES.get(library.stem, ())]
+        for target, name in pairs:
+            link = f"{library.folder}/{name}"
+            if link not in made:
+                made.add(link)
+                yield target, link

@@ -1,0 +1,162 @@
+"""Find NVIDIA's CDI hook on the host, which adds libraries to the container's linker cache.
+
+There are two methods to make ``dlopen("libcuda.so.1")`` work in a container:
+
+- *hooks*: libraries are mounted once, and NVIDIA's hook creates links and runs ``ldconfig`` in the container's root.
+  This is the better one, but no container starts when the hook is missing on the host, so it is used only when the hook
+  was found.
+- *soname*: libraries are mounted under each name that programs use, in the loader's default folders. This needs nothing
+  on the host and works without root and with a read-only root file system, but not for musl images.
+
+Rejected: LD_LIBRARY_PATH overrides that of the pod, ``ldconfig`` inside the container fails without root, and a script
+as hook would run as host root over an untrusted file system.
+
+The hook runs as root of the host over a file system that the image controls, so its version matters:
+
+- Below `FLOOR` the update-ldcache command follows a link of the image out of the container (CVE-2025-23267, fixed in
+  1.17.8). Such a hook, and one of unknown version, is not used: the node falls back to soname mode.
+- ``enable-cuda-compat``, which lets an image's newer CUDA work with an older data-center driver, came with 1.17.5;
+  1.17.5 to 1.17.7 run it with the image's environment (CVE-2025-23266, fixed in 1.17.8). `FLOOR` covers it.
+- ``disable-device-node-modification``, which keeps the driver's libraries from creating nodes in the container, came
+  with `NODE_MODIFICATION`: the tag v1.17.8 has no such command, though ``internal/discover/hooks.go`` of v1.18.0 says
+  "Added in v1.17.8".
+- A command that the program does not know is an error before 1.18.0 and a warning since ("Fix handling of unrecognised
+  hooks", CHANGELOG of v1.18.0-rc.5).
+
+Source: NVIDIA/nvidia-container-toolkit, ``cmd/nvidia-cdi-hook`` at the tags v1.17.4 to v1.19.0; NVIDIA's security
+bulletin for the Container Toolkit of July 2025 for both CVEs.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.semver import Semver
+from dra_driver.hardware.cdi.hook_version import HookVersions, UnknownVersionError
+from dra_driver.hardware.cdi.spec import Hook
+from dra_driver.hardware.driver_root.root import DriverRoot, resolve
+
+CANDIDATES = (
+    "/usr/bin/nvidia-cdi-hook",
+    "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+    "/usr/local/bin/nvidia-cdi-hook",
+    "/usr/bin/nvidia-ctk",
+)
+"""Host paths in order: package, GPU operator, Talos before 1.13, and the toolkit's main program, which has the hooks as
+sub-commands."""
+
+FLOOR = Semver(1, 17, 8)
+"""The oldest version that is used; also the oldest whose ``enable-cuda-compat`` is safe."""
+NODE_MODIFICATION = Semver(1, 18, 0)
+"""The first version with ``disable-device-node-modification``. Pre-releases of it do not count."""
+
+# Never empty: runc runs a hook without an environment as host root with the container's environment, LD_PRELOAD too.
+_ENV = ("NVIDIA_CTK_DEBUG=false",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CdiHook:
+    """A hook that may be used: its path on the host and its version, at least `FLOOR`."""
+
+    path: str
+    version: Semver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookChoice:
+    """The hook to use, None for soname mode; ``note`` says why a hook that was found or chosen is not used."""
+
+    hook: CdiHook | None = None
+    note: str | None = None
+
+
+def choose_hook(root: DriverRoot, wanted: str | None, versions: HookVersions) -> HookChoice:
+    """The hook for this node. ``wanted`` and errors as `find_hook`; takes at most `hook_version.TIMEOUT_S`."""
+    path = find_hook(root, wanted)
+    if path is None:
+        return HookChoice()
+    if not root.shows_host:
+        why = "is of unknown version: this process cannot see programs of the host, so it cannot ask for it"
+        return HookChoice(note=_note(path, why))
+    try:
+        inside = resolve(root.root, path) or path
+        version = versions.read(root.here("/"), path, root.here(inside))
+    except UnknownVersionError as error:
+        return HookChoice(note=_note(path, f"is of unknown version: {error}"))
+    if version < FLOOR:
+        return HookChoice(note=_note(path, f"is version {version}, which has CVE-2025-23267"))
+    return HookChoice(hook=CdiHook(path=path, version=version))
+
+
+def _note(path: str, why: str) -> str:
+    return (
+        f"the CDI hook {path} {why}; it is not used, and libraries are mounted under each of their names instead: "
+        f"install the NVIDIA Container Toolkit {FLOOR} or newer on this node, or set --nvidia-cdi-hook-path "
+        "(NVIDIA_CDI_HOOK_PATH) to 'none' to keep this mode without this message"
+    )
+
+
+def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
+    """Host path of the hook to use, None for soname mode.
+
+    ``wanted`` is the administrator's choice (a host path, or ``none`` to switch hooks off). It is checked when
+    ``root`` shows the host's file system, and else used unchecked. Raises `ConfigurationError` when it is missing.
+    """
+    if wanted == "none":
+        return None
+    if wanted:
+        if not wanted.startswith("/"):
+            raise ConfigurationError(f"CDI hook path {wanted!r} is not an absolute path on the host (nor 'none')")
+        if root.shows_host and not _is_program(root, wanted):
+            raise ConfigurationError(
+                f"CDI hook {wanted} is not an executable file on the host (checked {root.here(wanted)}), and every "
+                "container would fail to start: install the NVIDIA Container Toolkit, correct the path, or set 'none'"
+            )
+        return wanted
+    if not root.shows_host:  # a driver container's root does not show programs of the host
+        return None
+    return next((path for path in CANDIDATES if _is_program(root, path)), None)
+
+
+def base_hooks(
+    hook: CdiHook, links: Iterable[tuple[str, str]], folders: Iterable[str], driver_version: str
+) -> tuple[Hook, ...]:
+    """The hooks of the base document that ``hook`` knows, in the order of NVIDIA's generator.
+
+    enable-cuda-compat comes before update-ldcache, which puts the folder that it configures into the cache.
+    """
+    hooks = [
+        create_symlinks(hook.path, links),
+        _hook(hook.path, "enable-cuda-compat", f"--host-driver-version={driver_version}"),
+        update_ldcache(hook.path, folders),
+    ]
+    if hook.version >= NODE_MODIFICATION:
+        hooks.append(_hook(hook.path, "disable-device-node-modification"))
+    return tuple(hooks)
+
+
+def create_symlinks(hook: str, links: Iterable[tuple[str, str]]) -> Hook:
+    """A hook that makes each ``(target, link)`` in the container; targets are relative to the link's folder."""
+    return _hook(hook, "create-symlinks", *(word for target, link in links for word in ("--link", f"{target}::{link}")))
+
+
+def update_ldcache(hook: str, folders: Iterable[str]) -> Hook:
+    """A hook that adds ``folders`` to the container's linker cache."""
+    return _hook(hook, "update-ldcache", *(word for folder in folders for word in ("--folder", folder)))
+
+
+def _hook(path: str, *args: str) -> Hook:
+    program = path.rpartition("/")[2]
+    prefix = (program, "hook") if program == "nvidia-ctk" else (program,)
+    return Hook(hook_name="createContainer", path=path, args=(*prefix, *args), env=_ENV)
+
+
+def _is_program(root: DriverRoot, inside: str) -> bool:
+    try:
+        path = resolve(root.root, inside)
+        mode = os.lstat(root.here(path)).st_mode if path else 0
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o111)

@@ -1,0 +1,114 @@
+"""Names of this driver's CDI kinds, devices and files.
+
+This is the only place where a claim's UID, a device's name or a share's id becomes part of a file name or a CDI name.
+Invalid names are refused and not rewritten: replaced characters could make two names equal, and a pod would get the
+devices of another. Kubernetes already limits all of them (UIDs are UUIDs, device names DNS labels), so other forms are
+errors or attacks.
+
+Sources: the CDI specification (kind and device name grammar); NVIDIA's and the example DRA driver's
+``k8s.<driver>/<class>`` convention; a claim's device is ``<claim uid>-<device>[-<share id>]``.
+"""
+
+import re
+
+from dra_driver.core.errors import ClaimError, ConfigurationError
+from dra_driver.core.model.ids import ClaimUid
+
+COMMON = "common"
+"""The only device of the base document; a container that requests it gets the driver's libraries."""
+
+# A Kubernetes UID is an opaque string that the API server fills with a UUID; letters, digits and dashes cover every UID
+# seen in the field (mirror pods use bare hashes), and exclude dot and slash, so that no path can be built.
+_UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_DRIVER_NAME_LIMIT = 63  # resource.k8s.io: DriverNameMaxLength
+
+
+class CdiNames:
+    """Names for one driver. Immutable and thread-safe.
+
+    Raises `ConfigurationError` for a driver name that is not a DNS subdomain of at most 63 characters.
+    """
+
+    __slots__ = ("_claim_file", "_temporary", "claim_kind", "device_kind", "driver_name", "vendor")
+
+    def __init__(self, driver_name: str) -> None:
+        labels = driver_name.split(".")
+        if len(driver_name) > _DRIVER_NAME_LIMIT or not all(_DNS_LABEL.fullmatch(label) for label in labels):
+            raise ConfigurationError(
+                f"driver name {driver_name!r} cannot be used: expected lower-case letters, digits, '-' and '.' "
+                f"(a DNS subdomain, at most {_DRIVER_NAME_LIMIT} characters) such as 'gpu.nvidia.com'"
+            )
+        self.driver_name = driver_name
+        # The prefix makes the vendor at least five characters that start with a letter. That is more than tidy: CDI
+        # libraries up to v1.1.0 panic on a vendor or class of one character and take containerd down with them.
+        self.vendor = f"k8s.{driver_name}"
+        # A dot in the class would raise the documents to CDI 0.6.0, which older runtimes refuse.
+        self.device_kind = f"{self.vendor}/device"
+        self.claim_kind = f"{self.vendor}/claim"
+        vendor = re.escape(self.vendor)
+        self._claim_file = re.compile(rf"{vendor}-claim_({_UID.pattern})\.json")
+        self._temporary = re.compile(rf"\.{vendor}_[0-9a-f]{{8}}\.tmp")
+
+    @property
+    def common_id(self) -> str:
+        """Qualified name of the base device, given to the runtime with every device of a claim."""
+        return f"{self.device_kind}={COMMON}"
+
+    @property
+    def base_file_name(self) -> str:
+        """File name of the base document."""
+        return f"{self.vendor}-device_base.json"
+
+    @property
+    def temporary_prefix(self) -> str:
+        """Prefix of this driver's temporary files.
+
+        Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
+        would delete files that other programs are writing.
+        """
+        return f".{self.vendor}_"
+
+    def claim_device(self, claim_uid: str, device: str, share_id: str | None = None) -> str:
+        """Device name of one prepared device. Raises `ClaimError` when a part is not of its Kubernetes form."""
+        _check_uid(claim_uid, "claim UID")
+        if not _DNS_LABEL.fullmatch(device):
+            raise ClaimError(
+                f"device name {_shown(device)} of claim {claim_uid} cannot be used in a CDI name: "
+                "expected a DNS label such as 'gpu-0'"
+            )
+        if share_id is None:
+            return f"{claim_uid}-{device}"
+        _check_uid(share_id, f"share id of device {device!r} in claim {claim_uid}")
+        return f"{claim_uid}-{device}-{share_id}"
+
+    def claim_id(self, claim_uid: str, device: str, share_id: str | None = None) -> str:
+        """Qualified name of one prepared device: what the kubelet hands to the runtime. Raises `ClaimError`."""
+        return f"{self.claim_kind}={self.claim_device(claim_uid, device, share_id)}"
+
+    def claim_file_name(self, claim_uid: str) -> str:
+        """File name of a claim's document; never holds a path separator. Raises `ClaimError` for anything but a UID."""
+        _check_uid(claim_uid, "claim UID")
+        return f"{self.vendor}-claim_{claim_uid}.json"
+
+    def uid_of(self, file_name: str) -> ClaimUid | None:
+        """The claim whose document ``file_name`` is, or None for any other file."""
+        match = self._claim_file.fullmatch(file_name)
+        return ClaimUid(match[1]) if match else None
+
+    def is_temporary(self, file_name: str) -> bool:
+        """Whether ``file_name`` is a temporary file of this driver."""
+        return self._temporary.fullmatch(file_name) is not None
+
+
+def _check_uid(uid: str, what: str) -> None:
+    if not _UID.fullmatch(uid):
+        raise ClaimError(
+            f"{what} {_shown(uid)} is not a Kubernetes UID (letters, digits and '-', at most 64): "
+            "no CDI file is touched for it"
+        )
+
+
+def _shown(text: str) -> str:
+    """Quoted, escaped and short enough for an event."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,196 @@
+"""Write and remove this driver's files in the CDI directory, atomically.
+
+A file is published by a rename within its directory, which every consumer notices at once: containerd's CDI library
+watches for renames, removals and writes, and does not see a file that was linked or moved in from another directory
+(``pkg/cdi/cache.go``, the watch's event mask). The same rename makes the change atomic.
+"""
+
+import errno
+import json
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from dra_driver.core.errors import InvalidSpecError, StorageError
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.hardware.cdi.names import CdiNames
+from dra_driver.hardware.cdi.spec import CdiSpec
+from dra_driver.hardware.cdi.storage import FileIdentity, Files
+from dra_driver.hardware.cdi.validation import validate
+
+log = logging.getLogger(__name__)
+
+STALE_AFTER_S = 600.0
+"""A temporary file older than this was left by a crash: writing one takes milliseconds."""
+
+_ADVICE = {
+    errno.ENOSPC: "the file system is full: free space there",
+    errno.EDQUOT: "the quota is used up: raise it or free space there",
+    errno.EROFS: "the file system is read-only: mount the CDI directory writable into the node process",
+    errno.EACCES: "permission is denied: the node process must run as root, or own the CDI directory",
+    errno.EPERM: "the operation is not permitted: the node process must run as root, or own the CDI directory",
+    errno.ENOTDIR: "a part of the path is not a directory: check the CDI directory's path",
+    errno.EISDIR: "a directory has the name of the file: remove it",
+}
+
+
+def render(spec: CdiSpec, source: str) -> bytes:
+    """The file's bytes: indented JSON with a final newline. Raises `InvalidSpecError` naming ``source``."""
+    validate(spec, source)
+    return json.dumps(spec.to_wire(), indent=1).encode() + b"\n"
+
+
+class CdiWriter:
+    """Writes and removes this driver's files in one CDI directory.
+
+    Thread-safe without a lock, between processes too: every write goes to its own temporary file and is renamed, so of
+    two writers of one claim the later wins, and a reader sees one complete document. All methods raise `StorageError`
+    when the file system fails, and can be called again.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        names: CdiNames,
+        *,
+        files: Files | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = str(directory).rstrip("/") or "/"
+        self._names = names
+        self._files = files or Files()
+        self._now = now
+        # The base document is compared in every prepare and seldom changes, so its bytes are cached, and the identity
+        # of the file that had them. A tuple, so that threads see what belongs together.
+        self._rendered_base: tuple[CdiSpec, bytes, FileIdentity | None] | None = None
+
+    @property
+    def directory(self) -> str:
+        """The CDI directory."""
+        return self._directory
+
+    def write_base(self, spec: CdiSpec) -> bool:
+        """Write ``spec`` to the base file; False when it is equal already, byte for byte. Durable on return.
+
+        A file that was equal is not read again while its inode, size and times are the same.
+        """
+        name, kept = self._names.base_file_name, self._rendered_base
+        if kept is None or kept[0] is not spec:
+            kept = (spec, self._render(spec, name, self._names.device_kind), None)
+        seen = self._files.identity(self._path(name))  # before the file is read
+        if seen is not None and seen == kept[2]:
+            return False
+        changed = self._put(name, kept[1], durable=True)
+        self._rendered_base = (spec, kept[1], None if changed else seen)
+        return changed
+
+    def write_claim(self, uid: str, spec: CdiSpec) -> bool:
+        """Write ``spec`` to the claim's file; False when it is equal already, byte for byte.
+
+        Repeated prepares call it, too: the directory is usually in memory and empty after a reboot. A crash leaves the
+        old file (or none) and at most a temporary file, which `remove_orphans` removes later. Not synced to disk: only
+        a power cut loses the page cache, and after it the boot id is another, so the journal forgets the claim
+        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would
+        not load; then nothing is touched.
+        """
+        name = self._names.claim_file_name(uid)
+        return self._put(name, self._render(spec, name, self._names.claim_kind), durable=False)
+
+    def remove_claim(self, uid: str) -> bool:
+        """Remove the claim's file; False when there was none. Raises `ClaimError` when ``uid`` is no UID.
+
+        Not synced to disk: a file that a power cut brings back is an orphan, removed at the next start.
+        """
+        return self._remove(self._names.claim_file_name(uid))
+
+    def claim_uids(self) -> frozenset[ClaimUid]:
+        """UIDs of the claims that have a file."""
+        return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
+
+    def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
+        """Remove this driver's claim files whose claim is not in ``keep``; returns the removed, in order.
+
+        Also removes this driver's temporary files that are older than `STALE_AFTER_S`. Files of other programs are
+        never touched: all CDI writers of the node share the directory.
+        """
+        kept = frozenset(keep)
+        orphans = sorted(uid for uid in self.claim_uids() if uid not in kept)
+        removed = tuple(uid for uid in orphans if self.remove_claim(uid))
+        if removed:
+            log.info("orphaned CDI files removed", extra={"count": len(removed), "directory": self._directory})
+        self._remove_stale_temporaries()
+        return removed
+
+    def _remove_stale_temporaries(self) -> None:
+        for name in self._list():
+            if not self._names.is_temporary(name):
+                continue
+            try:
+                age = self._files.age(self._path(name))
+            except OSError as error:
+                raise self._storage_error("read the age of", name, error) from error
+            if age is not None and self._now() - age.modified_s > STALE_AFTER_S:
+                self._remove(name)
+
+    def _render(self, spec: CdiSpec, name: str, kind: str) -> bytes:
+        if spec.kind != kind:
+            raise InvalidSpecError(f"CDI document {self._path(name)} would be of kind {spec.kind!r}, expected {kind!r}")
+        return render(spec, self._path(name))
+
+    def _put(self, name: str, data: bytes, *, durable: bool) -> bool:
+        if self._files.read(self._path(name), len(data) + 1) == data:
+            return False
+        try:
+            self._replace(name, data, durable=durable)
+        except OSError as error:
+            raise self._storage_error("write", name, error) from error
+        return True
+
+    def _replace(self, name: str, data: bytes, *, durable: bool) -> None:
+        files = self._files
+        try:
+            fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
+        except FileNotFoundError:  # created on demand: /var/run is empty after a reboot
+            files.make_folder(self._directory)
+            fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
+        try:
+            try:
+                files.write(fd, data)
+                files.set_mode(fd, 0o644)  # readable for debugging; it has no secrets
+                if durable:
+                    files.sync(fd)
+            finally:
+                files.close(fd)
+            files.replace(temporary, self._path(name))
+        except OSError:
+            with suppress(OSError):  # the first failure is reported; `remove_orphans` removes the temporary file later
+                files.remove(temporary)
+            raise
+        if durable:
+            files.sync_folder(self._directory)
+
+    def _remove(self, name: str) -> bool:
+        try:
+            return self._files.remove(self._path(name))
+        except OSError as error:
+            raise self._storage_error("remove", name, error) from error
+
+    def _list(self) -> list[str]:
+        try:
+            return self._files.list(self._directory)
+        except OSError as error:
+            raise StorageError(
+                f"cannot list the CDI directory {self._directory}: {self._advice(error)}; retrying"
+            ) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    def _storage_error(self, verb: str, name: str, error: OSError) -> StorageError:
+        return StorageError(f"cannot {verb} CDI file {self._path(name)}: {self._advice(error)}; retrying")
+
+    @staticmethod
+    def _advice(error: OSError) -> str:
+        reason = errno.errorcode.get(error.errno or 0, "unknown")
+        return _ADVICE.get(error.errno or 0, (error.strerror or str(error)).lower()) + f" ({reason})"

@@ -1,0 +1,112 @@
+"""Read device numbers from ``/proc/devices`` and from nodes in ``/dev``.
+
+Sources: Linux ``fs/char_dev.c`` (the "Character devices" block); NVIDIA's kernel modules register 195 as ``nvidia``
+or, before series 550, ``nvidia-frontend``, and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which
+therefore change when a module is loaded again; ``nv.h`` for the fixed minors 255 (nvidiactl) and 254
+(nvidia-modeset).
+"""
+
+import functools
+import os
+import re
+import stat
+from pathlib import Path
+
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.lean_dataclasses import dataclass
+
+CONTROL_MINOR = 255
+MODESET_MINOR = 254
+UVM_MINOR = 0
+UVM_TOOLS_MINOR = 1
+
+_LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
+
+
+def registered_names(text: str) -> dict[int, str]:
+    """Names of drivers by major of their character devices, in the text of ``/proc/devices``; the first of several."""
+    characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
+    found: dict[int, str] = {}
+    for line in characters.splitlines():
+        if match := _LINE.fullmatch(line.rstrip()):
+            found.setdefault(int(match[1]), match[2])
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Majors:
+    """Majors of NVIDIA's character devices; None for a module that is not loaded.
+
+    ``modeset`` is 195 as well, and listed by recent modules only; with older ones its node in ``/dev`` has the number.
+    """
+
+    nvidia: int | None = None
+    modeset: int | None = None
+    uvm: int | None = None
+    caps: int | None = None
+
+    @classmethod
+    def read(cls, proc_devices: Path | str = "/proc/devices") -> "Majors":
+        """Majors in a ``/proc/devices``. Raises `DriverUnavailableError` when the file cannot be read."""
+        try:
+            data = _content(proc_devices)
+        except OSError as error:
+            raise DriverUnavailableError(
+                f"cannot read the kernel's device numbers from {proc_devices}: {error.strerror}; "
+                "the node process needs /proc of the node (or ALT_PROC_DEVICES_PATH for simulated hardware)"
+            ) from error
+        return _parsed(data)
+
+    @classmethod
+    def parse(cls, text: str) -> "Majors":
+        """Majors in the text of ``/proc/devices``; lines of another form are skipped."""
+        characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
+        found: dict[str, int] = {}
+        for line in characters.splitlines():
+            if match := _LINE.fullmatch(line.rstrip()):
+                found.setdefault(match[2], int(match[1]))
+        return cls(
+            nvidia=found.get("nvidia", found.get("nvidia-frontend")),
+            modeset=found.get("nvidia-modeset"),
+            uvm=found.get("nvidia-uvm"),
+            caps=found.get("nvidia-caps"),
+        )
+
+
+def _content(path: Path | str) -> bytes:
+    """At most 64 KiB of a file. Without a file object, which would take twice the time: every prepare calls it."""
+    descriptor, data = os.open(path, os.O_RDONLY | os.O_CLOEXEC), b""
+    try:
+        while len(data) < 65536 and (more := os.read(descriptor, 65536)):
+            data += more
+    finally:
+        os.close(descriptor)
+    return data
+
+
+@functools.lru_cache(maxsize=2)
+def _parsed(data: bytes) -> Majors:
+    return Majors.parse(data.decode("ascii", "replace"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNumbers:
+    """Major and minor of a character device."""
+
+    major: int
+    minor: int
+
+
+def node_numbers(path: str) -> NodeNumbers | None:
+    """Numbers of the character device at ``path``; None when it is missing or anything else, a symbolic link included.
+
+    ``lstat`` as the CDI library does: a link in the host's ``/dev`` is not a device node to a runtime. An
+    unreadable folder counts as missing, because the kernel's list is the fallback.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    return NodeNumbers(major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))

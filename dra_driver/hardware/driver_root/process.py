@@ -1,0 +1,174 @@
+"""Run a program of the driver with a deadline and bounded output.
+
+At the deadline the program and everything that it started are killed. NVIDIA's tools call a kernel driver that may be
+stuck, and a process that waits there cannot even be killed, so the wait ends whether or not the process ends.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+
+MAX_OUTPUT: Final = 16 * 1024
+MAX_SHOWN: Final = 300
+REAP_S: Final = 1.0
+"""How long to wait for the end of a process after SIGKILL."""
+_MAX_STDIN: Final = 4096  # fits into any pipe at once, so that writing cannot block
+_STEP_S: Final = 0.01  # between two polls where the kernel has no pidfd (before Linux 5.3)
+_MAX_WAIT_S: Final = 0.25
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+Prepare = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal.
+
+    ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck``: not even SIGKILL ended it,
+    because it waits in the kernel.
+    """
+
+    status: int | None
+    output: str
+    stuck: bool = False
+
+
+class Running:
+    """One run of a program in its own process group; `poll` checks it and `wait` waits for it.
+
+    ``prepare`` runs in the child between fork and exec: only for processes of one thread. Raises OSError when the
+    program cannot be started. For one thread. Background processes of a program that ends by itself stay, and so does a
+    process that is stuck in the kernel.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        within_s: float,
+        stdin: str = "",
+        prepare: Prepare | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._deadline = clock() + within_s
+        self._killed_at: float | None = None
+        self._kept = bytearray()
+        self._all_read = False
+        self._reading, writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        source = _filled_pipe(stdin)
+        try:
+            self._process = subprocess.Popen(
+                list(arguments),
+                env=dict(environment),
+                stdin=source,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - see the docstring: callers that give one have one thread
+            )
+        except BaseException:
+            os.close(self._reading)
+            raise
+        finally:
+            os.close(source)
+            os.close(writing)
+
+    def poll(self) -> Ended | None:
+        """How it ended; None while it runs. Kills the process group at the deadline. Never waits."""
+        self._read()
+        status = self._process.poll()
+        if status is not None:
+            self._read()
+            return self._end(None if self._killed_at is not None else status)
+        now = self._clock()
+        if self._killed_at is None and now >= self._deadline:
+            self._killed_at = now
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._killed_at is not None and now >= self._killed_at + REAP_S:
+            return self._end(None, stuck=True)
+        return None
+
+    def wait(self) -> Ended:
+        """How it ended; returns at the deadline and `REAP_S` at the latest."""
+        poller = select.poll()
+        poller.register(self._reading, select.POLLIN)
+        step, pidfd = _STEP_S, -1
+        with suppress(OSError):  # no pidfd: an old kernel, or a seccomp profile without the call
+            pidfd = os.pidfd_open(self._process.pid)
+            poller.register(pidfd, select.POLLIN)
+            step = _MAX_WAIT_S
+        try:
+            watching = True
+            while (ended := self.poll()) is None:
+                if self._all_read and watching:
+                    poller.unregister(self._reading)  # it closed its output and still runs: the pipe stays readable
+                    watching = False
+                left = max(self._deadline - self._clock(), _STEP_S)
+                poller.poll(1000 * min(left, step))
+            return ended
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+
+    def abandon(self) -> None:
+        """Kill it now and wait a moment for its end, without a result."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_MAX_WAIT_S)
+        self._end(None)
+
+    def _read(self) -> None:
+        """Read the output, so that a full pipe never blocks the program; keep its beginning."""
+        while self._reading >= 0:
+            try:
+                piece = os.read(self._reading, MAX_OUTPUT)
+            except BlockingIOError:
+                return
+            if not piece:
+                self._all_read = True
+                return
+            self._kept += piece[: MAX_OUTPUT - len(self._kept)]
+
+    def _end(self, status: int | None, *, stuck: bool = False) -> Ended:
+        if self._reading >= 0:
+            os.close(self._reading)
+            self._reading = -1
+        return Ended(status=status, output=self._kept.decode(errors="replace"), stuck=stuck)
+
+
+def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: float, stdin: str = "") -> Ended:
+    """Run it to its end or for ``within_s`` seconds. Raises OSError when it cannot be started."""
+    return Running(arguments, environment=environment, within_s=within_s, stdin=stdin).wait()
+
+
+def shown(output: str) -> str:
+    """A program's output as one printable line, short enough for an event."""
+    line = " ".join(output.split())
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    if not text:
+        return "nothing"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def _filled_pipe(text: str) -> int:
+    data = text.encode()
+    if len(data) > _MAX_STDIN:
+        raise ValueError(f"stdin of a program is limited to {_MAX_STDIN} bytes, got {len(data)}")
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    with open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor, not a path
+        pipe.write(data)
+    return reading

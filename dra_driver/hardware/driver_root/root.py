@@ -1,0 +1,114 @@
+"""The NVIDIA driver's root as this process and the container runtime see it, and links inside it.
+
+A file has three paths: *here* is the path that this process opens (``/driver-root/usr/lib64/libcuda.so.580``), *inside*
+is the path below the driver root (``/usr/lib64/libcuda.so.580``), and *host* is the path that the runtime mounts from
+(``/run/nvidia/driver/usr/lib64/libcuda.so.580``). Containers see the inside path.
+"""
+
+import os
+import stat
+from pathlib import PurePosixPath
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
+
+_MAX_LINKS = 40  # the kernel's MAXSYMLINKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverRoot:
+    """A driver's folder and the parent of its ``/dev``, each as this process and the runtime see it.
+
+    ``root`` and ``dev_root`` are this process' paths; ``host_root`` and ``host_dev_root`` the runtime's, by default
+    the same. ``/`` is the host's own root. ``dev_root`` defaults to ``/``; `locate` finds it as NVIDIA's tools
+    do.
+    """
+
+    root: str = "/"
+    host_root: str = ""
+    dev_root: str = "/"
+    host_dev_root: str = ""
+
+    def __post_init__(self) -> None:
+        root = self._normalise("root", self.root)
+        host_root = self._normalise("host_root", self.host_root or root)
+        dev_root = self._normalise("dev_root", self.dev_root)
+        self._normalise("host_dev_root", self.host_dev_root or (host_root if dev_root == root else dev_root))
+
+    def _normalise(self, name: str, given: str) -> str:
+        """Store the path without a trailing slash, so that ``/`` becomes the empty prefix."""
+        path = str(given) or "/"
+        if not path.startswith("/"):
+            raise ConfigurationError(
+                f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
+            )
+        normal = str(PurePosixPath(path)).rstrip("/")
+        object.__setattr__(self, name, normal)
+        return normal
+
+    @classmethod
+    def locate(cls, root: str, *, host_root: str = "", dev_root: str = "", host_dev_root: str = "") -> "DriverRoot":
+        """A root with its own device nodes when it has a ``dev`` folder, else with the host's.
+
+        A driver container (``/run/nvidia/driver``) has its own ``/dev``; a package on the host uses that of ``/``.
+        """
+        if not dev_root and os.path.isdir(os.path.join(root, "dev")):  # noqa: PTH112, PTH118 - see resolve()
+            dev_root, host_dev_root = root, host_dev_root or host_root
+        return cls(root=root, host_root=host_root, dev_root=dev_root, host_dev_root=host_dev_root)
+
+    @property
+    def shows_host(self) -> bool:
+        """Whether ``root`` shows the host's ``/``, so that files of the host can be found below it."""
+        return self.host_root == ""
+
+    def here(self, inside: str) -> str:
+        """This process' path of ``inside``."""
+        return self.root + inside
+
+    def host(self, inside: str) -> str:
+        """The runtime's path of ``inside``."""
+        return self.host_root + inside
+
+    def dev_here(self, path: str) -> str:
+        """This process' path of a device node such as ``/dev/nvidia0``."""
+        return self.dev_root + path
+
+    def dev_host(self, path: str) -> str:
+        """The runtime's path of a device node."""
+        return self.host_dev_root + path
+
+
+def resolve(root: str, inside: str, known: dict[str, str] | None = None) -> str | None:
+    """The inside path of ``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing.
+
+    ``os.path.realpath`` would follow an absolute link (such as Debian's ``/etc/alternatives``) out of the driver root
+    to another driver's file, or a hostile link to any file of this process' file system. ``known`` caches resolved
+    folders during one discovery. Raises OSError for anything but a missing file (permission, I/O error).
+    """
+    known = {} if known is None else known
+    todo = [part for part in reversed(inside.split("/")) if part not in ("", ".")]
+    done, links = "", 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            done = done.rpartition("/")[0]  # ".." of the root stays in the root, as in a chroot
+            continue
+        path = f"{done}/{part}"
+        if path in known:
+            done = known[path]
+            continue
+        try:
+            target = os.readlink(root + path) if stat.S_ISLNK(os.lstat(root + path).st_mode) else None  # noqa: PTH115
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if target is None:
+            done = path
+            if todo:
+                known[path] = path
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return None
+        done = "" if target.startswith("/") else done
+        todo.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+    return done or "/"

@@ -1,0 +1,172 @@
+"""Names the processes that have a GPU open, for the error of a change that the GPU refuses because it is in use.
+
+NVML names processes that compute; what keeps a GPU from being changed are open files, a monitor's among them. They are
+read from a proc file system: the one below a mounted host root shows the processes of the node's first PID namespace,
+also to a container with a PID namespace of its own (proc(5); reading ``fd`` of another user's process takes
+CAP_SYS_PTRACE, which a privileged container has). Only link texts are read: opening or inspecting the file itself could
+hang on a network file system.
+
+The scan runs after a failure only, ends after ``SCAN_S`` and ``MAX_PROCESSES``, and never raises.
+"""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+SCAN_S: Final = 1.0
+MAX_PROCESSES: Final = 32768  # the kernel's default for pid_max
+MAX_FILES: Final = 4096  # open files of one process
+MAX_NAMED: Final = 4  # an event has room for 1024 characters
+MAX_NAME: Final = 15  # TASK_COMM_LEN of the kernel, without the final zero
+
+_DEVICE = re.compile(r"/nvidia(\d{1,10})( \(deleted\))?$")
+_CAPABILITY = re.compile(r"/nvidia-caps/nvidia-cap\d+")
+
+# What to do about a program, by its name in the kernel, which has at most 15 characters.
+ADVICE: Final = {
+    "nv-hostengine": "stop DCGM on this node, or have it release its GPUs",
+    "dcgm-exporter": "stop dcgm-exporter on this node, or keep it off nodes with MIG claims",
+    "dra-hw-check": "the hardware check ends within ten minutes",
+    "nvidia-persiste": "the persistence daemon has every GPU open and rarely is the cause",
+    "nvidia-smi": "it closes the GPU when it ends; stop loops of it",
+    "Xorg": "keep the display server off this GPU",
+    "nvidia-mig-mana": "two managers of MIG exclude each other: keep it off this node",
+    "nvidia-device-p": "NVIDIA's device plugin must not run beside this driver",
+    "nvidia-cuda-mps": "an MPS daemon that this driver did not start has to end",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHolder:
+    """A process that has a GPU open. ``capabilities``: it has device nodes of MIG instances open, too."""
+
+    pid: int
+    name: str
+    capabilities: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} (process {self.pid}{', with MIG instances' if self.capabilities else ''})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What was found in ``proc``; ``complete`` is False when a limit ended the scan."""
+
+    proc: Path
+    holders: tuple[GpuHolder, ...] = ()
+    processes: int = 0
+    complete: bool = True
+
+
+def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_PROCESSES) -> Scan:
+    """The other processes in ``proc`` that have ``/dev/nvidia<minor>`` open, known programs first.
+
+    A process that ends meanwhile or cannot be read is passed over. Raises OSError when ``proc`` cannot be listed.
+    """
+    deadline, looked = clock() + SCAN_S, 0
+    own = _own_pid(proc)
+    found: list[GpuHolder] = []
+    for pid in _pids(proc):
+        if looked >= most or clock() > deadline:
+            return Scan(proc=proc, holders=_ordered(found), processes=looked, complete=False)
+        looked += 1
+        if pid != own and (holder := _holder(proc / str(pid), pid, minor)) is not None:
+            found.append(holder)
+    return Scan(proc=proc, holders=_ordered(found), processes=looked)
+
+
+def describe(found: Scan) -> str:
+    """One sentence part about the holders, with advice on programs that are known."""
+    limit = "" if found.complete else ", not all of them"
+    if not found.holders:
+        seen = f"{found.processes} processes were looked at in {found.proc}{limit}"
+        return f"no other process has it open ({seen}): one that has just ended may still be cleaned up"
+    shown = [str(holder) for holder in found.holders[:MAX_NAMED]]
+    more = len(found.holders) - len(shown)
+    advice = dict.fromkeys(f"{one.name}: {ADVICE[one.name]}" for one in found.holders if one.name in ADVICE)
+    text = f"open in {', '.join(shown)}{f' and {more} more' if more else ''}{limit}"
+    return "; ".join((text, *list(advice)[:2]))
+
+
+class GpuHolders:
+    """Answers who has a GPU open. Thread-safe; keeps nothing between calls."""
+
+    def __init__(self, procs: Callable[[], Iterable[Path]], minor: Callable[[str], int | None]) -> None:
+        """``procs`` are candidates, best first: the first that lists a process is read. ``minor`` is that of a UUID."""
+        self._procs = procs
+        self._minor = minor
+
+    def __call__(self, gpu: str) -> str | None:
+        """Who has it open, as part of a sentence; None when that cannot be found out. Never raises."""
+        try:
+            minor = self._minor(gpu)
+            if minor is None:
+                return None
+            for proc in self._procs():
+                try:
+                    found = scan(proc, minor)
+                except OSError as error:
+                    log.debug("processes cannot be listed", extra={"proc": str(proc), "reason": str(error)})
+                    continue
+                if found.processes:
+                    return describe(found)
+        except Exception:  # the answer only completes the message of another error, which must not be lost
+            log.exception("cannot find out who has the GPU open", extra={"gpu": gpu})
+        return None
+
+
+def _ordered(found: list[GpuHolder]) -> tuple[GpuHolder, ...]:
+    return tuple(sorted(found, key=lambda holder: (holder.name not in ADVICE, holder.pid)))
+
+
+def _pids(proc: Path) -> Iterator[int]:
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.name.isdecimal():
+                yield int(entry.name)
+
+
+def _own_pid(proc: Path) -> int | None:
+    """This process in the PID namespace of ``proc``: the kernel resolves ``self`` there."""
+    try:
+        return int((proc / "self").readlink().name)
+    except (OSError, ValueError):
+        return None
+
+
+def _holder(process: Path, pid: int, minor: int) -> GpuHolder | None:
+    holds = capabilities = False
+    try:
+        with os.scandir(process / "fd") as files:
+            for count, file in enumerate(files):
+                if count >= MAX_FILES:
+                    break
+                target = _target(file.path)
+                device = _DEVICE.search(target)
+                holds = holds or (device is not None and int(device[1]) == minor)
+                capabilities = capabilities or bool(_CAPABILITY.search(target))
+        return GpuHolder(pid=pid, name=_name(process), capabilities=capabilities) if holds else None
+    except OSError:
+        return None
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115 - thousands of links on a node
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _name(process: Path) -> str:
+    """The program's name. Any process may choose it, so other characters than printable ASCII are replaced."""
+    with (process / "comm").open("rb") as file:
+        text = file.read(64).decode("ascii", "replace").rstrip("\n")
+    return re.sub(r"[^\x20-\x7e]", "?", text)[:MAX_NAME] or "?"

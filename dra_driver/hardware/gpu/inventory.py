@@ -1,0 +1,212 @@
+"""The node's GPU inventory: polls the backend, keeps the last good snapshot and notifies subscribers of changes.
+
+It polls because events report neither a removed GPU nor one that came back, and because reading eight GPUs takes a few
+milliseconds. An event (any process created or destroyed a MIG device) only makes the next poll come at once.
+
+Detaching the GPUs (``gpu.backend.Detachable``) is asked of the backend and not of the inventory: call ``refresh`` after
+it, and after ``reattach``. While detached, the last snapshot stays current; that is not a failure.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import DetachedError, DriverUnavailableError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.telemetry import metrics
+from dra_driver.hardware.gpu.backend import Backend
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME = "gpu-inventory"
+EVENTS_THREAD_NAME = "gpu-events"
+EVENT_WAIT_S = 10.0
+AFTER_FAILURE_S = 5.0
+STOP_TIMEOUT_S = 5.0
+
+Callback = Callable[[Snapshot], None]
+
+
+class Inventory:
+    """Keeps the newest snapshot of ``backend``. All methods may be called from any thread.
+
+    Callbacks run on the inventory's thread, one after another; each sees every change once and in order. An exception
+    of a callback is logged and counted, and the others run. A callback must not block for long.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        poll_interval_s: float,
+        *,
+        retry_min_s: float = 1.0,
+        retry_max_s: float = 30.0,
+    ) -> None:
+        """``retry_*``: first and longest pause while the driver cannot be used; pauses double in between."""
+        self._backend = backend
+        self._poll_interval_s = poll_interval_s
+        self._lock = threading.Lock()  # guards the five fields below
+        self._snapshot: Snapshot | None = None
+        self._problem: str | None = "the GPUs have not been read yet"
+        self._subscribers: list[tuple[Callback, list[Snapshot]]] = []
+        self._thread: threading.Thread | None = None
+        self._backoff = Backoff(first_s=retry_min_s, longest_s=retry_max_s)
+        self._first = threading.Event()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Start polling, the first time at once. Idempotent; raises RuntimeError after ``stop``."""
+        with self._lock:
+            if self._stopping.is_set():
+                raise RuntimeError("an inventory cannot be started again after stop()")
+            if self._thread is None:
+                # Daemon: a call into a stuck GPU cannot be cancelled and must not keep the process from exiting.
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                self._thread.start()
+                threading.Thread(target=self._listen, name=EVENTS_THREAD_NAME, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop polling and close the backend. Idempotent; waits at most 5 s for a hardware call to return."""
+        with self._lock:
+            self._stopping.set()
+            thread = self._thread
+        self._wake.set()
+        self._first.set()  # wakes the event thread
+        if thread is None:
+            self._backend.close()
+            return
+        if thread is threading.current_thread():
+            return  # called from a callback: the thread closes the backend after the callback returns
+        thread.join(STOP_TIMEOUT_S)
+        if thread.is_alive():
+            log.warning("a hardware call did not return in time; abandoning the GPU inventory")
+
+    def current(self) -> Snapshot:
+        """The last good snapshot, an empty one before the first. Never waits."""
+        with self._lock:
+            return self._snapshot or Snapshot()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the snapshot is missing or outdated, also while the GPUs are detached; None after a successful poll."""
+        with self._lock:
+            return self._problem
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last poll failed. False before the first poll, which may be slow, has returned, and while the
+        GPUs are detached."""
+        with self._lock:
+            return self._backoff.failures > 0
+
+    def wait_first(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the first good snapshot; whether it exists."""
+        return self._first.wait(timeout_s) and self._snapshot is not None
+
+    def refresh(self) -> None:
+        """Poll now instead of at the next interval. Returns at once."""
+        self._wake.set()
+
+    def subscribe(self, callback: Callback) -> None:
+        """Call ``callback`` with the first snapshot (soon, when it exists already) and with every changed one."""
+        with self._lock:
+            self._subscribers.append((callback, []))
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._wake.clear()
+                pause_s = self._poll()
+                self._notify()
+                self._wake.wait(pause_s)
+        finally:
+            self._backend.close()
+
+    def _listen(self) -> None:
+        """Poll at once after each event. Ends soon after ``stop``; a wait inside the driver cannot be cancelled."""
+        self._first.wait()
+        backoff = Backoff(first_s=self._backoff.first_s, longest_s=self._backoff.longest_s)
+        while not self._stopping.is_set():
+            try:
+                happened = self._backend.wait_for_event(EVENT_WAIT_S)
+            except DriverUnavailableError:
+                self._stopping.wait(AFTER_FAILURE_S)
+                continue
+            except Exception:  # thread boundary: without this thread, changes are seen only at the next poll
+                pause_s = backoff.next_s()
+                log.exception("unexpected error while waiting for GPU events", extra={"retry_s": pause_s})
+                metrics.internal_error("gpu-events")
+                self._stopping.wait(pause_s)
+                continue
+            backoff.reset()
+            if happened:
+                self._wake.set()
+
+    def _poll(self) -> float:
+        """Read the GPUs once; returns the pause until the next poll in seconds."""
+        try:
+            snapshot = self._backend.snapshot()
+        except DetachedError as error:
+            return self._detached(str(error))
+        except DriverUnavailableError as error:
+            return self._failed(str(error))
+        except Exception as error:  # thread boundary: the next poll may succeed
+            log.exception("unexpected error while reading the GPUs")
+            metrics.internal_error("gpu-inventory")
+            return self._failed(f"reading the GPUs failed: {type(error).__name__}: {error}")
+        self._succeeded(snapshot)
+        return self._poll_interval_s
+
+    def _failed(self, problem: str) -> float:
+        with self._lock:
+            is_new = problem != self._problem
+            self._problem = problem
+            pause_s = self._backoff.next_s()
+        metrics.gpu_read_errors_total.labels("driver").inc()
+        if is_new:
+            log.warning("GPU driver unavailable", extra={"reason": problem})
+        return pause_s
+
+    def _detached(self, problem: str) -> float:
+        """Nothing is tried until the next interval or ``refresh``."""
+        with self._lock:
+            is_new = problem != self._problem
+            self._problem = problem
+            self._backoff.reset()
+        if is_new:
+            log.info("GPUs are not read", extra={"reason": problem})
+        return self._poll_interval_s
+
+    def _succeeded(self, snapshot: Snapshot) -> None:
+        with self._lock:
+            changed = snapshot != self._snapshot
+            before = self._snapshot.left_out if self._snapshot is not None else ()
+            if changed:  # an equal one stays the same object: who has seen it need not compare
+                self._snapshot = snapshot
+            self._problem = None
+            self._backoff.reset()
+        self._first.set()
+        if changed:
+            log.info("GPU inventory changed", extra={"gpus": len(snapshot.gpus), "left_out": len(snapshot.left_out)})
+        for gpu in snapshot.left_out:
+            if gpu not in before:
+                log.warning("GPU left out of the inventory", extra={"gpu": gpu.label, "reason": gpu.reason})
+
+    def _notify(self) -> None:
+        with self._lock:
+            snapshot = self._snapshot
+            due = [
+                (callback, seen) for callback, seen in self._subscribers if snapshot is not None and seen != [snapshot]
+            ]
+        for callback, seen in due:
+            if snapshot is None or self._stopping.is_set():
+                return
+            seen[:] = [snapshot]  # only this thread uses the list
+            try:
+                callback(snapshot)
+            except Exception:  # thread boundary: the other subscribers and the polling go on
+                log.exception("GPU inventory subscriber failed", extra={"subscriber": repr(callback)})
+                metrics.internal_error("gpu-subscriber")

@@ -1,0 +1,254 @@
+"""Real GPUs, read and changed through NVML (libnvidia-ml.so.1).
+
+NVML handles never leave this package. They are looked up again for each read and each change, by index and not by
+UUID: a lookup by UUID wakes other GPUs and takes seconds on a busy node, and a handle is invalid after its session and
+after a change of MIG mode.
+
+Trouble with one property or at one read never withdraws a GPU: see ``last_values.py``. A GPU that does not answer at
+all does not hold up the others: see ``reads.py`` and ``turns.py``. A session that no longer shows the node as it is, is
+ended: see ``surroundings.py``.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pynvml
+
+from dra_driver.core.errors import DeviceLostError, ResetRequiredError
+from dra_driver.core.model.fabric import Fabric
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.health import HealthEvent, HealthReading
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import ComputeInstance, MigInstance
+from dra_driver.hardware.driver_root.search import find_library
+from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
+from dra_driver.hardware.gpu.nvml import control
+from dra_driver.hardware.gpu.nvml.device_files import open_device_files
+from dra_driver.hardware.gpu.nvml.errors import optional
+from dra_driver.hardware.gpu.nvml.events import mig_events
+from dra_driver.hardware.gpu.nvml.fabric import FUNCTION as FABRIC
+from dra_driver.hardware.gpu.nvml.fabric import read_fabric
+from dra_driver.hardware.gpu.nvml.health import HealthLooks
+from dra_driver.hardware.gpu.nvml.health_events import HealthEvents
+from dra_driver.hardware.gpu.nvml.listings import Listings
+from dra_driver.hardware.gpu.nvml.mig import read_instances
+from dra_driver.hardware.gpu.nvml.node import Known, Node
+from dra_driver.hardware.gpu.nvml.renewals import Renewals
+from dra_driver.hardware.gpu.nvml.session import Session
+from dra_driver.hardware.gpu.nvml.turns import Patience
+
+__all__ = ["NvmlBackend", "find_library"]
+
+log = logging.getLogger(__name__)
+
+MODE_TIMEOUT_S = 10.0  # from NVML's success until the mode reads back, while the GPU is bound again
+MODE_PAUSE_S = 0.1
+
+
+class NvmlBackend:
+    """A ``backend.GpuBackend`` over ``libnvidia-ml.so.1``. Thread-safe: one call per GPU at a time, GPUs in parallel.
+
+    Open at most one per process, because pynvml keeps the library in a global variable. A session holds the device
+    files open, so an administrator who resets a GPU or removes the driver has to detach or stop this process first.
+    """
+
+    def __init__(
+        self,
+        library_path: str | None = None,
+        sysfs_root: str = "/sys",
+        *,
+        driver_root: str | Callable[[], str] | None = None,
+        dev_folder: str = "/dev",
+        reads_instances: Callable[[], bool] = lambda: True,
+        patience: Patience | None = None,
+    ) -> None:
+        """Use the library at ``library_path``, else the one below ``driver_root``, else what the dynamic linker finds.
+
+        ``driver_root`` may be a function that finds it, and raises DriverUnavailableError.
+        Every new session searches again, so a driver that is installed or upgraded later is found. The dynamic linker
+        searches when there is no driver root, or when it is ``/``, this process' own file system.
+        ``dev_folder`` has the device files that NVML opens in this process.
+        ``reads_instances``: whether this process keeps its list of MIG instances up to date, see ``listings.py``.
+        """
+        patience = patience or Patience()
+        self._session = Session(library_path, driver_root, sysfs_root, end_timeout_s=patience.end_s)
+        self.listings = Listings(reads_instances)
+        self._node = Node(self._session, sysfs_root, self.listings, patience)
+        self._events = mig_events(self._session, self._node.reading, self.listings.happened)
+        self._health_events = HealthEvents(self._session, self._node.reading, self._node.is_whole)
+        self._health = HealthLooks(self._session, self._node, sysfs_root, patience)
+        self._feeling = threading.Lock()  # one look at the health at a time; acquired as the lock below
+        self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
+        self._renewals = Renewals(self._session, dev_folder)
+
+    def open(self) -> None:
+        """See ``Backend.open``."""
+        self._session.open()
+
+    def close(self) -> None:
+        """See ``Backend.close``. Waits for running calls, see ``turns.Patience``."""
+        self._session.close()
+
+    def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
+        """See ``Detachable.detach``. NVML's library is unloaded, too."""
+        if not self._session.detach(reason, timeout_s):
+            log.warning("an NVML call has not returned, the GPUs stay open", extra={"timeout_s": timeout_s})
+            return False
+        left = open_device_files()
+        if left:
+            log.warning("device files are open after the end of the NVML session", extra={"files": " ".join(left)})
+        return not left
+
+    def reattach(self) -> None:
+        """See ``Detachable.reattach``."""
+        self._session.reattach()
+
+    @property
+    def detached(self) -> str | None:
+        """See ``Detachable.detached``."""
+        return self._session.detached
+
+    def snapshot(self) -> Snapshot:
+        """See ``Backend.snapshot``. Waits a bounded time for each GPU, see ``turns.Patience``; the first read without
+        persistence mode takes seconds. A GPU that is being changed meanwhile is as it was last read."""
+        with self._looking, self._renewals.before_look():
+            with self._session.use() as generation:
+                found = self._node.read(generation, self._events.covered(generation))
+            if self._node.modes_changed():
+                self._events.renew()
+                self._health_events.renew()
+            self._renewals.after_look(found)
+            if self.listings.must_give_back(generation):
+                self._session.renew(generation)
+            return found
+
+    def wait_for_event(self, timeout_s: float) -> bool:
+        """See ``Backend.wait_for_event``. Also True when a GPU was lost; False at once when ``close`` is called."""
+        happened = self._events.wait(timeout_s)
+        if happened:
+            self.listings.happened()
+        return happened
+
+    def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
+        """See ``HealthSource.wait_for_health_events``."""
+        return self._health_events.wait(timeout_s)
+
+    def health_look_wanted(self) -> bool:
+        """See ``HealthSource.health_look_wanted``."""
+        return self._health_events.take_look()
+
+    def health_unmonitored(self) -> Mapping[GpuUuid, str]:
+        """See ``HealthSource.health_unmonitored``."""
+        return self._health_events.unmonitored(self._health.known)
+
+    def health_readings(self) -> tuple[HealthReading, ...]:
+        """See ``HealthSource.health_readings``. Waits a bounded time for each GPU, as ``snapshot`` does."""
+        with self._feeling, self._session.use() as generation:
+            return self._health.read(generation)
+
+    def forget_gpu(self, gpu: GpuUuid) -> None:
+        """See ``HealthSource.forget_gpu``."""
+        self._health.forget(gpu)
+
+    def mig_mode(self, gpu: GpuUuid) -> bool:
+        """See ``GpuControl.mig_mode``."""
+        with self._handle(gpu) as (_, handle):
+            return control.mig_mode(handle, gpu)
+
+    def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
+        """See ``GpuControl.set_mig_mode``. Also raises GpuBusyError when instances exist and it is switched off."""
+        with self._events.paused(), self._health_events.paused(), self._changes(gpu) as (known, handle):
+            if control.mig_mode(handle, gpu) == enabled:
+                return
+            instances = read_instances(handle, self._node.facts(known, gpu, handle)) if not enabled else ()
+            control.set_mig_mode(handle, gpu, enabled, instances)
+            self._events.renew()
+            self._health_events.renew()
+            self._await_mode(known, gpu, enabled)
+
+    def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
+        """See ``GpuControl.mig_instances``."""
+        with self._handle(gpu) as (known, handle):
+            self.listings.asked(known.generation)
+            if not control.mig_mode(handle, gpu):
+                return ()
+            return read_instances(handle, self._node.facts(known, gpu, handle))
+
+    def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
+        """See ``GpuControl.create_gpu_instance``."""
+        with self._changes(gpu) as (known, handle):
+            facts = self._node.facts(known, gpu, handle)
+            return control.create_gpu_instance(handle, gpu, facts, profile_id, start)
+
+    def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
+        """See ``GpuControl.create_compute_instance``. DeviceLostError when the GPU instance does not exist."""
+        with self._changes(gpu) as (known, handle):
+            return control.create_compute_instance(handle, gpu, self._node.facts(known, gpu, handle), gi_id)
+
+    def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
+        """See ``GpuControl.destroy_compute_instance``."""
+        with self._changes(gpu) as (_, handle):
+            control.destroy_compute_instance(handle, gpu, gi_id, ci_id)
+
+    def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
+        """See ``GpuControl.destroy_gpu_instance``. About a second on hardware."""
+        with self._changes(gpu) as (_, handle):
+            control.destroy_gpu_instance(handle, gpu, gi_id)
+
+    def fabric(self, gpu: GpuUuid) -> Fabric | None:
+        """See ``GpuControl.fabric``."""
+        with self._handle(gpu) as (_, handle):
+            return optional(FABRIC, lambda: read_fabric(handle))
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
+        """See ``GpuControl.compute_mode``."""
+        with self._handle(gpu) as (_, handle):
+            return control.compute_mode(handle)
+
+    def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
+        """See ``GpuControl.set_compute_mode``. MigUnsupportedError while MIG mode is on."""
+        with self._handle(gpu) as (_, handle):
+            control.set_compute_mode(handle, gpu, mode)
+
+    @contextlib.contextmanager
+    def _handle(self, gpu: GpuUuid) -> Iterator[tuple[Known, pynvml.c_nvmlDevice_t]]:
+        """The GPU's handle, in its turn. Raises DeviceLostError when the GPU is missing or hangs."""
+        with self._session.use() as generation, self._node.turn(gpu).change():
+            known = self._node.knowledge(generation)
+            yield known, self._node.find(known, gpu)
+
+    @contextlib.contextmanager
+    def _changes(self, gpu: GpuUuid) -> Iterator[tuple[Known, pynvml.c_nvmlDevice_t]]:
+        """As ``_handle``, for a change of what a listing of instances shows."""
+        with self._handle(gpu) as found:
+            self.listings.asked(found[0].generation)
+            try:
+                yield found
+            finally:
+                self.listings.changed(gpu)
+
+    def _await_mode(self, known: Known, gpu: GpuUuid, enabled: bool) -> None:
+        deadline = time.monotonic() + MODE_TIMEOUT_S
+        while True:
+            try:
+                handle = self._node.find(known, gpu)
+                if control.mig_mode(handle, gpu) == enabled:
+                    return
+                if control.revert_pending_mode(handle):
+                    raise ResetRequiredError(
+                        f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'} failed: it needs a GPU "
+                        "reset, and was reverted; drain the node, detach this driver (kubectl annotate node NODE "
+                        "gpu.dra-driver.io/detach=reset), use nvidia-smi -mig and --gpu-reset, then remove it again"
+                    )
+            except DeviceLostError:  # being bound again
+                if time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                raise DeviceLostError(
+                    f"MIG mode of GPU {gpu} is not {'on' if enabled else 'off'} {MODE_TIMEOUT_S:.0f} s after NVML "
+                    "reported success; see XID messages in the node's kernel log"
+                )
+            time.sleep(MODE_PAUSE_S)

@@ -1,0 +1,221 @@
+"""Changes of a real GPU through NVML, on a handle that the caller has looked up.
+
+Each function cleans up after its own failure and does not retry. Locks and the journal are the caller's.
+
+Sources, all in nvml.h: nvmlDeviceSetMigMode (returns its outcome as a value and may leave a mode pending until the next
+reset), nvmlDeviceCreateGpuInstanceWithPlacement (one code for "taken" and "exists already"),
+nvmlGpuInstanceCreateComputeInstance, nvmlGpuInstanceDestroy, nvmlDeviceSetComputeMode.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+import pynvml
+
+from dra_driver.core.errors import (
+    DeviceLostError,
+    DraError,
+    GpuBusyError,
+    HardwareError,
+    MigUnsupportedError,
+    NoRoomError,
+)
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import ComputeInstance, MigInstance
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE, change, optional, refusal, required
+from dra_driver.hardware.gpu.nvml.mig import compute_profiles, read_compute_instance, read_instances, spanning
+from dra_driver.hardware.gpu.nvml.profiles import ComputeProfile, MigFacts
+
+Handle = pynvml.c_nvmlDevice_t
+SET_MODE = "nvmlDeviceSetMigMode"
+CREATE_GI = "nvmlDeviceCreateGpuInstanceWithPlacement"
+CREATE_CI = "nvmlGpuInstanceCreateComputeInstance"
+
+
+def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
+    """Whether MIG mode is on. Raises MigUnsupportedError.
+
+    A missing permission raises DeviceLostError and is not reported as a GPU without MIG: callers that release
+    partitions rely on the answer.
+    """
+    known = ABSENT - {pynvml.NVML_ERROR_NO_PERMISSION}
+    mode = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), known)
+    if mode is None:
+        raise MigUnsupportedError(f"GPU {gpu} has no MIG mode: ask for the whole GPU, or for another model")
+    return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> None:
+    """Request the mode; after a refusal no change stays pending. ``instances`` are those that exist now.
+
+    The GPU may be bound again afterwards: the handle is invalid, and the caller must check that the mode is on.
+    """
+    word = "on" if enabled else "off"
+    doing = f"switching MIG mode of GPU {gpu} {word}"
+    if instances:  # nvml.h does not say whether NVML refuses or destroys them
+        raise GpuBusyError(
+            f"{doing} failed: {len(instances)} GPU instances exist ({_listed(instances)}); "
+            "destroy them first, with nvidia-smi mig -dci and -dgi if they are not this driver's"
+        )
+    try:
+        status = change(doing, SET_MODE, lambda: pynvml.nvmlDeviceSetMigMode(handle, int(enabled)))
+        if status != 0:
+            seen = pynvml.NVMLError(status)
+            raise refusal(doing, SET_MODE, status, f"{seen} (activation status {status})")
+    except HardwareError:
+        revert_pending_mode(handle)
+        raise
+
+
+def revert_pending_mode(handle: Handle) -> bool:
+    """Revert a pending change of MIG mode, so that a later GPU reset does not apply it; whether one was pending.
+
+    Best effort: raises no NVML error, because the error that led here says more.
+    """
+    with contextlib.suppress(pynvml.NVMLError):
+        current, pending = pynvml.nvmlDeviceGetMigMode(handle)
+        if pending != current:
+            pynvml.nvmlDeviceSetMigMode(handle, current)
+            return True
+    return False
+
+
+def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, profile_id: int, start: int) -> int:
+    """See ``GpuControl.create_gpu_instance``. Destroys the new instance when its id cannot be read."""
+    profile = next((profile for profile in facts.profiles if profile.profile_id == profile_id), None)
+    if profile is None or start not in profile.starts:
+        offered = ", ".join(f"{p.name} (id {p.profile_id}) at {_numbers(p.starts)}" for p in facts.profiles) or "none"
+        raise MigUnsupportedError(
+            f"GPU {gpu} has no MIG profile {profile_id} at memory slice {start}; profiles and the memory slices "
+            f"at which they may start: {offered}"
+        )
+    doing = f"creating {profile.name} at memory slice {start} of GPU {gpu}"
+    if not mig_mode(handle, gpu):
+        raise MigUnsupportedError(f"{doing} failed: MIG mode is off; switch it on first")
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(start, profile.memory_slices)
+    try:
+        instance = change(
+            doing,
+            CREATE_GI,
+            partial(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, handle, profile_id, ctypes.byref(placement)),
+        )
+    except NoRoomError as error:
+        raise NoRoomError(f"{error}. GPU instances now: {_now(handle, facts)}") from error
+    try:
+        return required("nvmlGpuInstanceGetInfo", partial(pynvml.nvmlGpuInstanceGetInfo, instance)).id
+    except DraError:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlGpuInstanceDestroy(instance)
+        raise
+
+
+def create_compute_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, gi_id: int) -> ComputeInstance:
+    """See ``GpuControl.create_compute_instance``. Destroys the new instance when its UUID cannot be read."""
+    doing = f"creating the compute instance of GPU instance {gi_id} of GPU {gpu}"
+    existing = next((one for one in read_instances(handle, facts) if one.gi_id == gi_id), None)
+    if existing is None:
+        raise DeviceLostError(f"{doing} failed: that GPU instance does not exist; create it again")
+    if existing.compute:
+        ids = _numbers(tuple(one.ci_id for one in existing.compute))
+        raise NoRoomError(f"{doing} failed: it has one already (id {ids}); destroy it first")
+    instance = required("nvmlDeviceGetGpuInstanceById", partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id))
+    profiles = compute_profiles(instance, existing.profile_id, facts)
+    made = _create(doing, instance, spanning(profiles, facts.slices.get(existing.profile_id)))
+    compute: ComputeInstance | None = None
+    try:
+        compute = read_compute_instance(made, spans=True)
+    finally:
+        if compute is None or compute.uuid is None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlComputeInstanceDestroy(made)
+    if compute is None or compute.uuid is None:
+        raise DeviceLostError(f"{doing} failed: its MIG device has no readable UUID; it was removed, try again")
+    return compute
+
+
+def destroy_compute_instance(handle: Handle, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
+    """See ``GpuControl.destroy_compute_instance``."""
+    instance = _gpu_instance(handle, gi_id)
+    if instance is None:
+        return
+    ask = partial(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id)
+    compute = optional("nvmlGpuInstanceGetComputeInstanceById", ask, GONE)
+    if compute is None:
+        return
+    doing = f"destroying compute instance {ci_id} of GPU instance {gi_id} of GPU {gpu}"
+    _destroy(doing, "nvmlComputeInstanceDestroy", lambda: pynvml.nvmlComputeInstanceDestroy(compute))
+
+
+def destroy_gpu_instance(handle: Handle, gpu: GpuUuid, gi_id: int) -> None:
+    """See ``GpuControl.destroy_gpu_instance``."""
+    instance = _gpu_instance(handle, gi_id)
+    if instance is not None:
+        doing = f"destroying GPU instance {gi_id} of GPU {gpu}"
+        _destroy(doing, "nvmlGpuInstanceDestroy", lambda: pynvml.nvmlGpuInstanceDestroy(instance))
+
+
+def compute_mode(handle: Handle) -> ComputeMode:
+    """The GPU's compute mode. Also raises DeviceLostError for a mode that nvml.h does not define."""
+    mode = required("nvmlDeviceGetComputeMode", partial(pynvml.nvmlDeviceGetComputeMode, handle))
+    try:
+        return ComputeMode(mode)
+    except ValueError as error:
+        raise DeviceLostError(f"the GPU has the unknown compute mode {mode}; set one with nvidia-smi -c") from error
+
+
+def set_compute_mode(handle: Handle, gpu: GpuUuid, mode: ComputeMode) -> None:
+    """Set the compute mode. Raises MigUnsupportedError with MIG mode on: the GPU has no compute mode then."""
+    doing = f"setting the compute mode of GPU {gpu} to {mode.name}"
+    change(doing, "nvmlDeviceSetComputeMode", lambda: pynvml.nvmlDeviceSetComputeMode(handle, int(mode)))
+
+
+def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | None:
+    """Its handle; None when it is gone or MIG mode is off."""
+    ask = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
+    return optional("nvmlDeviceGetGpuInstanceById", ask, GONE)
+
+
+def _create(
+    doing: str, instance: pynvml.c_nvmlGpuInstance_t, candidates: tuple[ComputeProfile, ...]
+) -> pynvml.c_nvmlComputeInstance_t:
+    """Create the first of ``candidates`` that the GPU supports."""
+    refused = MigUnsupportedError(f"{doing} failed: no compute instance profile spans it; see nvidia-smi mig -lcip")
+    for profile in candidates:
+        try:
+            return change(
+                doing,
+                CREATE_CI,
+                partial(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, profile.profile_id),
+            )
+        except MigUnsupportedError as error:
+            refused = error
+    raise refused
+
+
+def _destroy(doing: str, function: str, call: Callable[[], object]) -> None:
+    try:
+        change(doing, function, call)
+    except HardwareError as error:
+        if getattr(error.__cause__, "value", None) != pynvml.NVML_ERROR_NOT_FOUND:
+            raise
+
+
+def _now(handle: Handle, facts: MigFacts) -> str:
+    try:
+        return _listed(read_instances(handle, facts)) or "none"
+    except DraError as error:
+        return str(error)
+
+
+def _listed(instances: tuple[MigInstance, ...]) -> str:
+    return ", ".join(
+        f"{one.profile_name} at memory slices {one.start}-{one.start + one.size - 1} (id {one.gi_id})"
+        for one in instances
+    )
+
+
+def _numbers(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,168 @@
+"""Last good answers about one GPU, used while NVML does not give a new one.
+
+A GPU under load, or with trouble in its firmware (GSP), answers single calls with UNKNOWN or TIMEOUT. Withdrawing it
+for that would take its devices from the scheduler and return them seconds later. So:
+
+- a property that cannot be read keeps its last value as long as the trouble lasts, or stays absent;
+- a GPU that cannot be read at all keeps its last description for ``KEPT_LOOKS`` reads in a row;
+- NVML's codes for a lost GPU and for a needed reset withdraw it at once; codes of ``DRIVER_TROUBLE`` fail the read.
+
+The first failure of each property is logged, and the end of the trouble; every failure is counted.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar, cast
+
+import pynvml
+
+from dra_driver.core.errors import DeviceLostError
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.telemetry import metrics
+from dra_driver.hardware.gpu.nvml.errors import (
+    ABSENT,
+    DRIVER_TROUBLE,
+    WITHDRAWS,
+    describe,
+    is_passing,
+    raise_translated,
+    withdraws,
+)
+from dra_driver.hardware.gpu.nvml.profiles import MigFacts
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+KEPT_LOOKS = 3  # reads in a row that a GPU may fail as a whole; about 30 s at the default poll interval
+FIRST_TRIES = 3  # calls for a needed property of which no value is known yet
+MIG_FACTS = "MIG profiles"
+GROWING_LOOKS = frozenset({1, 4, 16})
+
+
+class LastValues:
+    """The last good answers about one GPU, or with an empty name about the driver.
+
+    Not thread-safe: the caller of ``read`` and ``mig_facts`` holds the GPU's lock; ``kept_gpu`` and the values of the
+    driver are for the one thread that takes a snapshot.
+    """
+
+    def __init__(self, gpu: str) -> None:
+        self.gpu: Gpu | None = None  # as the last good read described it; a new one ends the count of failed reads
+        self._name = gpu
+        self._generation = 0
+        self._values: dict[str, tuple[int, object]] = {}  # by function: number of the session, answer
+        self._reads: dict[str, int] = {}  # of growing properties
+        self._failing: set[str] = set()
+        self._failed_looks = 0
+        self._kept: Gpu | None = None
+
+    def renew(self, generation: int) -> None:
+        """Set the number of the NVML session that reads now."""
+        self._generation = generation
+
+    def read(self, function: str, call: Callable[[], T], *, needed: bool = False) -> T | None:
+        """The answer of ``call``, else the last good one; None for a property that is missing or was never read.
+
+        ``function`` always names the same ``call``. A code of ``ABSENT`` means that the GPU lacks the property, unless
+        the present session has read it before. With ``needed``, a property that was never read is tried
+        ``FIRST_TRIES`` times and then raises DeviceLostError. Also raises DeviceLostError for a code of ``WITHDRAWS``,
+        and DriverUnavailableError.
+        """
+        for left in reversed(range(FIRST_TRIES if needed and function not in self._values else 1)):
+            try:
+                answer = call()
+            except pynvml.NVMLError as error:
+                if error.value in ABSENT and not self._read_now(function):
+                    self._values.pop(function, None)
+                    return None
+                if error.value in WITHDRAWS or error.value in DRIVER_TROUBLE:
+                    raise_translated(function, error)
+                if needed and function not in self._values and not left:
+                    raise_translated(function, error)
+                reason = describe(error)
+            except DeviceLostError as error:
+                if withdraws(error) or (needed and function not in self._values and not left):
+                    raise
+                reason = str(error)
+            except (
+                pynvml.NVMLLibraryMismatchError
+            ):  # not an NVMLError: a wrapper found only an older form of the symbol
+                return None
+            except ValueError as error:
+                # A damaged board may report a name that is not UTF-8 or a bus id that is no number.
+                reason = f"the answer cannot be read: {error}"
+            else:
+                self._values[function] = (self._generation, answer)
+                self._ended(function)
+                return answer
+        self._failed(function, reason)
+        known = self._values.get(function)
+        return None if known is None else cast("T", known[1])
+
+    def constant(self, function: str, call: Callable[[], T]) -> T | None:
+        """As ``read``, for a property that cannot change while a session lasts: its answer is not asked for again."""
+        return cast("T", self._values[function][1]) if self._read_now(function) else self.read(function, call)
+
+    def growing(self, function: str, call: Callable[[], T], join: Callable[[T, T], T], *, every: int) -> T | None:
+        """As ``read``, for a property that is never taken back: ``join`` adds an answer to the last one, which also
+        outlives sessions. Asked at the looks 1, 4 and 16, and each time after ``every`` of them."""
+        looks = self._reads[function] = self._reads.get(function, 0) + 1
+        known = self._values.get(function)
+        if known is None:
+            return self.read(function, call)
+        last = cast("T", known[1])
+        if looks % every and looks not in GROWING_LOOKS:
+            return last
+        self._values[function] = self._generation, last  # a driver that lacks the call now does not take it back
+        return self.read(function, lambda: join(last, call()))
+
+    def mig_facts(self, facts: MigFacts) -> MigFacts:
+        """``facts`` when all could be read, else the last complete ones, marked as incomplete."""
+        if facts.trouble is None:
+            if facts.complete:
+                self._values[MIG_FACTS] = (self._generation, facts)
+            self._ended(MIG_FACTS)
+            return facts
+        self._failed(MIG_FACTS, facts.trouble)
+        known = self._values.get(MIG_FACTS)
+        return facts if known is None else replace(cast("MigFacts", known[1]), complete=False)
+
+    def kept_gpu(self, error: DeviceLostError) -> Gpu | None:
+        """The last description of a GPU whose read failed with ``error``; None when it has to be left out."""
+        if self.gpu is not self._kept:
+            self._kept, self._failed_looks = self.gpu, 0
+        self._failed_looks += 1
+        if not is_passing(error) or self._failed_looks > KEPT_LOOKS:
+            self.gpu = self._kept = None
+            return None
+        if self.gpu is not None:
+            metrics.gpu_read_errors_total.labels("gpu").inc()
+            log.warning(
+                "GPU cannot be read, keeping its last description",
+                extra={"gpu": self._name, "reads": self._failed_looks, "limit": KEPT_LOOKS, "reason": str(error)},
+            )
+        return self.gpu
+
+    def _read_now(self, function: str) -> bool:
+        known = self._values.get(function)
+        return known is not None and known[0] == self._generation
+
+    def _failed(self, function: str, reason: str) -> None:
+        metrics.gpu_read_errors_total.labels("property").inc()
+        if function not in self._failing:
+            self._failing.add(function)
+            log.warning(
+                "GPU property cannot be read",
+                extra={
+                    "gpu": self._name or "all",
+                    "function": function,
+                    "reason": reason,
+                    "last_value": "kept" if function in self._values else "none",
+                },
+            )
+
+    def _ended(self, function: str) -> None:
+        if function in self._failing:
+            self._failing.discard(function)
+            log.info("GPU property can be read again", extra={"gpu": self._name or "all", "function": function})

@@ -1,0 +1,248 @@
+"""Reads all GPUs of the node through NVML, one after another, and knows what the present session has found."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import field
+from functools import partial
+
+import pynvml
+
+from dra_driver.core.errors import DeviceLostError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.nvml.confidential import mode_of
+from dra_driver.hardware.gpu.nvml.errors import driver_call, required
+from dra_driver.hardware.gpu.nvml.last_values import LastValues
+from dra_driver.hardware.gpu.nvml.listings import Listings
+from dra_driver.hardware.gpu.nvml.profiles import MigFacts, read_facts
+from dra_driver.hardware.gpu.nvml.properties import describe_gpu
+from dra_driver.hardware.gpu.nvml.reads import NoAnswerError, Reads
+from dra_driver.hardware.gpu.nvml.session import Session
+from dra_driver.hardware.gpu.nvml.turns import GiveWay, Patience, Turn
+
+
+@dataclass(slots=True)
+class Known:
+    """Facts that one session has read. Shared by threads: the thread in the GPU's turn replaces whole entries."""
+
+    generation: int = 0
+    uuids: dict[int, GpuUuid] = field(default_factory=dict)  # by NVML index; also names GPUs that no longer answer
+    facts: dict[GpuUuid, MigFacts] = field(default_factory=dict)
+    modes: dict[GpuUuid, bool] = field(default_factory=dict)  # MIG mode at the last read
+
+
+class Node:
+    """Thread-safe, but for ``read`` and ``modes_changed``, which one thread at a time calls."""
+
+    def __init__(self, session: Session, sysfs_root: str, listings: Listings, patience: Patience) -> None:
+        self._session = session
+        self._sysfs_root = sysfs_root
+        self._patience = patience
+        self._listings = listings
+        self._reads: Reads[Gpu] = Reads()
+        self._turns: dict[str, Turn] = {}  # by UUID, or by NVML index while that is not known
+        self._known = Known()
+        self._last: dict[str, LastValues] = {}  # by UUID, "" for the driver; outlives sessions
+        self._modes_changed = False
+        self._found: frozenset[GpuUuid] = frozenset()  # GPUs of the last read
+
+    def turn(self, gpu: str) -> Turn:
+        """The turn of that GPU."""
+        return self._turns.setdefault(gpu, Turn(gpu, self._patience))
+
+    def knowledge(self, generation: int) -> Known:
+        """What session ``generation`` knows."""
+        known = self._known
+        if known.generation != generation:
+            self._known = known = Known(generation)  # two threads may do this at once: one set is read again
+        return known
+
+    def facts(self, known: Known, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t) -> MigFacts:
+        """Read once per session: about forty calls with constant results. The caller has the GPU's turn.
+
+        When not all can be read, the last complete facts are used, and the next call reads again.
+        """
+        facts = known.facts.get(gpu)
+        if facts is None or not facts.complete:
+            facts = read_facts(handle)
+            known.facts[gpu] = facts = self._values(known, gpu).mig_facts(facts)
+        return facts
+
+    def find(self, known: Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
+        """The handle of ``gpu`` at its present index: first where it was last, then everywhere but at GPUs that hang.
+
+        Raises DeviceLostError.
+        """
+        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        problem: DeviceLostError | None = None
+        for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):
+            if self._reads.is_stuck(index):
+                if known.uuids.get(index) == gpu:
+                    problem = DeviceLostError(self.turn(gpu).why_stuck())
+                continue
+            try:
+                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+                if required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)) == gpu:
+                    known.uuids[index] = gpu
+                    return handle
+            except DeviceLostError as error:
+                if known.uuids.get(index) == gpu:
+                    problem = error
+        if problem is not None:
+            raise DeviceLostError(f"GPU {gpu}: {problem}") from problem
+        raise DeviceLostError(f"GPU {gpu} is not on this node; see XID messages in the node's kernel log")
+
+    @contextlib.contextmanager
+    def reading(self, generation: int, index: int) -> Iterator[None]:
+        """The turn of the GPU at ``index``, for another reader. Raises GiveWay when it is taken or the GPU hangs."""
+        if self._reads.is_stuck(index):
+            raise GiveWay
+        with self.turn(_label(self.knowledge(generation), index)).read():
+            yield
+
+    @contextlib.contextmanager
+    def opened(self, known: Known, index: int) -> Iterator[tuple[GpuUuid, pynvml.c_nvmlDevice_t]]:
+        """UUID and handle of the GPU at ``index``, in its turn. The caller uses the session.
+
+        Raises DeviceLostError, GiveWay while the GPU is being changed, and DriverUnavailableError.
+        """
+        for _ in range(3):
+            label = _label(known, index)
+            with self.turn(label).read():
+                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+                uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
+                if uuid == label:
+                    yield uuid, handle
+                    return
+            known.uuids[index] = uuid
+        raise DeviceLostError(
+            f"the GPU at NVML index {index} had another UUID at each of three reads; see the node's kernel log"
+        )
+
+    def is_whole(self, generation: int, gpu: GpuUuid) -> bool:
+        """Whether the last read of the GPU found its MIG mode off, or no MIG."""
+        return self._known.generation == generation and gpu in self._found and not self._known.modes.get(gpu, False)
+
+    def hangs(self, known: Known, index: int) -> bool:
+        """Whether a call for the GPU has not returned for so long that it hangs."""
+        return self._hangs(index, _label(known, index))
+
+    def is_stuck(self, index: int) -> bool:
+        """Whether the last read of the GPU at ``index`` has not returned in time, and not since."""
+        return self._reads.is_stuck(index)
+
+    def modes_changed(self) -> bool:
+        """Whether the last read found other MIG modes, or GPUs with MIG, than the read before."""
+        return self._modes_changed
+
+    def read(self, generation: int, covered: frozenset[int]) -> Snapshot:
+        """A snapshot of the node; the caller uses session ``generation``. GPUs at the indexes ``covered`` have events.
+
+        Raises DriverUnavailableError.
+        """
+        known = self.knowledge(generation)
+        driver = self._values(known, "")
+        cuda = driver.read("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        if any(index >= count for index in known.uuids):
+            known.uuids.clear()  # a GPU was removed and the others moved up
+        gpus, left_out = self._sort(known, self._answers(known, count, covered))
+        self._remember_modes(known, gpus)
+        return Snapshot(
+            driver_version=driver.read("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
+            nvml_version=driver.read("nvmlSystemGetNVMLVersion", pynvml.nvmlSystemGetNVMLVersion),
+            cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
+            confidential_compute=mode_of(driver),
+            gpus=tuple(sorted(gpus, key=lambda gpu: gpu.minor)),
+            left_out=tuple(left_out),
+        )
+
+    def _answers(self, known: Known, count: int, covered: frozenset[int]) -> dict[int, Gpu | Exception]:
+        jobs = []
+        for index in range(count):
+            is_first = known.uuids.get(index) is None
+            limit_s = self._patience.first_look_s if is_first else self._patience.look_s
+            jobs.append((index, partial(self._read_gpu, index, known, index in covered), limit_s))
+        return self._reads.run(jobs)
+
+    def _sort(self, known: Known, answers: dict[int, Gpu | Exception]) -> tuple[list[Gpu], list[LeftOutGpu]]:
+        gpus = {answer.uuid: answer for answer in answers.values() if isinstance(answer, Gpu)}
+        self._name_the_only_missing(known, answers, gpus)
+        left_out: list[LeftOutGpu] = []
+        for index, problem in answers.items():
+            if isinstance(problem, Gpu):
+                continue
+            if not isinstance(problem, DeviceLostError | GiveWay | NoAnswerError):
+                raise problem  # the driver as a whole, or a mistake of ours
+            uuid = known.uuids.get(index)
+            if uuid in gpus:  # now at another index
+                uuid = None
+            label = uuid or f"NVML index {index}"
+            hangs = self._hangs(index, label)
+            kept = None if uuid is None else self._kept(known, uuid, problem, hangs)
+            if kept is not None:
+                gpus[kept.uuid] = kept
+            else:
+                left_out.append(LeftOutGpu(label=label, reason=self._why(label, problem, hangs)))
+        self._found = frozenset(gpus)
+        return list(gpus.values()), left_out
+
+    def _name_the_only_missing(
+        self, known: Known, answers: dict[int, Gpu | Exception], gpus: dict[GpuUuid, Gpu]
+    ) -> None:
+        """In a new session, one GPU that fails at its first read and one that is missed must be the same."""
+        unnamed = [index for index, one in answers.items() if not isinstance(one, Gpu) and index not in known.uuids]
+        missed = self._found - gpus.keys() - set(known.uuids.values())
+        if len(unnamed) == len(missed) == 1:
+            known.uuids[unnamed[0]] = next(iter(missed))
+
+    def _hangs(self, index: int, label: str) -> bool:
+        """Whether a read of the GPU or a change has not returned for so long that it hangs."""
+        return self.turn(label).is_stuck() or self._reads.stuck_s(index) >= self._patience.stuck_s
+
+    def _kept(self, known: Known, uuid: GpuUuid, problem: Exception, hangs: bool) -> Gpu | None:
+        """The last description of a GPU that was not read, None when it has to be left out."""
+        values = self._values(known, uuid)
+        if isinstance(problem, DeviceLostError):
+            return values.kept_gpu(problem)
+        return None if hangs else values.gpu
+
+    def _why(self, label: str, problem: Exception, hangs: bool) -> str:
+        if isinstance(problem, DeviceLostError):
+            return str(problem)
+        if hangs:
+            return self.turn(label).why_stuck()
+        return f"GPU {label} has not been read yet: NVML has not answered in time"
+
+    def _remember_modes(self, known: Known, gpus: list[Gpu]) -> None:
+        modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
+        self._modes_changed = modes != known.modes
+        known.modes = modes
+
+    def _read_gpu(self, index: int, known: Known, has_events: bool) -> Gpu:
+        """The GPU at ``index``. Runs in a thread of its own. Raises as ``opened``."""
+        with self._session.use(known.generation, joins=True), self.opened(known, index) as (uuid, handle):
+            return self._describe(known, uuid, handle, has_events)
+
+    def _describe(self, known: Known, uuid: GpuUuid, handle: pynvml.c_nvmlDevice_t, has_events: bool) -> Gpu:
+        values = self._values(known, uuid)
+        token = self._listings.token(uuid, known.generation)
+        due = self._listings.is_due(uuid, token, has_events=has_events)
+        facts = partial(self.facts, known, uuid, handle)
+        proceed = self.turn(uuid).give_way if values.gpu is not None else None
+        values.gpu = gpu = describe_gpu(
+            handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
+        )
+        if due and gpu.mig_enabled:
+            self._listings.listed(uuid, token)
+        return gpu
+
+    def _values(self, known: Known, gpu: str) -> LastValues:
+        values = self._last.setdefault(gpu, LastValues(gpu))
+        values.renew(known.generation)
+        return values
+
+
+def _label(known: Known, index: int) -> str:
+    return known.uuids.get(index) or f"NVML index {index}"

@@ -1,0 +1,252 @@
+"""Raw questions to NVML, each answered with a value or with the code, and how long it took.
+
+For ``dra-driver hardware-check`` and tests on real GPUs: the backend asks fewer questions and hides the codes. Nothing
+here changes a setting. The caller has opened a session (``NvmlBackend.open``). MIG is in ``mig_probes.py``.
+
+The node process never imports this.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
+
+from dra_driver.hardware.gpu.nvml.session import use_library
+
+pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the backend calls
+
+NVLINKS: Final = range(18)
+FIELDS: Final = {
+    184: "resetless MIG",
+    199: "MIG profiles while MIG mode is off (NVML 13)",
+    200: "the same field in older headers of DCGM",
+    230: "recovery action",
+    142: "correctable row remappings",
+    143: "uncorrectable row remappings",
+    144: "row remapping pending",
+    145: "row remapping failed",
+    82: "memory temperature",
+    185: "average power",
+    186: "instant power",
+}
+"""Field ids of nvml.h (NVML_FI_DEV_*) that are asked, with their meaning."""
+VALUE_TYPES: Final = ("d", "ui", "ul", "ull", "sll", "si", "us")
+"""Member of nvmlValue_t by nvmlValueType_t."""
+PROCESS_KINDS: Final = ("Compute", "Graphics", "MPSCompute")
+MAX_PROCESSES: Final = 64
+
+SYSTEM: Final = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetNVMLVersion",
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlDeviceGetCount",
+    "nvmlSystemGetConfComputeState",
+    "nvmlGetExcludedDeviceCount",
+)
+DESCRIBED: Final = (
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetBrand",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetVirtualizationMode",
+)
+MEMORY_V2, FABRIC = "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGpuFabricInfoV"
+OPTIONAL: Final = (*DESCRIBED, MEMORY_V2, FABRIC)
+"""Optional calls of the backend's description of a GPU: each may be missing, and must not fail otherwise."""
+NEEDED: Final = ("nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
+"""Calls without which the backend leaves a GPU out."""
+FURTHER: Final = (
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetModuleId",
+    "nvmlDeviceGetC2cModeInfoV",
+    "nvmlDeviceGetNumGpuCores",
+    "nvmlDeviceGetMultiGpuBoard",
+    "nvmlDeviceGetEccMode",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetPersistenceMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetAttributes_v2",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlGpmQueryDeviceSupport",
+)
+
+Answer = dict[str, Any]
+
+
+def ask(call: Callable[[], Any]) -> Answer:
+    """``{"value": ..., "ms": ...}`` or ``{"error": "NVMLError_NotSupported", "code": 3, "ms": ...}``.
+
+    ``code`` is None where the binding finds only an older form of the function, or cannot read the answer.
+    """
+    begin = time.perf_counter()
+    try:
+        answer: Answer = {"value": plain(call())}
+    except pynvml.NVMLError as error:
+        answer = {"error": type(error).__name__, "code": error.value}
+    except pynvml.NVMLLibraryMismatchError as error:
+        answer = {"error": type(error).__name__, "code": None}
+    except (ValueError, AttributeError) as error:  # text that is not UTF-8; a function that the binding lacks
+        answer = {"error": f"{type(error).__name__}: {error}"[:200], "code": None}
+    return answer | {"ms": round((time.perf_counter() - begin) * 1000, 3)}
+
+
+def plain(value: Any) -> Any:
+    """Turn what pynvml returns, ctypes structures and byte strings included, into JSON."""
+    if isinstance(value, ctypes.Structure):
+        return {field[0]: plain(getattr(value, field[0])) for field in value._fields_}
+    if isinstance(value, ctypes.Array | list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, ctypes._SimpleCData):
+        return plain(value.value)
+    if isinstance(value, int | float | str | bool) or value is None:
+        return value
+    # pynvml's "friendly" structures are plain objects.
+    return {name: plain(item) for name, item in vars(value).items()} if hasattr(value, "__dict__") else str(type(value))
+
+
+def handles() -> list[Any]:
+    """Raw handles of all GPUs, in the order of NVML. Raises NVMLError."""
+    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def handle_at(index: int) -> Any:
+    """The handle at an NVML index. Raises NVMLError."""
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def answers_at(index: int) -> bool:
+    """Whether there is a handle at an NVML index. Raises NVMLError."""
+    return bool(handle_at(index))
+
+
+def system() -> dict[str, Answer]:
+    """What NVML says about the machine."""
+    return {name: ask(getattr(pynvml, name)) for name in SYSTEM if hasattr(pynvml, name)}
+
+
+def described(handle: Any) -> dict[str, Answer]:
+    """The calls of the backend's description of a GPU, by name; field 184 is among those of `fields`."""
+    answers = {name: ask(partial(getattr(pynvml, name), handle)) for name in (*NEEDED, *DESCRIBED)}
+    answers[MEMORY_V2] = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+    answers[FABRIC] = ask(partial(_filled, FABRIC, "c_nvmlGpuFabricInfo_v3_t", handle))
+    return answers
+
+
+def device(handle: Any) -> dict[str, Answer]:
+    """`described`, and more about identity, place and state of one GPU."""
+    answers = described(handle)
+    answers |= {name: ask(partial(getattr(pynvml, name), handle)) for name in FURTHER if hasattr(pynvml, name)}
+    answers["nvmlDeviceGetPlatformInfo"] = ask(
+        partial(_filled, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t", handle)
+    )
+    answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
+    answers |= {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
+    return answers | {link_end(link): ask(partial(_link_end, handle, link)) for link in NVLINKS}
+
+
+def fabric_state(handle: Any) -> Answer:
+    """``value`` is the state of nvmlGpuFabricInfo_v3_t: 0 not supported, 1 not started, 2 in progress, 3 completed.
+
+    By version 2 of the structure where the driver does not know version 3. NVML writes one byte of the state.
+    """
+    for structure in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
+        answer = ask(partial(_filled, FABRIC, structure, handle))
+        if "value" in answer:
+            return {**answer, "value": answer["value"]["state"] & 0xFF}
+        if answer["code"] not in (pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            break
+    return answer
+
+
+def fields(handle: Any) -> dict[str, Any]:
+    """Field values by id: ``{"type": valueType, "value": ..., "uint": ...}``, or ``{"code": ...}`` of the field itself.
+
+    ``value`` is read by its type, ``uint`` as the unsigned number that the backend reads. Of a failed call: its answer.
+    """
+    answer = ask(lambda: None)
+    begin = time.perf_counter()
+    try:
+        values = pynvml.nvmlDeviceGetFieldValues(handle, list(FIELDS))
+    except pynvml.NVMLError as error:
+        return {"error": type(error).__name__, "code": error.value}
+    answer = {str(one.fieldId): _field(one) if one.nvmlReturn == 0 else {"code": one.nvmlReturn} for one in values}
+    return answer | {"ms": round((time.perf_counter() - begin) * 1000, 3)}
+
+
+def processes(handle: Any) -> dict[str, Answer]:
+    """Processes on a GPU by kind, each with ``pid``; at most `MAX_PROCESSES` of a kind."""
+
+    def listed(kind: str) -> list[dict[str, Any]]:
+        found = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
+        return [{"pid": one.pid} for one in found[:MAX_PROCESSES]]
+
+    return {kind: ask(partial(listed, kind)) for kind in PROCESS_KINDS}
+
+
+def settings(handle: Any) -> dict[str, Any]:
+    """Everything that a read-only check must leave as it was, without timings."""
+    names = ("nvmlDeviceGetMigMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode")
+    return {name: timeless(ask(partial(getattr(pynvml, name), handle))) for name in names}
+
+
+def timeless(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer that can be compared with another one."""
+    return {key: value for key, value in answer.items() if key != "ms"}
+
+
+def _field(one: Any) -> dict[str, Any]:
+    kind = one.valueType if one.valueType < len(VALUE_TYPES) else 1
+    value = getattr(one.value, f"{VALUE_TYPES[kind]}Val")
+    return {"type": one.valueType, "value": plain(value), "uint": one.value.uiVal}
+
+
+def _filled(function: str, structure: str, handle: Any) -> Any:
+    """What a call writes into a structure of its caller. Raises NVMLError."""
+    room = getattr(pynvml, structure)()
+    getattr(pynvml, function)(handle, ctypes.byref(room))
+    return room
+
+
+def link_end(link: int) -> str:
+    """Under which name `device` has what is at the other end of a link (nvmlIntNvLinkDeviceType_t)."""
+    return f"nvlink {link} end"
+
+
+def _link_end(handle: Any, link: int) -> Any:
+    return pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+
+
+def _link(handle: Any, link: int) -> Callable[[], Any]:
+    return lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link)
+
+
+def trace(note: Callable[[str], object]) -> None:
+    """Call ``note`` with the name of each NVML function before pynvml calls it, for the rest of the process."""
+    look_up = pynvml._nvmlGetFunctionPointer
+
+    def noted(name: str) -> Any:
+        note(name)
+        return look_up(name)
+
+    pynvml._nvmlGetFunctionPointer = noted
+
+
+def load(library: str | None) -> Answer:
+    """Open a session without the backend; the answer of nvmlInitWithFlags. Raises DriverUnavailableError."""
+    use_library(library)
+    return ask(lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))

@@ -1,0 +1,277 @@
+"""The process's NVML session: loads the library, opens the session and ends it.
+
+NVML is thread-safe (its documentation, and ctypes releases the interpreter lock), so any number of calls run at once.
+Only opening and ending a session exclude all other calls, because pynvml keeps library and symbols in globals and
+handles become invalid with the session. A call that never returns therefore keeps the session from ending: every wait
+for that end is bounded (``Patience.end_s``), and uses fail meanwhile.
+
+NVML counts and numbers the GPUs once per session. Which GPUs were bound to the driver then, and which library was
+loaded, is kept as ``surroundings``, so that the backend can notice that a session is outdated.
+"""
+
+import _ctypes
+import contextlib
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pynvml
+
+from dra_driver.core.errors import DetachedError, DriverUnavailableError
+from dra_driver.hardware.driver_root.detect import unsupported
+from dra_driver.hardware.driver_root.search import find_library
+from dra_driver.hardware.gpu.nvml.errors import describe, driver_call
+from dra_driver.hardware.gpu.nvml.interrupts import REPEAT_S, Waits
+from dra_driver.hardware.gpu.nvml.surroundings import Surroundings
+
+log = logging.getLogger(__name__)
+
+RENEW_TIMEOUT_S = 2.0  # waits for events, which are split into slices
+
+
+class SessionEndedError(Exception):
+    """The requested session has ended. Never leaves the backend."""
+
+
+class Session:
+    """The process's NVML session. Thread-safe; one thread must not enter it twice."""
+
+    def __init__(
+        self,
+        library_path: str | None,
+        driver_root: str | Callable[[], str] | None,
+        sysfs_root: str = "/sys",
+        *,
+        end_timeout_s: float = 10.0,
+        renew_timeout_s: float = RENEW_TIMEOUT_S,
+    ) -> None:
+        """See ``NvmlBackend``: every new session searches the library again."""
+        self._end_timeout_s, self._renew_timeout_s = end_timeout_s, min(renew_timeout_s, end_timeout_s)
+        self._library_path = library_path
+        self._driver_root = driver_root
+        self._sysfs_root = sysfs_root
+        self._turn = threading.Condition()  # guards the fields below; never held during an NVML call
+        self._users = 0
+        self._waits = 0  # how many of the users only wait for events
+        self._is_open = False
+        self._ending = False  # it ends after the last user; no new user is admitted
+        self._may_stay = False  # that end may be called off: only detach or renew asked for it
+        self._changing = False  # one thread opens or ends it now, and owns pynvml's globals
+        self._generation = 0
+        self._detached: str | None = None  # why no session may begin
+        self._surroundings = Surroundings()
+        self._before_end: list[Callable[[], None]] = []
+        self.waits = Waits()  # for those who only wait for events
+
+    def before_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` right before the session ends: no other NVML call runs then, and it must not use this
+        object."""
+        self._before_end.append(callback)
+
+    def open(self) -> None:
+        """Open a session if none is open. Raises DriverUnavailableError."""
+        with self._turn:
+            self._begin()
+
+    def close(self) -> None:
+        """End the session when its last user has left. Idempotent."""
+        with self._turn:
+            generation = self._generation
+            self._end()
+            if not self._await_end(lambda: self._is_ended() or self._generation != generation, self._end_timeout_s):
+                log.warning("an NVML call did not return in time; the session ends when it returns")
+
+    def renew(self, generation: int) -> bool:
+        """End that session, so that the next use begins a new one; whether it did.
+
+        Not while any call but a wait for events is running: a change of a GPU is not disturbed, and a call that hangs
+        does not take the other GPUs along. A wait for events that does not return keeps the session, too.
+        """
+        with self._turn:
+            if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
+                return False
+            self._end(may_stay=True)
+            ends = self._await_end(lambda: not self._ending, self._renew_timeout_s)
+            self._call_off_end()
+            return ends
+
+    def detach(self, reason: str, timeout_s: float) -> bool:
+        """End the session as ``close`` does, and begin none until ``reattach``; whether it has ended in time."""
+        with self._turn:
+            self._detached = reason
+            self._turn.notify_all()  # callers that wait for the end of the last session
+            self._end(may_stay=True)
+            return self._await_end(self._is_ended, timeout_s)
+
+    def reattach(self) -> None:
+        """Let sessions begin again. One that has not ended yet goes on: a GPU that hangs may keep it for ever."""
+        with self._turn:
+            self._detached = None
+            self._call_off_end()
+
+    @property
+    def detached(self) -> str | None:
+        """Why no session may begin; None when one may."""
+        return self._detached
+
+    def outlook(self) -> tuple[int, Surroundings, Surroundings] | None:
+        """Number of the open session, what it found when it began and what a new one would; None without one."""
+        with self._turn:
+            if not self._is_open:
+                return None
+            generation, began = self._generation, self._surroundings
+        library: str | None = None
+        with contextlib.suppress(DriverUnavailableError):  # removed; the session works on
+            library = self._find()
+        return generation, began, Surroundings.read(self._sysfs_root, library)
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until a session may begin; whether it may."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._detached is None, timeout_s)
+
+    @contextlib.contextmanager
+    def use(self, generation: int | None = None, *, waits: bool = False, joins: bool = False) -> Iterator[int]:
+        """Keep the session open inside the block, opening one if necessary; yields its number.
+
+        With ``generation``, raises SessionEndedError when that session has ended; without, DetachedError while
+        detached. A DriverUnavailableError that leaves the block ends the session, so that the next use loads the
+        library that is installed then. ``waits``: it only waits for events. ``joins``: another user of this generation
+        stays until this one has entered, so it cannot have ended.
+        """
+        with self._turn:
+            if generation is None:
+                self._begin()
+            elif not joins and (not self._is_open or self._ending or generation != self._generation):
+                raise SessionEndedError
+            self._users += 1
+            self._waits += waits
+            current = self._generation
+        try:
+            yield current
+        except DriverUnavailableError:
+            with self._turn:
+                self._ending, self._may_stay = True, False
+            raise
+        finally:
+            with self._turn:
+                self._users -= 1
+                self._waits -= waits
+                self._end_if_unused()
+
+    def _await_end(self, ended: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the end, and interrupt waits for events meanwhile; whether it came. The caller
+        holds the lock."""
+        deadline = time.monotonic() + timeout_s
+        while not self._turn.wait_for(ended, min(REPEAT_S, timeout_s)):
+            if time.monotonic() >= deadline:
+                return False
+            self.waits.interrupt()
+        return True
+
+    def _is_ended(self) -> bool:
+        return not (self._is_open or self._changing)
+
+    def _begin(self) -> None:
+        if not self._turn.wait_for(
+            lambda: not (self._ending or self._changing) or self._detached is not None, self._end_timeout_s
+        ):
+            raise DriverUnavailableError(
+                f"the NVIDIA driver cannot be used: a call of the last NVML session has not returned for "
+                f"{self._end_timeout_s:.0f} s; see XID messages in the node's kernel log; reboot it if it stays so"
+            )
+        if self._detached is not None:
+            raise DetachedError(self._detached)
+        if self._is_open:
+            return
+        with self._changed():
+            surroundings = self._load()
+        self._is_open = True
+        self._generation += 1
+        self._surroundings = surroundings
+        if self._detached is not None:
+            self._end()
+            raise DetachedError(self._detached)
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[None]:
+        """Run NVML calls without the lock and without any other call. The caller holds the lock."""
+        self._changing = True
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+            self._changing = False
+            self._turn.notify_all()
+
+    def _load(self) -> Surroundings:
+        """Initialise NVML; what it found. Before the call: what changes during it must be noticed later."""
+        path = self._find()
+        surroundings = Surroundings.read(self._sysfs_root, path)
+        use_library(path)
+        # NO_GPUS: the driver also works on a node whose GPUs are all assigned to virtual machines.
+        driver_call("nvmlInitWithFlags", lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
+        return surroundings
+
+    def _find(self) -> str | None:
+        if self._library_path is not None or self._driver_root is None:
+            return self._library_path
+        root = self._driver_root if isinstance(self._driver_root, str) else self._driver_root()
+        if reason := unsupported(root):
+            raise DriverUnavailableError(reason)
+        path = find_library(root)
+        if path is None and root != "/":
+            raise DriverUnavailableError(
+                f"no libnvidia-ml.so.1 below the driver root {root}: install the NVIDIA driver, "
+                "wait for the driver container, or set --driver-root (DRIVER_ROOT) to another folder"
+            )
+        return path
+
+    def _end(self, *, may_stay: bool = False) -> None:
+        """Let the session end after its last user; ``may_stay``: `_call_off_end` may be called before that."""
+        self._may_stay = may_stay and (self._may_stay or not self._ending)
+        self._ending = self._is_open
+        self._end_if_unused()
+
+    def _call_off_end(self) -> None:
+        """Admit users to a session that has not ended yet."""
+        if self._may_stay and self._detached is None:
+            self._ending = False
+        self._turn.notify_all()
+
+    def _end_if_unused(self) -> None:
+        if not self._ending or self._users > 0:
+            return
+        self._ending = False
+        self._is_open = False
+        with self._changed():
+            for callback in self._before_end:
+                callback()
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                log.debug("nvmlShutdown failed", extra={"reason": describe(error)})
+            use_library(None)
+
+
+def use_library(path: str | None) -> None:
+    """Make pynvml use the library at ``path``; with None it searches again at the next init. No NVML call may run.
+
+    pynvml keeps the library and every resolved symbol; unless both are cleared, calls go to the library of the driver
+    before an upgrade. Still needed with nvidia-ml-py 13.615. The former library is unloaded, as go-nvml does at each
+    shutdown (pkg/nvml/lib.go:137): an upgrade replaces the file at the same path, and while a library of that path is
+    loaded, the dynamic linker answers with it instead of opening the file.
+    """
+    former = pynvml.nvmlLib
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    pynvml.nvmlLib = None
+    if former is not None:
+        _ctypes.dlclose(former._handle)
+    try:
+        library = None if path is None else ctypes.CDLL(path)
+    except OSError as error:
+        raise DriverUnavailableError(f"cannot load the NVML library {path}: {error}; reinstall the driver") from error
+    pynvml.nvmlLib = library

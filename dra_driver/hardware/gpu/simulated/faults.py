@@ -1,0 +1,236 @@
+"""Faults of simulated GPUs by name, and what each makes of a GPU's health. Pure.
+
+A fault is written ``xid=79``, ``ecc``, ``lost``, ``hang``, ``row-remap`` (or ``row-remap=failed``), ``retired-pages``,
+``recovery-action`` (or ``recovery-action=node-reboot``), ``nvlink`` (or ``nvlink=3``, the number of a link) and
+``fabric``; ``*5`` behind it means five times, which counts for events. It stays until it is removed, which stands for
+the repair, the reset or the reboot. docs/simulated-gpus.md lists them beside what NVML does.
+
+Sources: NVIDIA's XID catalogue (79: the GPU has fallen off the bus; 13, 31, 43, 45, 68 and 109 are errors of the
+program); nvml.h for what a board reports.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from dra_driver.core.model.fabric import FabricState
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthReading, RecoveryAction
+from dra_driver.core.model.ids import GpuUuid
+
+MAX_XID: Final = 9999
+MAX_LINK: Final = 17
+MAX_COUNT: Final = 1_000_000
+OFF_THE_BUS: Final = 79
+PROGRAM_ERRORS: Final = frozenset({13, 31, 43, 45, 68, 109})
+PAGES: Final = frozenset({"Volta", "Turing"})
+"""Architectures that retire pages; later ones remap rows."""
+LINKS: Final[Mapping[str, int]] = {
+    "Tesla V100-SXM2-16GB": 6,
+    "Tesla V100-SXM2-32GB": 6,
+    "NVIDIA A100-SXM4-40GB": 12,
+    "NVIDIA A100-SXM4-80GB": 12,
+    "NVIDIA H100 80GB HBM3": 18,
+    "NVIDIA H200": 18,
+    "NVIDIA B200": 18,
+    "NVIDIA GB200": 18,
+    "NVIDIA B300": 18,
+    "NVIDIA GB300": 18,
+}
+"""NVLinks by product name, of boards on which all are always connected (NVIDIA's data sheets)."""
+DEGRADED: Final = "route unhealthy"
+_FORM: Final = re.compile(r"([a-z-]{1,20})(?:=([a-z0-9-]{1,20}))?(?:\*(\d{1,7}))?")
+
+
+class FaultKind(StrEnum):
+    """What is wrong with a GPU."""
+
+    XID = "xid"
+    ECC = "ecc"
+    LOST = "lost"
+    HANG = "hang"
+    ROW_REMAP = "row-remap"
+    RETIRED_PAGES = "retired-pages"
+    RECOVERY_ACTION = "recovery-action"
+    NVLINK = "nvlink"
+    FABRIC = "fabric"
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFault:
+    """A fault of no particular GPU. ``value`` is checked text, "" where the kind has none."""
+
+    kind: FaultKind
+    value: str = ""
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "HardwareFault":
+        """From ``xid=79*2``. Raises ValueError with the expected form."""
+        match = _FORM.fullmatch(text)
+        if match is None or match[1] not in list(FaultKind):
+            raise ValueError(f"a fault such as {', '.join(_EXAMPLES.values())} expected, not {text!r:.60}")
+        kind, count = FaultKind(match[1]), int(match[3] or 1)
+        if not 1 <= count <= MAX_COUNT:
+            raise ValueError(f"{kind}: 1 to {MAX_COUNT} times expected, not {count}")
+        value = match[2] or _DEFAULTS.get(kind, "")
+        if not _VALUES.get(kind, _has_none)(value):
+            raise ValueError(f"{_EXPECTED.get(kind, f'{kind} without a value')} expected, not {text!r:.60}")
+        return cls(kind, value, count)
+
+    def __str__(self) -> str:
+        value = f"={self.value}" if self.value else ""
+        return f"{self.kind}{value}{f'*{self.count}' if self.count > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFault:
+    """A fault of one GPU, or with ``gi_id`` of one of its GPU instances (XIDs and ECC errors only).
+
+    ``source`` says who injected it, so that the same source can replace what it has injected; "" for a person or test.
+    """
+
+    gpu: GpuUuid
+    fault: HardwareFault
+    gi_id: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth:
+    """One GPU's health as its faults make it. ``lost`` says why it does not answer.
+
+    ``recovery_action`` is None while one of its instances is ill: NVML's "none" would say that it recovered.
+    """
+
+    lost: str | None = None
+    hangs: bool = False
+    recovery_action: RecoveryAction | None = RecoveryAction.NONE
+    rows_pending: bool = False
+    rows_failed: bool = False
+    pages_pending: bool = False
+    links_down: frozenset[int] = frozenset()
+    fabric_unhealthy: str = ""
+
+
+def health_of(faults: Iterable[GpuFault]) -> GpuHealth:
+    """What these faults of one GPU make of it."""
+    health = GpuHealth()
+    for found in faults:
+        effect = _EFFECTS[found.fault.kind] if found.gi_id is None else _of_instance
+        health = effect(health, found.fault.value)
+    return health
+
+
+def events_of(faults: Iterable[GpuFault]) -> Counter[HealthEvent]:
+    """The events that these faults have caused so far, with how many of each; the events themselves have count 1."""
+    found: Counter[HealthEvent] = Counter()
+    for one in faults:
+        kind = _EVENTS.get(one.fault.kind)
+        if kind is not None:
+            xid = int(one.fault.value) if kind is HealthEventKind.XID else None
+            ci_id = None if one.gi_id is None else 0
+            event = HealthEvent(kind=kind, gpu_uuid=one.gpu, xid=xid, gi_id=one.gi_id, ci_id=ci_id)
+            found[event] += one.fault.count
+    return found
+
+
+def reading_of(gpu: Gpu, health: GpuHealth, unreachable: str | None = None) -> HealthReading:
+    """What is read of the health of ``gpu``; None for what its board does not report. ``unreachable`` says why it does
+    not answer."""
+    on_bus = None if gpu.pci_bus_id is None else True
+    reason = unreachable or health.lost
+    if reason is not None:
+        return HealthReading(gpu_uuid=gpu.uuid, unreachable=reason, hangs=health.hangs, on_bus=on_bus)
+    retires = gpu.architecture in PAGES
+    in_fabric = gpu.fabric is not None and gpu.fabric.state is FabricState.COMPLETED
+    return HealthReading(
+        gpu_uuid=gpu.uuid,
+        on_bus=on_bus,
+        recovery_action=health.recovery_action,
+        rows_pending=None if retires else health.rows_pending,
+        rows_failed=None if retires else health.rows_failed,
+        pages_pending=health.pages_pending if retires else None,
+        links_down=tuple(sorted(health.links_down)) if links_of(gpu) else None,
+        fabric_unhealthy=health.fabric_unhealthy if in_fabric else None,
+    )
+
+
+def links_of(gpu: Gpu) -> int:
+    """How many NVLinks are connected, as described or as the board is sold."""
+    known = gpu.nvlinks.switch_links + sum(peer.links for peer in gpu.nvlinks.peers)
+    return known or LINKS.get(gpu.product_name or "", 0)
+
+
+def _has_none(value: str) -> bool:
+    return not value
+
+
+def _after_xid(health: GpuHealth, value: str) -> GpuHealth:
+    """NVML asks for a reset after most; 79 means that the GPU cannot be asked."""
+    number = int(value)
+    if number == OFF_THE_BUS:
+        return _lost(health, f"it has fallen off the bus (simulated XID {OFF_THE_BUS})")
+    return health if number in PROGRAM_ERRORS else _needs(health, RecoveryAction.GPU_RESET)
+
+
+def _lost(health: GpuHealth, why: str) -> GpuHealth:
+    return replace(health, lost=health.lost or why)
+
+
+def _needs(health: GpuHealth, action: RecoveryAction) -> GpuHealth:
+    """The first action stays: a simulated GPU with two faults needs one of them."""
+    if health.recovery_action not in {None, RecoveryAction.NONE}:
+        return health
+    return replace(health, recovery_action=action)
+
+
+def _of_instance(health: GpuHealth, value: str) -> GpuHealth:
+    passes = value.isdecimal() and int(value) in PROGRAM_ERRORS
+    untold = passes or health.recovery_action is not RecoveryAction.NONE
+    return health if untold else replace(health, recovery_action=None)
+
+
+def _remap(health: GpuHealth, value: str) -> GpuHealth:
+    return replace(health, rows_failed=True) if value == "failed" else replace(health, rows_pending=True)
+
+
+_ACTIONS: Final = frozenset(RecoveryAction) - {RecoveryAction.NONE, RecoveryAction.UNKNOWN}
+_EVENTS: Final[Mapping[FaultKind, HealthEventKind]] = {
+    FaultKind.XID: HealthEventKind.XID,
+    FaultKind.ECC: HealthEventKind.DOUBLE_BIT_ECC,
+}
+_EFFECTS: Final[Mapping[FaultKind, Callable[[GpuHealth, str], GpuHealth]]] = {
+    FaultKind.XID: _after_xid,
+    FaultKind.ECC: lambda health, _: _needs(health, RecoveryAction.GPU_RESET),
+    FaultKind.LOST: lambda health, _: _lost(health, "it has been lost (simulated)"),
+    FaultKind.HANG: lambda health, _: replace(health, hangs=True),
+    FaultKind.ROW_REMAP: _remap,
+    FaultKind.RETIRED_PAGES: lambda health, _: replace(health, pages_pending=True),
+    FaultKind.RECOVERY_ACTION: lambda health, value: _needs(health, RecoveryAction(value)),
+    FaultKind.NVLINK: lambda health, value: replace(health, links_down=health.links_down | {int(value)}),
+    FaultKind.FABRIC: lambda health, _: replace(health, fabric_unhealthy=DEGRADED),
+}
+_DEFAULTS: Final[Mapping[FaultKind, str]] = {
+    FaultKind.ROW_REMAP: "pending",
+    FaultKind.RECOVERY_ACTION: RecoveryAction.GPU_RESET,
+    FaultKind.NVLINK: "0",
+}
+_VALUES: Final[Mapping[FaultKind, Callable[[str], bool]]] = {
+    FaultKind.XID: lambda value: value.isdecimal() and 1 <= int(value) <= MAX_XID,
+    FaultKind.ROW_REMAP: lambda value: value in ("pending", "failed"),
+    FaultKind.RECOVERY_ACTION: lambda value: value in _ACTIONS,
+    FaultKind.NVLINK: lambda value: value.isdecimal() and int(value) <= MAX_LINK,
+}
+_EXPECTED: Final[Mapping[FaultKind, str]] = {
+    FaultKind.XID: f"xid=N with a number from 1 to {MAX_XID}",
+    FaultKind.ROW_REMAP: "row-remap, row-remap=pending or row-remap=failed",
+    FaultKind.RECOVERY_ACTION: f"recovery-action=X with one of {', '.join(sorted(_ACTIONS))}",
+    FaultKind.NVLINK: f"nvlink=N with the number of a link from 0 to {MAX_LINK}",
+}
+_EXAMPLES: Final[Mapping[FaultKind, str]] = {
+    kind: f"{kind}=79" if kind is FaultKind.XID else str(kind) for kind in FaultKind
+}

@@ -1,0 +1,343 @@
+"""Mutable part of simulated GPUs: the reread spec file, lost GPUs, injected faults, state changes and notifications.
+
+``backend.py`` adds the calls of the interface on top of it.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from dra_driver.core import errors
+from dra_driver.core.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
+from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.backend import Backend, ComputeModes, GpuControl, HealthSource
+from dra_driver.hardware.gpu.simulated import faults, troubles
+from dra_driver.hardware.gpu.simulated import mig as rules
+from dra_driver.hardware.gpu.simulated.attachment import Attachment
+from dra_driver.hardware.gpu.simulated.mig import GpuState
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_document
+from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore
+from dra_driver.hardware.gpu.simulated.troubles import Trouble
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_DELAY_S = 600.0
+EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; a check is one stat()
+METHODS = frozenset(
+    name
+    for part in (Backend, GpuControl, ComputeModes, HealthSource)
+    for name in vars(part)
+    if not name.startswith("_")
+)
+_Stamp = tuple[int, int, int]
+T = TypeVar("T")
+
+
+class SimulatedHardware:
+    """A described node and its present state. Thread-safe."""
+
+    def __init__(
+        self,
+        node: NodeSpec,
+        *,
+        file: Path | None = None,
+        node_name: str = "",
+        state_file: Path | None = None,
+        on_change: Callable[[Snapshot], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``file`` is read again, for ``node_name``, whenever its inode, size or modification time changes.
+
+        ``state_file`` keeps MIG instances, modes and faults beyond this process and shares them with other processes;
+        its directory must exist, and all processes must use the same spec. ``on_change`` runs inside each call that
+        changes something, before it returns, one at a time over all processes; it must not wait for a thread that calls
+        this object. Its DraErrors are logged, because the hardware has changed nevertheless.
+        """
+        self._lock = threading.RLock()  # guards everything below; held while on_change runs
+        self._node = node
+        self._file = file
+        self._node_name = node_name
+        self._stamp: _Stamp | None = None
+        self._lost: dict[int, str] = {}
+        self._store = StateStore(state_file)
+        self._attachment = Attachment(state_file)
+        self._on_change = on_change
+        self._sleep = sleep
+        self._seen_marker: object = self  # equal to no marker, so that `_has_changed` below reads the state
+        self._seen_state: object = None
+        with contextlib.suppress(DriverUnavailableError):  # the next call raises it
+            self._has_changed()
+        self._changed = (
+            threading.Condition()
+        )  # notified of each change; guards the number below; no other lock is acquired inside
+        self._change_count = 0
+
+    def await_change(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one. Also
+        False at once when the GPUs are detached meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            change_count = self._change_count
+            if self._attachment.detached is not None:
+                return False
+            if self._has_changed():
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            with self._changed:
+                if change_count == self._change_count:
+                    self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
+
+    def mark_lost(self, minor: int, reason: str) -> None:
+        """Let the GPU ``minor`` stop answering to this object. A repeated call replaces the reason."""
+        with self._lock:
+            self._lost[minor] = reason
+            self._announce()
+
+    def restore(self, minor: int) -> None:
+        """Undo ``mark_lost``; ``lost`` in the spec file stays. Idempotent."""
+        with self._lock:
+            self._lost.pop(minor, None)
+            self._announce()
+
+    def replace_node(self, node: NodeSpec) -> None:
+        """Give the node other hardware, as after a hot-plug. Raises ConfigurationError when a file describes it."""
+        with self._lock:
+            if self._file is not None:
+                raise ConfigurationError(f"the node's GPUs are described by {self._file}: change that file")
+            self._node = node
+            self._announce()
+
+    def announce(self) -> None:
+        """Call ``on_change`` with the present snapshot, in order with all other calls of it by any process.
+
+        Use it instead of a snapshot of your own, which may be older than the one of the last call.
+        """
+        with self._lock, self._store.locked():
+            self._announce()
+
+    def fail_next(
+        self,
+        method: str,
+        error: DraError | None = None,
+        *,
+        gpu: GpuUuid | None = None,
+        skip: int = 0,
+        times: int = 1,
+        delay_s: float = 0.0,
+        after: bool = False,
+    ) -> None:
+        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones.
+
+        A failing call waits ``delay_s`` and raises ``error``: before its work, or with ``after`` when its work is done.
+        ``gpu`` limits the fault to calls for that GPU.
+        """
+        if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
+            raise ValueError(
+                f"cannot let {method} fail with {error!r}: expected a HardwareError and one of the methods"
+                f" {', '.join(sorted(METHODS))}"
+            )
+        fault = Fault(
+            method=method,
+            gpu=gpu,
+            error=None if error is None else type(error).__name__,
+            message=str(error or ""),
+            skip=skip,
+            times=times,
+            delay_s=delay_s,
+            after=after,
+        )
+        with self._store.locked():
+            changes = self._store.read()
+            self._store.write(replace(changes, faults=(*changes.faults, fault)))
+
+    def clear_faults(self) -> None:
+        """Remove all faults of ``fail_next``. Lost and busy GPUs stay as they are."""
+        with self._store.locked():
+            self._store.write(replace(self._store.read(), faults=()))
+
+    def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
+        """Run one call of the interface: check that the driver may be used and can be, and apply faults."""
+        with self._attachment.use():
+            return self._attached_call(method, gpu, work)
+
+    def _attached_call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
+        with self._lock:
+            self._current()
+            fault = self._strike(method, gpu)
+        if fault is not None:
+            self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
+        if fault is not None and not fault.after:
+            _raise(fault)
+        if gpu is not None:
+            troubles.check(method, gpu, lambda: self.troubles(gpu), self._sleep)
+        with self._lock:
+            answer = work()
+        if fault is not None:
+            _raise(fault)
+        return answer
+
+    def troubles(self, gpu: GpuUuid) -> frozenset[Trouble]:
+        """The GPU's troubles, described or set; none of a GPU that is not on this node."""
+        with self._lock:
+            item = next((item for item in self._current().gpus if item.gpu.uuid == gpu), None)
+            return frozenset() if item is None else self._troubles(item, self._store.read())
+
+    def _troubles(self, item: SimulatedGpu, changes: Changes) -> frozenset[Trouble]:
+        hangs = faults.health_of(changes.injected_into(item.gpu.uuid)).hangs
+        return item.troubles | changes.state(item.gpu).troubles | ({Trouble.HANGS} if hangs else frozenset())
+
+    def _lost_reason(self, item: SimulatedGpu, changes: Changes) -> str | None:
+        """Why the GPU does not answer; None while it does."""
+        injected = faults.health_of(changes.injected_into(item.gpu.uuid)).lost
+        return self._lost.get(item.gpu.minor, item.lost) or injected
+
+    def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
+        if not self._store.read().faults:
+            return None
+        with self._store.locked():
+            changes = self._store.read()
+            left, fault = changes.strike(method, gpu)
+            if left != changes:
+                self._store.write(left)
+            return fault
+
+    def _read(self, method: str, gpu: GpuUuid, look: Callable[[Gpu, GpuState], T]) -> T:
+        return self._call(method, gpu, lambda: look(found := self._find(gpu), self._store.read().state(found)))
+
+    def _change(self, method: str | None, gpu: GpuUuid, step: Callable[[Gpu, GpuState], tuple[GpuState, T]]) -> T:
+        """Change one GPU, save the state and notify. ``method`` is None for a change outside of the interface."""
+
+        def work() -> T:
+            with self._lock, self._store.locked():
+                found = self._find(gpu)
+                changes = self._store.read()
+                before = changes.state(found)
+                after, answer = step(found, before)
+                if after != before:
+                    self._store.write(changes.with_state(found, after))
+                    self._announce()
+            return answer
+
+        return work() if method is None else self._call(method, gpu, work)
+
+    def _find(self, uuid: GpuUuid) -> Gpu:
+        node = self._current()
+        item = next((item for item in node.gpus if item.gpu.uuid == uuid), None)
+        if item is None:
+            rules.unknown_gpu(uuid)
+        lost = self._lost_reason(item, self._store.read())
+        if lost is not None:
+            raise DeviceLostError(f"{uuid} does not answer: {lost}")
+        return item.gpu
+
+    def _snapshot(self) -> Snapshot:
+        node = self._current()
+        changes = self._store.read()
+        gpus: list[Gpu] = []
+        left_out: list[LeftOutGpu] = []
+        for item in node.gpus:
+            found = self._troubles(item, changes)
+            if Trouble.UNBOUND in found:
+                continue
+            reason = self._lost_reason(item, changes) or troubles.why_left_out(item.gpu.uuid, found)
+            if reason is not None:
+                left_out.append(LeftOutGpu(label=item.gpu.uuid, reason=reason))
+                continue
+            gpu = rules.apply(item.gpu, changes.state(item.gpu))
+            gpus.append(replace(gpu, mig_profiles=()) if Trouble.NO_PLACEMENTS in found else gpu)
+        return Snapshot(
+            driver_version=node.driver_version,
+            nvml_version=f"{node.cuda_driver_version[0]}.{node.driver_version}",
+            cuda_driver_version=node.cuda_driver_version,
+            confidential_compute=node.confidential_compute,
+            gpus=tuple(gpus),
+            left_out=tuple(left_out),
+        )
+
+    def _announce(self) -> None:
+        """Notify of a change; the caller holds the lock."""
+        if self._on_change is not None:
+            try:
+                self._on_change(self._snapshot())
+            except DraError as error:
+                log.warning("callback for a change of simulated GPUs failed", extra={"reason": error})
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let ``await_change`` look again."""
+        with self._changed:
+            self._change_count += 1
+            self._changed.notify_all()
+
+    def _has_changed(self) -> bool:
+        """Whether any GPU changed since the last call."""
+        marker = self._store.marker()
+        if marker == self._seen_marker:
+            return False
+        with self._lock:
+            changes = self._store.read()
+            state = changes.gpus, changes.injected
+            changed = state != self._seen_state  # setting a fault of a call changes the marker but no GPU
+            self._seen_marker, self._seen_state = marker, state
+        return changed
+
+    def _current(self) -> NodeSpec:
+        """The node as described now; the caller holds the lock."""
+        if self._file is not None:
+            try:
+                self.reload()
+            except ConfigurationError as error:
+                raise DriverUnavailableError(f"simulated driver: {error}") from error
+        if self._node.unavailable is not None:
+            raise DriverUnavailableError(f"simulated driver: {self._node.unavailable}")
+        return self._node
+
+    def reload(self) -> None:
+        """Read the spec file if it changed. Raises ConfigurationError that names the file."""
+        if self._file is None:
+            return
+        try:
+            stamp = _stamp(self._file)
+            if stamp == self._stamp:
+                return
+            text = _read(self._file)
+            self._node = parse_document(text, self._node_name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read the simulated GPUs from {self._file}: {error}") from error
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self._file}: {error}") from error
+        self._stamp = stamp
+
+
+def _error_class(name: str) -> type[DraError] | None:
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, errors.HardwareError) else None
+
+
+def _raise(fault: Fault) -> None:
+    if fault.error is None:
+        return
+    kind = _error_class(fault.error) or DriverUnavailableError
+    raise kind(fault.message or f"{fault.method} failed with the injected {fault.error}")
+
+
+def _stamp(file: Path) -> _Stamp:
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read(file: Path) -> str:
+    with file.open(encoding="utf-8") as stream:
+        text = stream.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"more than {MAX_FILE_BYTES} characters")
+    return text

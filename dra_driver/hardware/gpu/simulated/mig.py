@@ -1,0 +1,221 @@
+"""The rules of MIG on simulated GPUs, as pure functions from one state to the next.
+
+They check memory slices, compute slices, engines, the number of instances per profile, the order of creation and
+destruction, and the conditions for a switch of MIG mode. They are written independently of what ``node/slices/``
+publishes, so that tests can compare the two.
+
+Sources: nvml.h (nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement, nvmlGpuInstanceDestroy,
+nvmlDeviceSetComputeMode) and NVIDIA's MIG user guide, whose listings also show the ids of GPU instances.
+"""
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from dra_driver.core.errors import DeviceLostError, GpuBusyError, MigUnsupportedError, NoRoomError, ResetRequiredError
+from dra_driver.core.model.fabric import Fabric
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.ids import GpuUuid, MigUuid
+from dra_driver.core.model.mig import ComputeInstance, MigInstance, MigProfile
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated.troubles import Trouble
+
+ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
+COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this driver creates one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """Mutable state of one GPU.
+
+    ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and
+    ``busy_on_create`` one that lets its MIG mode be switched and keeps its first GPU instance from being created.
+    ``fabric_after_mig`` is what ``fabric`` becomes when the last GPU instance is destroyed, None for no change.
+    ``troubles``: see ``troubles.py``.
+    """
+
+    mig_enabled: bool = False
+    instances: tuple[MigInstance, ...] = ()
+    in_use: frozenset[int] = frozenset()
+    busy: str | None = None
+    busy_on_create: str | None = None
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    fabric: Fabric | None = None
+    fabric_after_mig: Fabric | None = None
+    troubles: frozenset[Trouble] = frozenset()
+
+    def instance(self, gi_id: int) -> MigInstance | None:
+        """The GPU instance with that id, or None."""
+        return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
+
+
+def described(gpu: Gpu) -> GpuState:
+    """The state that the fields of ``gpu`` describe."""
+    return GpuState(mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances, fabric=gpu.fabric)
+
+
+def apply(gpu: Gpu, state: GpuState) -> Gpu:
+    """``gpu`` as it looks in ``state``."""
+    return replace(gpu, mig_enabled=state.mig_enabled, mig_instances=state.instances, fabric=state.fabric)
+
+
+def mig_uuid(gpu: GpuUuid, gi_id: int, ci_id: int) -> MigUuid:
+    """Name-based, as on hardware: a partition that is created again has the same UUID."""
+    return MigUuid(f"MIG-{name_based(gpu, f'{gi_id}/{ci_id}')}")
+
+
+def name_based(gpu: GpuUuid, name: str) -> uuid.UUID:
+    """A UUID of version 5 in the name space of the GPU's own."""
+    return uuid.uuid5(uuid.UUID(gpu.removeprefix("GPU-")), name)
+
+
+def gpu_instance_id(gpu: Gpu, start: int, size: int) -> int:
+    """0 for the whole, then halves, quarters and so on from the left, as drivers number them on A30, A100 and H100."""
+    return gpu.memory_slices // size - 1 + start // size
+
+
+def compute_instance(gpu: Gpu, gi_id: int, *, ci_id: int = COMPUTE_INSTANCE_ID, spans: bool = True) -> ComputeInstance:
+    """A compute instance of a GPU instance."""
+    return ComputeInstance(ci_id=ci_id, uuid=mig_uuid(gpu.uuid, gi_id, ci_id), spans=spans)
+
+
+def mig_mode(gpu: Gpu, state: GpuState) -> bool:
+    """Whether MIG mode is on. Raises MigUnsupportedError."""
+    require_mig(gpu)
+    return state.mig_enabled
+
+
+def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False) -> GpuState:
+    """Switch MIG mode; ``by_reset``: with the GPU reset that some boards need, as an administrator does it.
+
+    Raises MigUnsupportedError, GpuBusyError, ResetRequiredError. Switching on resets the compute mode to DEFAULT.
+    """
+    require_mig(gpu)
+    if enabled == state.mig_enabled:
+        return state
+    word = "on" if enabled else "off"
+    if state.busy is not None:
+        raise GpuBusyError(f"MIG mode of {gpu.uuid} cannot be switched {word}: in use by {state.busy}")
+    if state.instances:
+        raise GpuBusyError(f"MIG mode of {gpu.uuid} cannot be switched off: {len(state.instances)} GPU instances exist")
+    if not gpu.mig_resetless and not by_reset:
+        raise ResetRequiredError(f"MIG mode of {gpu.uuid} cannot be switched {word} without a GPU reset")
+    return replace(state, mig_enabled=enabled, compute_mode=ComputeMode.DEFAULT if enabled else state.compute_mode)
+
+
+def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tuple[GpuState, int]:
+    """A new, empty GPU instance and its id. Raises MigUnsupportedError, NoRoomError and GpuBusyError."""
+    require_mig(gpu)
+    if not state.mig_enabled:
+        raise MigUnsupportedError(f"no GPU instance can be created on {gpu.uuid}: its MIG mode is off")
+    profile = gpu.profile(profile_id)
+    if profile is None or start not in profile.starts:
+        offered = "no such profile" if profile is None else f"{profile.name} begins at {_numbers(profile.starts)}"
+        raise MigUnsupportedError(f"{gpu.uuid} has no MIG profile {profile_id} at memory slice {start}: {offered}")
+    require_room(gpu, state.instances, profile, start)
+    if state.busy_on_create is not None and not state.instances:
+        raise GpuBusyError(f"no first GPU instance can be created on {gpu.uuid}: in use by {state.busy_on_create}")
+    gi_id = gpu_instance_id(gpu, start, profile.memory_slices)
+    made = MigInstance(
+        gi_id=gi_id, profile_id=profile_id, profile_name=profile.name, start=start, size=profile.memory_slices
+    )
+    ordered = sorted((*state.instances, made), key=lambda instance: instance.start)
+    return replace(state, instances=tuple(ordered)), gi_id
+
+
+def add_compute(gpu: Gpu, state: GpuState, gi_id: int, *, spans: bool = True) -> tuple[GpuState, ComputeInstance]:
+    """The compute instance of a GPU instance. Raises NoRoomError when there is one, DeviceLostError without the GI."""
+    instance = state.instance(gi_id)
+    if instance is None:
+        raise DeviceLostError(f"GPU instance {gi_id} of {gpu.uuid} does not exist")
+    if instance.compute:
+        raise NoRoomError(f"GPU instance {gi_id} of {gpu.uuid} has a compute instance already")
+    made = compute_instance(gpu, gi_id, spans=spans)
+    return _with(state, replace(instance, compute=(made,))), made
+
+
+def drop_compute(gpu: Gpu, state: GpuState, gi_id: int, ci_id: int) -> GpuState:
+    """Remove a compute instance; the same state when it does not exist. Raises GpuBusyError."""
+    instance = state.instance(gi_id)
+    if instance is None or all(compute.ci_id != ci_id for compute in instance.compute):
+        return state
+    if gi_id in state.in_use:
+        raise GpuBusyError(f"compute instance {ci_id} of GPU instance {gi_id} of {gpu.uuid} is in use by a process")
+    return _with(state, replace(instance, compute=tuple(c for c in instance.compute if c.ci_id != ci_id)))
+
+
+def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False) -> GpuState:
+    """Remove a GPU instance; the same state when it does not exist.
+
+    Raises GpuBusyError for one that is not empty or in use; with ``forced`` it is removed with its content.
+    """
+    instance = state.instance(gi_id)
+    if instance is None:
+        return state
+    if not forced and (instance.compute or gi_id in state.in_use):
+        why = "has a compute instance" if instance.compute else "is in use by a process"
+        raise GpuBusyError(f"GPU instance {gi_id} of {gpu.uuid} cannot be destroyed: it {why}")
+    rest = tuple(other for other in state.instances if other.gi_id != gi_id)
+    fabric = state.fabric if rest or state.fabric_after_mig is None else state.fabric_after_mig
+    return replace(state, instances=rest, in_use=state.in_use - {gi_id}, fabric=fabric)
+
+
+def set_compute_mode(gpu: Gpu, state: GpuState, mode: ComputeMode) -> GpuState:
+    """Set the compute mode. Raises MigUnsupportedError with MIG mode on, as nvml.h says."""
+    if state.mig_enabled:
+        raise MigUnsupportedError(f"the compute mode of {gpu.uuid} cannot be set while its MIG mode is on")
+    return replace(state, compute_mode=mode)
+
+
+def require_mig(gpu: Gpu) -> None:
+    """Raises MigUnsupportedError for a GPU without MIG."""
+    if not gpu.mig_capable:
+        raise MigUnsupportedError(f"{gpu.uuid} ({gpu.product_name or 'unknown model'}) does not support MIG")
+
+
+def require_room(gpu: Gpu, existing: Iterable[MigInstance], profile: MigProfile, start: int) -> None:
+    """Raises NoRoomError when an instance of ``profile`` at ``start`` does not fit beside the ``existing``."""
+    what = f"no room for {profile.name} at memory slice {start} of {gpu.uuid}"
+    existing = tuple(existing)
+    for instance in existing:
+        if instance.overlaps(start, profile.memory_slices):
+            raise NoRoomError(f"{what}: GPU instance {instance.gi_id} covers {_slices(instance)}")
+    same = sum(instance.profile_id == profile.profile_id for instance in existing)
+    if same >= profile.max_instances:
+        raise NoRoomError(f"{what}: {same} of at most {profile.max_instances} such instances exist")
+    made = [found for instance in existing if (found := gpu.profile(instance.profile_id)) is not None]
+    for resource in ("compute_slices", *ENGINES):
+        _require(what, resource, [*made, profile], _whole(gpu))
+
+
+def _require(what: str, resource: str, wanted: list[MigProfile], whole: MigProfile) -> None:
+    total: int | None = getattr(whole, resource)
+    needed = sum(getattr(profile, resource) or 0 for profile in wanted)
+    own: int = getattr(wanted[-1], resource) or 0
+    if total is not None and own > 0 and needed > total:
+        word = resource.replace("_", " ")
+        raise NoRoomError(f"{what}: it needs {own} {word} and {max(0, total - needed + own)} of {total} are free")
+
+
+def _whole(gpu: Gpu) -> MigProfile:
+    """The profile of the whole GPU, whose engines are the total. With and without graphics are equal."""
+    return max(gpu.mig_profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
+
+
+def _with(state: GpuState, changed: MigInstance) -> GpuState:
+    return replace(state, instances=tuple(changed if i.gi_id == changed.gi_id else i for i in state.instances))
+
+
+def _slices(instance: MigInstance) -> str:
+    last = instance.start + instance.size - 1
+    return f"memory slice {last}" if instance.size == 1 else f"memory slices {instance.start} to {last}"
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def unknown_gpu(gpu: str) -> NoReturn:
+    """Raises DeviceLostError for a UUID that no GPU of the node has."""
+    raise DeviceLostError(f"GPU {gpu} is not on this node")

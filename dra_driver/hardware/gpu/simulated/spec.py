@@ -1,0 +1,381 @@
+"""Parse the description of a simulated node: ``8xh100-sxm5-80gb`` or a YAML file.
+
+Checks the fields and assigns UUID, PCI address and NUMA node to each GPU. ``hardware.py`` reads the file again when it
+changes.
+
+The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode switched on
+(``4xa100-sxm4-40gb+mig``), and ``+pairs`` for bridges between every two (``4xa30-24gb+pairs``). The file form::
+
+    driverVersion: 580.65.06          # optional, like everything but gpus and model
+    cudaDriverVersion: "13.0"
+    confidentialCompute: "on"         # off or devtools; left out: not supported
+    driverUnavailable: why            # the driver as a whole cannot be used
+    gpus:
+    - model: h100-sxm5-80gb
+      count: 4                        # not together with minor, uuid and pciBusId
+    - model: l4-24gb
+      minor: 6                        # default: the highest so far plus one
+      lost: fell off the bus          # listed, but does not answer
+      memoryMiB: null                 # null: not reported, as on unified-memory boards
+    - model: a100-sxm4-40gb
+      migEnabled: true
+      instances:                      # created by an administrator; needs migEnabled
+      - {profile: 3g.20gb, start: 4}
+      - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
+
+Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, troubles (a list of
+names, see docs/simulated-gpus.md), on boards with NVSwitches fabric: not started, in progress, or completed, and on
+boards with NVLink nvlink: none, switch, pairs, or bridge-NAME on each GPU that one bridge connects.
+"""
+
+import functools
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from dra_driver.core.errors import ConfigurationError, HardwareError
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.gpu import ConfidentialCompute, Gpu
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import MigProfile
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated import mig as simulated_mig
+from dra_driver.hardware.gpu.simulated import nvlinks, troubles
+from dra_driver.hardware.gpu.simulated.troubles import Trouble
+
+MAX_GPUS = 64  # four times the widest machine sold; a typing error must not fill the API server
+MAX_MINOR = 247  # /dev/nvidia248 and up are control nodes of major 195 (nvidiactl is 255)
+MAX_MEMORY_MIB = 4 * 1024 * 1024
+DEFAULT_DRIVER_VERSION = "580.65.06"
+DEFAULT_CUDA_VERSION = (13, 0)
+NAMESPACE = uuid.UUID("6b0d6e7a-4b1c-5f0e-9a52-2f6c1d7e8a90")  # any constant: UUIDs are the same in every run
+
+GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?(\+pairs)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedGpu:
+    """A described GPU with its initial MIG instances; ``lost`` says why it does not answer."""
+
+    gpu: Gpu
+    lost: str | None = None
+    troubles: frozenset[Trouble] = frozenset()
+
+
+Linked = tuple[SimulatedGpu, str, catalog.GpuModel]
+"""A GPU, what its NVLinks lead to (`nvlinks.of_entry`), and its board."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """The description of one node, GPUs by minor. ``unavailable`` says why the driver cannot be used."""
+
+    driver_version: str = DEFAULT_DRIVER_VERSION
+    cuda_driver_version: tuple[int, int] = DEFAULT_CUDA_VERSION
+    confidential_compute: ConfidentialCompute | None = None
+    unavailable: str | None = None
+    gpus: tuple[SimulatedGpu, ...] = ()
+
+
+def parse_groups(spec: str, node_name: str) -> NodeSpec:
+    """The short form. Raises ConfigurationError that quotes the wrong part."""
+    boards: list[Linked] = []
+    for part in spec.split(","):
+        match = GROUP.fullmatch(part.strip())
+        if match is None:
+            raise ConfigurationError(
+                f"simulated GPUs {spec!r}: cannot read {part.strip()!r}; expected <count>x<model> "
+                "such as 8xh100-sxm5-80gb (4xa100-sxm4-40gb+mig with MIG mode on, 4xa30-24gb+pairs with bridges), "
+                "several joined by commas, "
+                "or the path of a .yaml file"
+            )
+        count = int(match[1])
+        if not 1 <= count <= MAX_GPUS - len(boards):
+            raise ConfigurationError(f"simulated GPUs {spec!r}: expected 1 to {MAX_GPUS} GPUs in all")
+        model = catalog.model(match[2])
+        if match[3] and model.mig is None:
+            raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} does not support MIG; leave out +mig")
+        try:
+            wishes = nvlinks.of_entry(model, nvlinks.PAIRS if match[4] else None, count, len(boards))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"simulated GPUs {spec!r}: {error}") from error
+        for wish in wishes:
+            gpu = replace(invent(model, len(boards), node_name), mig_enabled=match[3] is not None)
+            boards.append((SimulatedGpu(gpu=gpu), wish, model))
+    return NodeSpec(gpus=_linked(boards))
+
+
+def _linked(boards: Sequence[Linked]) -> tuple[SimulatedGpu, ...]:
+    gpus = nvlinks.linked((item.gpu, wish, model) for item, wish, model in boards)
+    return tuple(replace(item, gpu=gpu) for (item, _, _), gpu in zip(boards, gpus, strict=True))
+
+
+def parse_document(text: str, node_name: str) -> NodeSpec:
+    """The file form. Raises ConfigurationError that names the path of the wrong field."""
+    raw = catalog.load_yaml(text)
+    if not isinstance(raw, dict):
+        raise ConfigurationError(f"expected a mapping with a list named gpus, got {_kind(raw)}")
+    fields = _fields(raw, NODE_FIELDS, "")
+    entries = raw.get("gpus")
+    if not isinstance(entries, list):
+        raise ConfigurationError(f"gpus: expected a list (empty for a node without GPUs), got {_kind(entries)}")
+    boards: list[Linked] = []
+    for index, entry in enumerate(entries):
+        boards.extend(_entry(entry, f"gpus[{index}]", [item for item, _, _ in boards], node_name))
+        if len(boards) > MAX_GPUS:
+            raise ConfigurationError(f"gpus[{index}]: more than {MAX_GPUS} GPUs on one node")
+    gpus = _linked(boards)
+    _refuse_duplicates(gpus)
+    return NodeSpec(gpus=tuple(sorted(gpus, key=lambda item: item.gpu.minor)), **fields)
+
+
+def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
+    """The GPU ``minor`` of ``node_name``: always the same, with another UUID on each node.
+
+    Two GPUs share a PCIe root and four a NUMA node, as on common two-socket machines.
+    """
+    root_bus = 8 * (minor // 2) % 256
+    return Gpu(
+        uuid=GpuUuid(f"GPU-{uuid.uuid5(NAMESPACE, f'{node_name}/{minor}')}"),
+        minor=minor,
+        product_name=model.product_name,
+        brand=model.brand,
+        architecture=model.architecture,
+        cuda_compute_capability=model.cuda_compute_capability,
+        memory_bytes=None if model.memory_mib is None else model.memory_mib * 2**20,
+        reserved_bytes=None if model.reserved_mib is None else model.reserved_mib * 2**20,
+        pci_bus_id=f"{minor // 64:04x}:{root_bus + 1 + minor % 2:02x}:00.0",
+        pcie_root=f"pci{minor // 64:04x}:{root_bus:02x}",
+        numa_node=minor // 4 % 2,
+        addressing_mode=model.addressing_mode,
+        mig_capable=model.mig is not None,
+        mig_resetless=None if model.mig is None else model.mig.resetless,
+        mig_profiles=() if model.mig is None else profiles(model.mig),
+    )
+
+
+@functools.cache
+def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
+    """Profiles of a board by id; one object for all GPUs of a model."""
+    ordered = sorted(table.profiles, key=lambda profile: profile.profile_id)
+    return tuple(
+        MigProfile(
+            name=profile.name,
+            profile_id=profile.profile_id,
+            compute_slices=profile.compute_slices,
+            memory_slices=profile.memory_slices,
+            max_instances=profile.max_instances,
+            starts=profile.starts,
+            memory_bytes=None if profile.memory_mib is None else profile.memory_mib * 2**20,
+            multiprocessors=profile.multiprocessors,
+            copy_engines=profile.engines.copy,
+            decoders=profile.engines.decoder,
+            encoders=profile.engines.encoder,
+            jpeg_engines=profile.engines.jpeg,
+            ofa_engines=profile.engines.ofa,
+        )
+        for profile in ordered
+    )
+
+
+def _entry(raw: object, path: str, before: Sequence[SimulatedGpu], node_name: str) -> Iterator[Linked]:
+    if not isinstance(raw, dict) or not isinstance(raw.get("model"), str):
+        raise ConfigurationError(f"{path}.model: expected the name of a GPU model such as h100-sxm5-80gb")
+    fields = _fields(raw, GPU_FIELDS, path)
+    model = _model(fields.pop("model"), path)
+    lost, found = fields.pop("lost", None), fields.pop("troubles", frozenset())
+    count = fields.pop("count", 1)
+    if "count" in raw and not {"minor", "uuid", "pciBusId"}.isdisjoint(raw):
+        raise ConfigurationError(
+            f"{path}.count: cannot be combined with minor, uuid or pciBusId, which belong to one GPU"
+        )
+    if fields.get("mig_enabled") and model.mig is None:
+        raise ConfigurationError(f"{path}.migEnabled: {model.key} does not support MIG")
+    cuts = fields.pop("instances", ())
+    if cuts and not fields.get("mig_enabled"):
+        raise ConfigurationError(f"{path}.instances: they need migEnabled: true")
+    first = fields.pop("minor", max((item.gpu.minor for item in before), default=-1) + 1)
+    if first + count - 1 > MAX_MINOR:
+        raise ConfigurationError(f"{path}.minor: {first + count - 1} is over the highest device minor {MAX_MINOR}")
+    try:
+        wishes = nvlinks.of_entry(model, fields.pop("nvlink", None), count, first)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}.{error}") from error
+    for minor, wish in zip(range(first, first + count), wishes, strict=True):
+        gpu = replace(invent(model, minor, node_name), **fields)
+        if gpu.memory_bytes is None:
+            gpu = replace(gpu, reserved_bytes=None)
+        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost, troubles=found), wish, model
+
+
+def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
+    """``gpu`` with the listed instances, which must obey the rules of MIG."""
+    state = simulated_mig.described(gpu)
+    for index, raw in enumerate(cuts):
+        where = f"{path}[{index}]"
+        if not isinstance(raw, dict):
+            raise ConfigurationError(f"{where}: expected a mapping with profile and start, got {_kind(raw)}")
+        cut = {"compute": "full", **_fields(raw, INSTANCE_FIELDS, where)}
+        if not {"profile", "start"} <= cut.keys():
+            raise ConfigurationError(f"{where}: expected a profile such as 3g.20gb and the memory slice of its start")
+        profile = next((profile for profile in gpu.mig_profiles if profile.name == cut["profile"]), None)
+        if profile is None:
+            names = ", ".join(profile.name for profile in reversed(gpu.mig_profiles))
+            raise ConfigurationError(f"{where}.profile: this board has {names}, not {cut['profile']}")
+        if cut["compute"] == "partial" and profile.compute_slices == 1:
+            raise ConfigurationError(f"{where}.compute: one compute slice cannot be divided")
+        try:
+            state, gi_id = simulated_mig.add_instance(gpu, state, profile.profile_id, cut["start"])
+            if cut["compute"] != "none":
+                state, _ = simulated_mig.add_compute(gpu, state, gi_id, spans=cut["compute"] == "full")
+        except HardwareError as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+    return simulated_mig.apply(gpu, state)
+
+
+def _model(key: str, path: str) -> catalog.GpuModel:
+    try:
+        return catalog.model(key)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}.model: {error}") from error
+
+
+def _refuse_duplicates(gpus: Sequence[SimulatedGpu]) -> None:
+    for field in ("minor", "uuid", "pci_bus_id"):
+        seen: set[object] = set()
+        for item in gpus:
+            value = getattr(item.gpu, field)
+            if value is not None and value in seen:
+                raise ConfigurationError(f"gpus: two GPUs have the {field.replace('_', ' ')} {value}")
+            seen.add(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Target and parser of a YAML field; ``read`` raises ValueError with the expected form."""
+
+    target: str
+    read: Callable[[Any], Any]
+    nullable: bool = False
+
+
+def _fields(raw: Mapping[Any, Any], known: Mapping[str, _Field | None], path: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        where = f"{path}.{name}" if path else str(name)
+        if name not in known:
+            raise ConfigurationError(f"{where}: unknown field; {catalog.suggest(str(name), known)}")
+        field = known[name]
+        if field is None:
+            continue
+        try:
+            values[field.target] = None if value is None and field.nullable else field.read(value)
+        except ValueError as error:
+            raise ConfigurationError(f"{where}: expected {error}, got {value!r:.60}") from error
+    return values
+
+
+def _whole(low: int, high: int, unit: str = "") -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"a whole number{unit} from {low} to {high}")
+        return value
+
+    return read
+
+
+def _mib(value: Any, least: int) -> int:
+    """Bytes of a number of MiB."""
+    return _whole(least, MAX_MEMORY_MIB, " of MiB")(value) * 2**20
+
+
+def _text(pattern: str, what: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+            raise ValueError(what)
+        return value
+
+    return read
+
+
+def _yes_or_no(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")  # noqa: TRY004 - the caller turns ValueError into a sentence
+    return value
+
+
+def _fabric(value: Any) -> Fabric:
+    if value not in list(FabricState):
+        raise ValueError(f"one of {', '.join(FabricState)}")
+    return Fabric(state=FabricState(value))
+
+
+def _confidential_compute(value: Any) -> ConfidentialCompute:
+    word = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML reads on as true
+    if word not in list(ConfidentialCompute):
+        raise ValueError(f"one of {', '.join(ConfidentialCompute)}")
+    return ConfidentialCompute(word)
+
+
+def _list(value: Any) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError("a list")  # noqa: TRY004 - the caller turns ValueError into a sentence
+    return value
+
+
+def _cuda_version(value: Any) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,3})\.(\d)", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError('a quoted version such as "13.0"')
+    return int(match[1]), int(match[2])
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+_REASON = _text(r"[^\x00-\x1f]{1,200}", "a reason of at most 200 characters on one line")
+# NVML keeps names in 96 bytes (NVML_DEVICE_NAME_V2_BUFFER_SIZE); the last byte ends the string.
+_NAME = _text(r"[\x20-\x7e]{1,95}", "a name of 1 to 95 printable ASCII characters")
+_HEX = "[0-9a-f]"
+
+NODE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
+    {
+        "gpus": None,
+        "driverVersion": _Field("driver_version", _text(r"\d{1,4}(\.\d{1,4}){1,2}", "a version such as 580.65.06")),
+        "cudaDriverVersion": _Field("cuda_driver_version", _cuda_version),
+        "confidentialCompute": _Field("confidential_compute", _confidential_compute, nullable=True),
+        "driverUnavailable": _Field("unavailable", _REASON, nullable=True),
+    }
+)
+GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
+    {
+        "model": _Field("model", str),
+        "count": _Field("count", _whole(1, MAX_GPUS)),
+        "minor": _Field("minor", _whole(0, MAX_MINOR)),
+        "uuid": _Field("uuid", _text(f"GPU-{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}", "GPU- and a lower-case UUID")),
+        "productName": _Field("product_name", _NAME, nullable=True),
+        "memoryMiB": _Field("memory_bytes", lambda v: _mib(v, 1), nullable=True),
+        "reservedMiB": _Field("reserved_bytes", lambda v: _mib(v, 0), nullable=True),
+        "pciBusId": _Field("pci_bus_id", _text(rf"{_HEX}{{4}}(:{_HEX}{{2}}){{2}}\.[0-7]", "such as 0000:65:00.0")),
+        "pcieRoot": _Field("pcie_root", _text(rf"pci{_HEX}{{4}}:{_HEX}{{2}}", "such as pci0000:64"), nullable=True),
+        "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),
+        "addressingMode": _Field("addressing_mode", _text("HMM|ATS|None", 'HMM, ATS or "None"'), nullable=True),
+        "fabric": _Field("fabric", _fabric, nullable=True),
+        "nvlink": _Field("nvlink", nvlinks.parse),
+        "migEnabled": _Field("mig_enabled", _yes_or_no),
+        "instances": _Field("instances", _list),
+        "lost": _Field("lost", _REASON, nullable=True),
+        "troubles": _Field("troubles", lambda v: troubles.parse(_list(v))),
+    }
+)
+INSTANCE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
+    {
+        "profile": _Field("profile", _text(r"[0-9a-z.+-]{1,32}", "the name of a MIG profile such as 3g.20gb")),
+        "start": _Field("start", _whole(0, 63)),
+        "compute": _Field("compute", _text("full|none|partial", "full, none or partial")),
+    }
+)

@@ -1,0 +1,301 @@
+"""Creates and destroys partitions of a GPU, and switches MIG mode for them.
+
+A process may die between any two steps; the next call continues. The note that this driver switched MIG mode on is
+durable before the mode is on and is cleared after it is off. A GPU instance without its compute instance is removed by
+`MigManager.destroy`. Whether a partition belongs to this driver at all is recorded in the caller's journal: hardware
+has no owner for an instance, and MIG UUIDs repeat for the same place, so nothing that is read from the GPU proves it.
+
+Steps and their limits: nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement,
+nvmlGpuInstanceCreateComputeInstance and their reverse (nvml.h).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from dra_driver.core.errors import (
+    DeviceLostError,
+    DraError,
+    GpuBusyError,
+    HardwareError,
+    MigUnsupportedError,
+    NoRoomError,
+    ResetRequiredError,
+)
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import MigInstance, PartitionId
+from dra_driver.hardware.gpu.backend import GpuControl
+from dra_driver.hardware.gpu.notes import MIG_MODE, GpuNotes
+from dra_driver.hardware.mig import messages
+from dra_driver.hardware.mig.busy_retry import BusyRetry, Clock, Sleep
+
+log = logging.getLogger(__name__)
+
+SWITCHED_ON: Final = "on"
+"""The note's value."""
+
+CLEANUP_S: Final = 2.0
+"""Seconds that removing an incomplete instance may wait for a busy GPU, beyond the caller's own limit."""
+
+LONG_WAITS: Final = 4
+"""Creations that may wait for a busy GPU as long as their callers allow. One monitor holds all GPUs of a node; more
+waiting creations would occupy every thread that prepares claims."""
+
+SHORT_WAIT_S: Final = 5.0
+"""Seconds that every other creation may wait."""
+
+
+class CreationWatch(Protocol):
+    """Is told how creations end, from any thread. Never raises."""
+
+    def refused(self, partition: PartitionId, reason: str) -> None:
+        """A process kept the GPU from being cut for as long as creating was tried."""
+        ...
+
+    def created(self, partition: PartitionId) -> None:
+        """The partition was created."""
+        ...
+
+
+def _unknown_holders(_gpu: GpuUuid) -> None:
+    """Who has a GPU open is not found out."""
+
+
+class MigManager:
+    """Creates and destroys the partitions of all GPUs of a node. Keeps no state between calls.
+
+    The caller holds the GPU's lock (one change at a time, across processes) for every method; under it the methods may
+    be called from any thread. All raise what `GpuControl` raises, and StorageError from the notes. Waits are bounded by
+    ``within_s`` (seconds) and `CLEANUP_S`; the hardware calls themselves take up to some seconds each.
+    """
+
+    def __init__(
+        self,
+        control: GpuControl,
+        notes: GpuNotes,
+        *,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
+        holders: Callable[[GpuUuid], str | None] = _unknown_holders,
+        watch: CreationWatch | None = None,
+    ) -> None:
+        """``holders`` says in words who has a GPU open, and never raises. ``watch`` is told how creations end."""
+        self._control = control
+        self._notes = notes
+        self._sleep = sleep
+        self._clock = clock
+        self._holders = holders
+        self._watch = watch
+        self._long_waits = threading.BoundedSemaphore(LONG_WAITS)
+
+    def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance:
+        """Create the partition, which covers ``size`` memory slices, and return it with ``.device`` set.
+
+        An instance that already exists in its place belongs to another program: NoRoomError. A caller therefore looks
+        with `find` before it records that it is going to create the partition.
+
+        A failure removes everything that was created, MIG mode included, and raises the first error: NoRoomError
+        (memory slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (a process has the
+        GPU open; after ``within_s``, or after `SHORT_WAIT_S` while `LONG_WAITS` others wait). Its ``left_over`` is True
+        in the one case in which an instance remains: call `destroy` later. A process that dies half-way leaves a note,
+        the mode on, or an instance without a compute instance: call `destroy`.
+        """
+        patient = self._long_waits.acquire(blocking=False)
+        try:
+            created = self._switch_on_and_create(wanted, size, within_s if patient else min(within_s, SHORT_WAIT_S))
+        except GpuBusyError as error:
+            if self._watch is not None:
+                self._watch.refused(wanted, str(error))
+            raise
+        finally:
+            if patient:
+                self._long_waits.release()
+        if self._watch is not None:
+            self._watch.created(wanted)
+        return created
+
+    def destroy(self, partition: PartitionId, *, within_s: float) -> None:
+        """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains.
+
+        A partition that is missing, in whole or in part, is success, also when MIG mode is off. Raises GpuBusyError
+        when a process still uses it after ``within_s``. A mode that cannot be switched off is no error: its note stays
+        for `restore_mode`.
+        """
+        retry = self._retry(within_s)
+        instance = self.find(partition)
+        if instance is not None:
+            self._remove(partition, instance, retry)
+        self._restore_mode_best_effort(partition.gpu_uuid)
+
+    def find(self, partition: PartitionId) -> MigInstance | None:
+        """The partition's GPU instance as it is now, complete or not; None when it does not exist."""
+        try:
+            instances = self._control.mig_instances(partition.gpu_uuid)
+        except MigUnsupportedError:
+            return None
+        return next((one for one in instances if _is_at(one, partition)), None)
+
+    def restore_mode(self, gpu: GpuUuid) -> bool:
+        """Switch MIG mode off if this driver switched it on and no instance remains, including foreign ones.
+
+        True when no note is left. False when instances remain or the GPU is busy: call again later.
+        """
+        if self._notes.gpu_note(gpu, MIG_MODE) is None:
+            return True
+        if self._is_on(gpu):
+            if self._control.mig_instances(gpu):
+                return False
+            try:
+                self._control.set_mig_mode(gpu, False)
+            except (GpuBusyError, ResetRequiredError) as error:
+                log.info("MIG mode cannot be switched off yet", extra={"gpu": gpu, "reason": str(error)})
+                return False
+            log.info("MIG mode switched off", extra={"gpu": gpu})
+        self._notes.clear_gpu_note(gpu, MIG_MODE)
+        return True
+
+    def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None:
+        """Make the GPU usable as a whole: without MIG mode, which is switched off if this driver switched it on.
+
+        Raises GpuBusyError when an administrator switched it on, when an instance remains (waiting would not help: the
+        caller holds the lock), or when the GPU is still busy after ``within_s``. Repeatable.
+        """
+        retry = self._retry(within_s)
+        if self._is_on(gpu):
+            if self._notes.gpu_note(gpu, MIG_MODE) is None:
+                raise GpuBusyError(messages.mode_not_owned(gpu))
+            left = self._control.mig_instances(gpu)
+            if left:
+                raise GpuBusyError(messages.instances_left(gpu, left))
+            self._switch_off(gpu, retry)
+        self.restore_mode(gpu)
+
+    # --- MIG mode ---
+
+    def _is_on(self, gpu: GpuUuid) -> bool:
+        try:
+            return self._control.mig_mode(gpu)
+        except MigUnsupportedError:
+            return False
+
+    def _switch_on(self, gpu: GpuUuid, retry: BusyRetry) -> None:
+        """Switch MIG mode on. The note comes first: a mode that is on without a note counts as an administrator's and
+        would stay on for ever, while the next `restore_mode` clears a note without the mode."""
+        if self._control.mig_mode(gpu):
+            return
+        if self._notes.gpu_note(gpu, MIG_MODE) is None:
+            self._notes.set_gpu_note(gpu, MIG_MODE, SWITCHED_ON)
+        try:
+            retry.attempt(partial(self._control.set_mig_mode, gpu, True))
+        except GpuBusyError as error:
+            self._restore_mode_best_effort(gpu)
+            raise GpuBusyError(self._mode_is_busy(gpu, "on", retry, error)) from error
+        except DraError:
+            self._restore_mode_best_effort(gpu)
+            raise
+        log.info("MIG mode switched on", extra={"gpu": gpu})
+
+    def _switch_off(self, gpu: GpuUuid, retry: BusyRetry) -> None:
+        try:
+            retry.attempt(partial(self._control.set_mig_mode, gpu, False))
+        except GpuBusyError as error:
+            raise GpuBusyError(self._mode_is_busy(gpu, "off", retry, error)) from error
+        log.info("MIG mode switched off", extra={"gpu": gpu})
+
+    def _mode_is_busy(self, gpu: GpuUuid, state: str, retry: BusyRetry, error: Exception) -> str:
+        waited_s = retry.waited_s  # before the search for holders, which takes time, too
+        return messages.mode_is_busy(gpu, state, waited_s, error, self._holders(gpu))
+
+    def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
+        """`restore_mode` after the main work. A failure neither hides the first error nor undoes a success: the note
+        stays, and the periodic reclaim of orphans tries again."""
+        try:
+            self.restore_mode(gpu)
+        except DraError as error:
+            log.warning("MIG mode is not restored yet; will retry", extra={"gpu": gpu, "reason": error})
+
+    # --- instances ---
+
+    def _switch_on_and_create(self, wanted: PartitionId, size: int, within_s: float) -> MigInstance:
+        retry = self._retry(within_s)
+        self._switch_on(wanted.gpu_uuid, retry)
+        try:
+            return self._create(wanted, size, retry)
+        except DraError:
+            self._restore_mode_best_effort(wanted.gpu_uuid)
+            raise
+
+    def _create(self, wanted: PartitionId, size: int, retry: BusyRetry) -> MigInstance:
+        existing = self._control.mig_instances(wanted.gpu_uuid)
+        found = next((one for one in existing if _is_at(one, wanted)), None)
+        if found is not None:
+            raise NoRoomError(messages.foreign_instance(wanted, found))
+        overlapping = [one for one in existing if one.overlaps(wanted.start, size)]
+        if overlapping:
+            raise NoRoomError(messages.memory_slices_taken(wanted, size, overlapping))
+        step = partial(self._control.create_gpu_instance, wanted.gpu_uuid, wanted.profile_id, wanted.start)
+        try:
+            # The driver shuts down NVLink, channels and the watchdog before the first instance of a GPU, and refuses it
+            # while a process uses them (kernel_mig_manager.c, kmigmgrSetMIGState), although the mode could be switched.
+            gi_id = retry.attempt(step)
+        except (NoRoomError, MigUnsupportedError):
+            raise  # this call created nothing; an instance that exists now was created by another program meanwhile
+        except GpuBusyError as error:
+            # Nothing was created either: the same function undoes its own steps.
+            waited_s = retry.waited_s
+            text = messages.creation_is_busy(wanted, waited_s, error, self._holders(wanted.gpu_uuid))
+            raise GpuBusyError(text) from error
+        except DraError as error:
+            raise self._after_cleanup(wanted, error) from error
+        return self._add_compute_instance(wanted, gi_id, retry)
+
+    def _add_compute_instance(self, wanted: PartitionId, gi_id: int, retry: BusyRetry) -> MigInstance:
+        """Create the compute instance of the GPU instance, and return the latter as the GPU lists it then."""
+        try:
+            retry.attempt(partial(self._control.create_compute_instance, wanted.gpu_uuid, gi_id))
+            created = self.find(wanted)
+            if created is None or created.device is None:
+                raise DeviceLostError(messages.not_listed(wanted, gi_id))
+        except DraError as error:
+            raise self._after_cleanup(wanted, error) from error
+        return created
+
+    def _after_cleanup(self, wanted: PartitionId, first: DraError) -> DraError:
+        """Remove the incomplete partition and return ``first``, marked ``left_over`` if the removal is not certain.
+
+        The instance belongs to this call: under the lock it did not exist before.
+        """
+        retry = self._retry(CLEANUP_S)
+        try:
+            incomplete = self.find(wanted)
+            if incomplete is not None:
+                self._remove(wanted, incomplete, retry)
+        except DraError as second:
+            facts = {"partition": str(wanted), "reason": str(second)}
+            log.warning("incomplete partition is not removed yet; will retry", extra=facts)
+            failure = type(first)(messages.cleanup_failed(first, second))
+            if isinstance(failure, HardwareError):
+                failure.left_over = True
+            return failure
+        return first
+
+    def _remove(self, partition: PartitionId, instance: MigInstance, retry: BusyRetry) -> None:
+        gpu, gi_id = partition.gpu_uuid, instance.gi_id
+        try:
+            for compute in instance.compute:
+                retry.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
+            retry.attempt(partial(self._control.destroy_gpu_instance, gpu, gi_id))
+        except GpuBusyError as error:
+            waited_s = retry.waited_s
+            text = messages.partition_is_busy(partition, instance, waited_s, error, self._holders(gpu))
+            raise GpuBusyError(text) from error
+
+    def _retry(self, within_s: float) -> BusyRetry:
+        return BusyRetry(within_s, sleep=self._sleep, clock=self._clock)
+
+
+def _is_at(instance: MigInstance, partition: PartitionId) -> bool:
+    return instance.profile_id == partition.profile_id and instance.start == partition.start

@@ -1,0 +1,225 @@
+"""``dra-driver mps-host``: the process that runs the node's MPS daemons as its children.
+
+It runs on every node with GPUs and is usually idle, so it must stay small: it imports nothing of the node process.
+"""
+
+import argparse
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.config.common_options import absolute, log_format, log_level, one_of
+from dra_driver.config.flags import add_flags
+from dra_driver.config.options import Option, flags_of, load, setting
+from dra_driver.core.telemetry.logs import LogFormat, LogLevel
+
+if TYPE_CHECKING:
+    from dra_driver.hardware.sharing.memory import DaemonMemory
+
+DESCRIPTION = """\
+Run the MPS daemons for the claims on this node.
+
+One process per node. The node process writes files that describe the daemons; this process starts and restarts them
+and reports when they are ready. It does not depend on the node process. Ending it ends the daemons and the work of
+their clients. Each flag can also be set by the environment variable in brackets; the flag takes precedence. Runs until
+SIGTERM.
+"""
+
+NODE, MPS, TELEMETRY = "node", "MPS", "telemetry"
+LEAST_SIZE, MOST_SIZE = 16 * 2**20, 2**40
+MEMORY_PART: Final = 16
+"""Part of the machine's memory that one daemon's tmpfs may hold by default: eight GPUs together a half, which is what
+/dev/shm may hold. Pages count in the memory limit of the container that writes them."""
+FOLDER: Final = "mps"
+"""Folder below the driver's folder in the kubelet's plugin directory."""
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= 63 or "/" in text or text.startswith("."):
+        raise ValueError("expected the driver's name, such as gpu.nvidia.com")
+    return text
+
+
+def _size(text: str) -> int:
+    """Bytes. A parser of its own, because that of quantities is not needed here otherwise."""
+    number, unit = text[:-2], text[-2:]
+    factor = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}.get(unit, 0)
+    amount = int(number) * factor if number.isascii() and number.isdigit() and len(number) <= 7 else 0
+    if not LEAST_SIZE <= amount <= MOST_SIZE:
+        raise ValueError("expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi")
+    return amount
+
+
+def _files(text: str) -> int:
+    count = int(text) if text.isascii() and text.isdigit() and len(text) <= 7 else 0
+    if not 256 <= count <= 2**20:
+        raise ValueError("expected 256 to 1048576")
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsHostSettings:
+    """Settings of ``dra-driver mps-host``."""
+
+    driver_name: str = setting(
+        Option(NODE, "DRIVER_NAME", "NAME", "name of this driver, the same as for kubelet-plugin", _name),
+        "gpu.nvidia.com",
+    )
+    kubelet_plugins_dir: str = setting(
+        Option(NODE, "KUBELET_PLUGINS_DIR", "DIR", "as for kubelet-plugin; the same path on the host", absolute),
+        "/var/lib/kubelet/plugins",
+    )
+    driver_root: str | None = setting(
+        Option(
+            NODE,
+            "DRIVER_ROOT",
+            "DIR",
+            "root of the NVIDIA driver, as this process sees it; default: search for it below the host root",
+            absolute,
+        ),
+        None,
+    )
+    host_root: str = setting(
+        Option(NODE, "HOST_ROOT", "DIR", "the host's / as this process sees it, searched for the driver", absolute),
+        "/",
+    )
+    shm_dir: str = setting(
+        Option(
+            MPS,
+            "MPS_SHM_DIR",
+            "DIR",
+            "with --namespaces none, a tmpfs in which the folder NAME-mps for the shared memory of all daemons is"
+            " created; otherwise, where an earlier version did so. The same path here and on the host",
+            absolute,
+        ),
+        "/dev/shm",  # noqa: S108 - the host's folder
+    )
+    run_dir: str = setting(
+        Option(
+            MPS,
+            "MPS_RUN_DIR",
+            "DIR",
+            "with --namespaces own, a folder on a shared mount in which the folder NAME-mps for the daemons' pipes and"
+            " shared memory is created, with a tmpfs for each daemon. The same path here and on the host",
+            absolute,
+        ),
+        "/run",
+    )
+    tmpfs_size: int | None = setting(
+        Option(
+            MPS,
+            "MPS_TMPFS_SIZE",
+            "SIZE",
+            "the most that pipes and shared memory of one daemon and its clients hold, 16Mi to 1Ti, such as 4Gi;"
+            " default: a sixteenth of the machine's memory",
+            _size,
+        ),
+        None,
+    )
+    tmpfs_files: int = setting(
+        Option(MPS, "MPS_TMPFS_FILES", "COUNT", "the most files in these, 256 to 1048576", _files),
+        65536,
+    )
+    namespaces: str = setting(
+        Option(
+            MPS,
+            "MPS_NAMESPACES",
+            "own|none",
+            "own: each daemon gets its own mount namespace and shared memory, which needs privileges; none: all daemons"
+            " and their clients share one folder",
+            one_of("own", "none"),
+        ),
+        "own",
+    )
+    users: str = setting(
+        Option(
+            MPS,
+            "MPS_USERS",
+            "one|all",
+            "one: only processes of one user at a time can use a daemon; all: processes of all users can, and the MPS"
+            " server treats them as root's",
+            one_of("one", "all"),
+        ),
+        "one",
+    )
+    log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
+        log_format(TELEMETRY), "text"
+    )
+    log_level: LogLevel = setting(  # noqa: RUF009 - same
+        log_level(TELEMETRY), "info"
+    )
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "mps-host",
+        help="run this node's MPS daemons",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run nothing: exit with status 0 if this node's MPS host works, else print why not and exit with status 1",
+    )
+    add_flags(parser, flags_of(MpsHostSettings))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
+    given = {flag.field: getattr(args, flag.field) for flag in flags_of(MpsHostSettings)}
+    settings = load(MpsHostSettings, given, os.environ)
+    root = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
+    if args.check:
+        return _check(root)
+    from dra_driver.core.telemetry import logs
+    from dra_driver.hardware.driver_root.detect import Detector
+    from dra_driver.hardware.sharing.control import ControlProgram
+    from dra_driver.hardware.sharing.host import MpsHost
+
+    logs.configure(settings.log_format, settings.log_level)
+    over: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: over.append(received))
+    detector = Detector(settings.host_root)
+    program = ControlProgram(
+        root=settings.driver_root or (lambda: detector.current().here("/")),
+        private=settings.namespaces == "own",
+        users="all" if settings.users == "all" else "one",
+    )
+    host = MpsHost(root, program, _memory(settings))
+    host.run(lambda: bool(over))
+    logging.shutdown()
+    return 0
+
+
+def _check(root: Path) -> int:
+    from dra_driver.hardware.sharing import heartbeat
+    from dra_driver.hardware.sharing.mps_files import MpsFolders
+
+    problem = heartbeat.problem(MpsFolders(root))
+    if problem is not None:
+        print(problem)
+    return 0 if problem is None else 1
+
+
+def _memory(settings: MpsHostSettings) -> "DaemonMemory":
+    from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory
+    from dra_driver.hardware.sharing.tmpfs import SystemMounts, TmpfsBounds
+
+    folder = f"{settings.driver_name}-mps"
+    former = Path(settings.shm_dir) / folder
+    if settings.namespaces != "own":
+        return SharedMemory(former)
+    size = settings.tmpfs_size or _part_of_memory()
+    limits = TmpfsBounds(size_bytes=size, files=settings.tmpfs_files)
+    return OwnMemory(Path(settings.run_dir) / folder, former, SystemMounts(), limits)
+
+
+def _part_of_memory() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_SIZE, memory // MEMORY_PART)

@@ -1,0 +1,210 @@
+"""The node process' side of MPS: requests a daemon, waits until it is ready, and later releases it.
+
+The daemon itself is started by the MPS host (``host.py``), another process that survives restarts of this one. The two
+communicate through files below one folder.
+
+A process that dies between any two steps leaves a folder, which `MpsClient.daemons` lists, and notes. Repeating the
+call, or `MpsClient.release`, continues from there.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from dra_driver.core.errors import DraError, MpsUnavailableError, StorageError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.driver_root.process import Clock, Sleep
+from dra_driver.hardware.gpu.backend import ComputeMode, ComputeModes
+from dra_driver.hardware.gpu.notes import GpuNotes
+from dra_driver.hardware.sharing import compute_mode
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonFolder, MpsFolders, Status
+
+__all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]
+
+log = logging.getLogger(__name__)
+
+HOST_GRACE_S: Final = 1.0
+"""Seconds to wait for a host that is being restarted, before anything is changed."""
+UNDO_S: Final = 5.0
+"""Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
+LEAST_REMOVE_S: Final = 1.0
+"""Seconds to remove a folder in which containers wrote, when waiting for the daemon used all of the caller's time."""
+_STEP_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsDirectories:
+    """A daemon's folders as paths for the container runtime: the pipes, and the ``/dev/shm`` of daemon and clients."""
+
+    pipe: Path
+    shm: Path
+
+
+class MpsClient:
+    """Requests daemons from the node's MPS host, through files below ``root``. Keeps no state between calls.
+
+    The caller holds the locks of a daemon's GPUs; under them the methods may be called from any thread. They raise
+    MpsUnavailableError, StorageError, what `ComputeModes` raises, and ValueError for an id that cannot be one.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        control: ComputeModes,
+        notes: GpuNotes,
+        *,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._folders = MpsFolders(root)
+        self._control = control
+        self._notes = notes
+        self._sleep = sleep
+        self._clock = clock
+
+    def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None:
+        """Request a daemon with exactly these limits, and wait until clients can connect. Idempotent.
+
+        A daemon of the same id and other limits is replaced, which ends the work of its clients. A failed call restores
+        the previous state within `UNDO_S` more seconds: a daemon that existed before still exists.
+        """
+        deadline = self._clock() + within_s
+        folder = self._folders.of(daemon.id)
+        self._check_host(daemon, deadline)
+        self._check_others(daemon)
+        before = folder.read_desired()
+        try:
+            folder.make()
+            for gpu in daemon.gpus:
+                compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            if before != daemon:
+                folder.write_desired(daemon)
+            self._wait_ready(daemon, folder, deadline)
+        except DraError:
+            self._undo(daemon, folder, before)
+            raise
+        if before != daemon:
+            log.info("MPS daemon ready", extra={"daemon": daemon.id, "devices": daemon.devices})
+
+    def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
+        """Stop the daemon, wait until it has ended (or no host runs it), restore compute modes, remove its folder.
+
+        ``gpus`` are added to those that the daemon's own file names. Idempotent: for an unknown id the modes of
+        ``gpus`` are restored, and the call succeeds. It can be repeated after a failure or a death of the process.
+        """
+        deadline = self._clock() + within_s
+        folder = self._folders.of(daemon_id)
+        known = folder.read_any()
+        folder.release()
+        while folder.read_status() is not None and self._folders.host_lives():
+            if self._clock() >= deadline:
+                raise MpsUnavailableError(
+                    f"MPS daemon {daemon_id} did not end within {within_s:.1f} s, {_said(folder.read_status())}: look"
+                    " at the log of this node's dra-driver mps-host; it is tried again"
+                )
+            self._sleep(_STEP_S)
+        for gpu in sorted({*gpus, *(known.gpus if known else ())}):
+            compute_mode.restore(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+        self._remove(folder, deadline)
+        if known is not None:
+            log.info("MPS daemon gone", extra={"daemon": daemon_id})
+
+    def daemons(self) -> tuple[str, ...]:
+        """Ids of all requested daemons that are not completely released, incomplete ones included, ascending."""
+        return self._folders.ids()
+
+    def daemon(self, daemon_id: str) -> MpsDaemon | None:
+        """The daemon as requested; None for an unknown id, or when the requesting process died before writing it."""
+        return self._folders.of(daemon_id).read_any()
+
+    def directories(self, daemon_id: str) -> MpsDirectories:
+        """The folders through which clients connect. Raises MpsUnavailableError before the daemon was first ready."""
+        folder = self._folders.of(daemon_id)
+        status = folder.read_status()
+        if status is None or not status.shm.startswith("/"):
+            raise MpsUnavailableError(
+                f"MPS daemon {daemon_id} has no shared memory yet: the node's dra-driver mps-host has not started it"
+            )
+        return MpsDirectories(pipe=folder.pipe_on_host, shm=Path(status.shm))
+
+    def _check_host(self, daemon: MpsDaemon, deadline: float) -> None:
+        """Raise, before anything is changed, when no host runs that would start the daemon."""
+        until = min(deadline, self._clock() + HOST_GRACE_S)
+        while not self._folders.host_lives():
+            if self._clock() >= until:
+                raise MpsUnavailableError(self._no_host(daemon))
+            self._sleep(_STEP_S)
+
+    def _check_others(self, daemon: MpsDaemon) -> None:
+        """A GPU is under one daemon at most: in compute mode EXCLUSIVE_PROCESS a second one could not open it."""
+        others = [daemon_id for daemon_id in self._folders.ids() if daemon_id != daemon.id]
+        if len(others) >= MAX_DAEMONS:
+            raise MpsUnavailableError(
+                f"{len(others)} MPS daemons exist on this node, at most {MAX_DAEMONS} are run: remove the folders"
+                f" of those that no claim needs from {self._folders.daemons}"
+            )
+        for daemon_id in others:
+            other = self._folders.of(daemon_id).read_desired()
+            shared = set(other.devices).intersection(daemon.devices) if other else ()
+            if shared:
+                raise MpsUnavailableError(
+                    f"{min(shared)} is under MPS daemon {daemon_id} already and cannot be under {daemon.id} too: it is"
+                    " tried again when that one has been released"
+                )
+
+    def _wait_ready(self, daemon: MpsDaemon, folder: DaemonFolder, deadline: float) -> None:
+        while True:
+            status = folder.read_status()
+            alive = self._folders.host_lives()
+            if alive and status is not None and status.generation == daemon.generation:
+                if status.state == "ready":
+                    return
+                if status.state == "failed" and status.restarts > 0:
+                    raise MpsUnavailableError(f"MPS daemon {daemon.id} {_said(status)}; {_ADVICE}")
+            if self._clock() >= deadline:
+                raise MpsUnavailableError(
+                    f"MPS daemon {daemon.id} is not ready in time: {_said(status)}; {_ADVICE}"
+                    if alive
+                    else self._no_host(daemon)
+                )
+            self._sleep(_STEP_S)
+
+    def _no_host(self, daemon: MpsDaemon) -> str:
+        return (
+            f"MPS daemon {daemon.id} for {', '.join(daemon.devices)} cannot run: no dra-driver mps-host runs on this"
+            f" node (no process holds the lock {self._folders.lock}). Install it (mpsHost.enabled=true"
+            " of the chart), or find out why its pod on this node does not run; the kubelet tries the waiting pod again"
+        )
+
+    def _undo(self, daemon: MpsDaemon, folder: DaemonFolder, before: MpsDaemon | None) -> None:
+        """Restore the state of before. Never raises, so that the caller reports the first error."""
+        try:
+            if before is None:
+                self.release(daemon.id, daemon.gpus, within_s=UNDO_S)
+            elif before != daemon:
+                folder.write_desired(before)
+        except DraError as error:
+            log.warning("MPS daemon is not restored yet; will retry", extra={"daemon": daemon.id, "reason": str(error)})
+
+    def _remove(self, folder: DaemonFolder, deadline: float) -> None:
+        """Clients may write into the pipe folder while it is removed, so a removal that fails is repeated."""
+        while True:
+            try:
+                return folder.remove(within_s=max(LEAST_REMOVE_S, deadline - self._clock()))
+            except StorageError:
+                if self._clock() >= deadline:
+                    raise
+                self._sleep(_STEP_S)
+
+
+_ADVICE: Final = "the daemon's log is beside its pipes on the node, the host's is that of the pod dra-driver-mps-host"
+
+
+def _said(status: Status | None) -> str:
+    if status is None:
+        return "this node's dra-driver mps-host has not taken it up"
+    return f"{status.state}, {status.reason}" if status.reason else status.state

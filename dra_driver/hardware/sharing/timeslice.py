@@ -1,0 +1,116 @@
+"""The time slice of a GPU: how long one process keeps it while others wait.
+
+The setting belongs to the GPU and affects every process on it. So it is set only for a claim that asks for another
+interval than the default, and reset only when a note says that this driver set it. (NVIDIA's DRA driver runs the
+command at every prepare and unprepare of a plain GPU, which fails on GPUs that have no such setting.)
+
+``nvidia-smi compute-policy -i UUID --set-timeslice N``, N from 0 (default) to 3 (long); no NVML call does it. Processes
+cannot share a GPU in compute mode EXCLUSIVE_PROCESS, so the mode is DEFAULT while an interval is set.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from dra_driver.core.errors import CommandError, DraError
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Interval
+from dra_driver.hardware.gpu.backend import ComputeMode, ComputeModes
+from dra_driver.hardware.gpu.notes import TIME_SLICE, GpuNotes
+from dra_driver.hardware.sharing import compute_mode
+
+log = logging.getLogger(__name__)
+
+UNDO_S: Final = 5.0
+"""Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
+_UNSUPPORTED: Final = re.compile(r"not\s+(?:be\s+)?supported|unsupported", re.IGNORECASE)
+
+
+class _NoTimeSlicesError(CommandError):
+    """The GPU has no such setting, so there is nothing to restore."""
+
+
+class SmiProgram(Protocol):
+    """``nvidia-smi``, see ``sharing.smi.Smi``."""
+
+    def find(self) -> str: ...
+    def run(self, arguments: Sequence[str], *, within_s: float) -> str: ...
+
+
+class TimeSlicer:
+    """Sets and resets time slices of whole GPUs. Keeps nothing between calls.
+
+    The caller holds the GPU's lock for each method; under it they may be called from any thread. They raise
+    CommandError, what `ComputeModes` raises, and StorageError from the notes.
+    """
+
+    def __init__(self, smi: SmiProgram, control: ComputeModes, notes: GpuNotes) -> None:
+        self._smi = smi
+        self._control = control
+        self._notes = notes
+
+    def set(self, gpu: GpuUuid, interval: Interval, *, within_s: float) -> None:
+        """Set the GPU's interval; `Interval.DEFAULT` does nothing where this driver set none before.
+
+        Idempotent. A failed call restores the previous state within `UNDO_S` more seconds. If that fails too, or the
+        process dies, the note stays and `reset` restores the GPU.
+        """
+        if interval is Interval.DEFAULT:
+            return self.reset(gpu, within_s=within_s)
+        self._smi.find()  # before anything is noted or changed
+        before = self._notes.gpu_note(gpu, TIME_SLICE)
+        self._notes.set_gpu_note(gpu, TIME_SLICE, interval.value)
+        try:
+            compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.DEFAULT)
+            self._command(gpu, interval, within_s)
+        except DraError as error:
+            self._undo(gpu, before, error)
+            raise
+        log.info("time slice set", extra={"gpu": gpu, "interval": interval.value})
+        return None
+
+    def reset(self, gpu: GpuUuid, *, within_s: float) -> None:
+        """Set the default interval and the previous compute mode, if a note says that this driver changed them.
+
+        Idempotent. The note stays after a failure."""
+        if self._notes.gpu_note(gpu, TIME_SLICE) is None:
+            return
+        with suppress(_NoTimeSlicesError):  # a process can die after the note and before it sees this error
+            self._command(gpu, Interval.DEFAULT, within_s)
+        self._forget(gpu)
+        log.info("time slice reset", extra={"gpu": gpu})
+
+    def _undo(self, gpu: GpuUuid, before: str | None, why: DraError) -> None:
+        """Restore the state noted before. Never raises, so that the caller reports the first error."""
+        try:
+            if isinstance(why, CommandError) and not isinstance(why, _NoTimeSlicesError):
+                self._command(gpu, _interval(before), UNDO_S)
+            if before is None:
+                self._forget(gpu)
+            else:
+                self._notes.set_gpu_note(gpu, TIME_SLICE, before)
+        except DraError as error:
+            log.warning("time slice is not restored yet; will retry", extra={"gpu": gpu, "reason": str(error)})
+
+    def _forget(self, gpu: GpuUuid) -> None:
+        # The mode first: while the note of the time slice exists, the whole reset can be repeated.
+        compute_mode.restore(self._control, self._notes, gpu, ComputeMode.DEFAULT)
+        self._notes.clear_gpu_note(gpu, TIME_SLICE)
+
+    def _command(self, gpu: GpuUuid, interval: Interval, within_s: float) -> None:
+        arguments = ("compute-policy", "-i", gpu, "--set-timeslice", str(interval.number))
+        try:
+            self._smi.run(arguments, within_s=within_s)
+        except CommandError as error:
+            if not _UNSUPPORTED.search(str(error)):
+                raise
+            raise _NoTimeSlicesError(
+                f"GPU {gpu} has no time-slice setting (it takes a GPU with compute preemption, Volta or newer as a"
+                f" rule): leave the interval away or ask for Default. {error}"
+            ) from error
+
+
+def _interval(noted: str | None) -> Interval:
+    return Interval(noted) if noted in set(Interval) else Interval.DEFAULT

@@ -1,0 +1,37 @@
+"""What a device looks like from outside: names of attributes and capacities, their values, and the API's limits.
+
+`slices`, `claims`, `lint` and `capacity` describe the same devices and import from here, not from the modules inside.
+Modules that are used as a namespace (`names`, `attributes`, `devices`, `limits`) are exported as such.
+"""
+
+from dra_driver.kube.published import attributes, devices, limits, names
+from dra_driver.kube.published.capacities import DIMENSIONS, Dimension, amount_text
+from dra_driver.kube.published.islands import DIRECT, NO_ISLANDS, SWITCH, Island, Islands, in_order, islands_of
+from dra_driver.kube.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES, STANDARD_DOMAIN
+from dra_driver.kube.published.shares import MIB, default_percent, shareable_memory, total_memory
+
+__all__ = [
+    "ALL_PERCENT",
+    "COMPUTE_PERCENT",
+    "DIMENSIONS",
+    "DIRECT",
+    "MEMORY",
+    "MIB",
+    "NO_ISLANDS",
+    "SHARES",
+    "STANDARD_DOMAIN",
+    "SWITCH",
+    "Dimension",
+    "Island",
+    "Islands",
+    "amount_text",
+    "attributes",
+    "default_percent",
+    "devices",
+    "in_order",
+    "islands_of",
+    "limits",
+    "names",
+    "shareable_memory",
+    "total_memory",
+]

@@ -1,0 +1,79 @@
+"""Published devices, without counters, taints and attributes of a policy: a whole GPU, shared or not, and partitions.
+
+Pure. Devices share parts with each other (a node with eight GPUs has hundreds that are nearly the same), so callers
+must not change a returned dict below its first level.
+"""
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.mig import MigInstance, MigProfile, partition_name
+from dra_driver.core.model.terms import SharingTerms
+from dra_driver.kube.published import attributes, capacities, shares
+from dra_driver.kube.published.attributes import Attributes
+from dra_driver.kube.published.islands import Island
+from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
+from dra_driver.kube.types import Device, DeviceCapacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileParts:
+    """What all partitions of one profile of one GPU have in common."""
+
+    profile: MigProfile
+    attributes: Attributes
+    capacity: dict[str, DeviceCapacity]
+
+
+def whole_gpu(
+    gpu: Gpu,
+    board: Attributes,
+    sharing: SharingTerms | None,
+    *,
+    beside_partitions: bool,
+    island: Island | None = None,
+) -> Device:
+    """The whole GPU; ``board`` is from `attributes.board`.
+
+    Under ``sharing`` it has the capacities of shares and no others: the first share consumes all of a capacity without
+    a request policy (types.go, DeviceCapacity.requestPolicy), and no second one would fit. ``beside_partitions`` as in
+    `capacities.of_whole`.
+    """
+    if sharing is None:
+        capacity = capacities.of_whole(gpu, beside_partitions=beside_partitions)
+        return _device(gpu.device_name, attributes.of_whole(gpu, board, None, island), capacity)
+    described = attributes.of_whole(gpu, board, sharing.strategy.value, island)
+    device = _device(gpu.device_name, described, shares.capacity_of(gpu, sharing))
+    device["allowMultipleAllocations"] = True
+    return device
+
+
+def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:
+    """The common parts for `placement`."""
+    described = attributes.of_profile(gpu, profile.name, profile.memory_slices, board)
+    return ProfileParts(profile=profile, attributes=described, capacity=capacities.of_profile(profile))
+
+
+def placement(gpu: Gpu, parts: ProfileParts, start: int) -> Device:
+    """A partition that does not exist yet, at memory slice ``start``."""
+    name = partition_name(gpu.minor, parts.profile.name, parts.profile.profile_id, start)
+    return _device(name, attributes.of_partition(start, parts.attributes), parts.capacity)
+
+
+def foreign_partition(gpu: Gpu, instance: MigInstance, profile: MigProfile | None, board: Attributes) -> Device:
+    """A partition that this driver did not create, with its UUID; ``profile`` gives its capacities."""
+    shared = attributes.of_profile(gpu, instance.profile_name, instance.size, board)
+    described = attributes.of_partition(instance.start, shared, instance)
+    capacity = capacities.of_profile(profile) if profile is not None else {}
+    memory_slices = capacities.memory_slices(instance.start, instance.size)
+    # The widest partitions of boards with twelve memory slices have no room for them; the placement has the same facts.
+    if len(described) + len(capacity) + len(memory_slices) <= MAX_ATTRIBUTES_AND_CAPACITIES:
+        capacity |= memory_slices
+    name = partition_name(gpu.minor, instance.profile_name, instance.profile_id, instance.start)
+    return _device(name, described, capacity)
+
+
+def _device(name: str, described: Attributes, capacity: dict[str, DeviceCapacity]) -> Device:
+    device = Device(name=name, attributes=described)
+    if capacity:
+        device["capacity"] = capacity
+    return device

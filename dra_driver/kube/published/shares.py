@@ -1,0 +1,102 @@
+"""Capacities of a GPU that several claims may be allocated at once (consumable capacity, KEP-5075).
+
+Memory and compute default to all of it, so a claim that asks for nothing in particular gets the GPU alone. A policy may
+lower the default of compute, so that claims which ask for memory alone can share a GPU.
+
+``memory`` is NVML's total without what `reserve` leaves to the NVIDIA driver and the MPS server: shares that add up to
+the total would run out of memory below their own limits. A GPU that is not shared keeps the total.
+
+The API server's rules for a range: ``min`` <= ``default`` <= ``max`` <= value, ``default`` and ``max`` are whole steps
+above ``min``, and ``min`` + ``step`` <= value (pkg/apis/resource/validation). So memory is rounded down to whole MiB.
+"""
+
+from typing import Final
+
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.core.quantity import Quantity
+from dra_driver.kube.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES
+from dra_driver.kube.types import CapacityRange, CapacityRequestPolicy, DeviceCapacity
+
+MIB: Final = 2**20
+"""The step of ``memory``, in bytes."""
+_LEAST: Final = 2 * MIB
+"""The least ``memory`` for which a range is valid."""
+
+MPS_SERVER_BYTES: Final = 64 * MIB
+"""What is left to the MPS server of a GPU. nvidia-smi was seen to report 25, 27 and 30 MiB for it (a V100 in
+nebuly-ai/nos#39, DCGM's documentation of dcgmproftester, Azure's of GPU sharing), however many clients it has. The
+contexts of clients count against the clients' own limits (MPS documentation, "Volta MPS Device Memory Limit")."""
+
+ESTIMATED_PERCENT: Final = 3
+LEAST_ESTIMATE, MOST_ESTIMATE = 256 * MIB, 1024 * MIB
+"""The driver's part where NVML does not report it (before R510). Reported were 393 MiB (T4, 2.6 %) to 834 MiB (A100
+80GB, 1.0 %); KAI-Scheduler#2212 has 450 MiB (2.9 %) for a T4 and proposes 3 percent and at least 256Mi."""
+
+
+def total_memory(gpu: Gpu) -> int | None:
+    """All memory of a GPU in bytes, a multiple of `MIB`: what shares that were allocated may add up to.
+
+    None when ``memory`` is not published: the GPU reports no memory of its own, or less than two steps.
+    """
+    memory = gpu.memory_bytes
+    return None if memory is None or memory < _LEAST else memory // MIB * MIB
+
+
+def reserve(gpu: Gpu, sharing: SharingTerms) -> int:
+    """The bytes that shares cannot have: what the policy says, else what the driver and the MPS server need.
+
+    By default at most half of the memory.
+    """
+    if sharing.reserved_bytes is not None:
+        return sharing.reserved_bytes
+    memory = gpu.memory_bytes or 0
+    estimate = min(max(memory * ESTIMATED_PERCENT // 100, LEAST_ESTIMATE), MOST_ESTIMATE)
+    driver = estimate if gpu.reserved_bytes is None else gpu.reserved_bytes
+    server = MPS_SERVER_BYTES if sharing.strategy is Strategy.MPS else 0
+    return min(driver + server, memory // 2)
+
+
+def shareable_memory(gpu: Gpu, sharing: SharingTerms) -> int | None:
+    """How much memory claims can ask for together, in bytes, a multiple of `MIB`; None as in `total_memory`."""
+    if total_memory(gpu) is None or gpu.memory_bytes is None:
+        return None
+    return max(_LEAST, (gpu.memory_bytes - reserve(gpu, sharing)) // MIB * MIB)
+
+
+def default_percent(gpu: Gpu, sharing: SharingTerms) -> int:
+    """What a claim consumes of ``computePercent`` when it does not ask for it.
+
+    Always everything on a GPU without ``memory``: compute is then all that keeps claims apart.
+    """
+    return ALL_PERCENT if total_memory(gpu) is None else sharing.default_percent
+
+
+def capacity_of(gpu: Gpu, sharing: SharingTerms) -> dict[str, DeviceCapacity]:
+    """``computePercent``, ``memory`` where it is known, and ``shares`` where their number is limited (1 per claim)."""
+    found = {COMPUTE_PERCENT: _percent(default_percent(gpu, sharing))}
+    memory = shareable_memory(gpu, sharing)
+    if memory is not None:
+        found[MEMORY] = _memory(memory)
+    if sharing.max_shares is not None:
+        found[SHARES] = _shares(max(1, sharing.max_shares))
+    return found
+
+
+def _percent(default: int) -> DeviceCapacity:
+    span = CapacityRange(min=str(min(1, default)), max=str(ALL_PERCENT), step="1")
+    policy = CapacityRequestPolicy(default=str(default), validRange=span)
+    return DeviceCapacity(value=str(ALL_PERCENT), requestPolicy=policy)
+
+
+def _memory(memory_bytes: int) -> DeviceCapacity:
+    total = str(Quantity.from_bytes(memory_bytes))
+    span = CapacityRange(min="1Mi", max=total, step="1Mi")
+    return DeviceCapacity(value=total, requestPolicy=CapacityRequestPolicy(default=total, validRange=span))
+
+
+def _shares(count: int) -> DeviceCapacity:
+    policy = CapacityRequestPolicy(default="1", validRange=CapacityRange(min="1", step="1"))
+    if count == 1:  # a range must have room for one step
+        policy = CapacityRequestPolicy(default="1", validValues=["1"])
+    return DeviceCapacity(value=str(count), requestPolicy=policy)

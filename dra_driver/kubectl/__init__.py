@@ -1,0 +1,1 @@
+"""Run what people type and look at: `kubectl dra` and its web UI."""

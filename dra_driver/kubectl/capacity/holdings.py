@@ -1,0 +1,328 @@
+"""Lists every published device with the claims that use it, and every claim with its devices.
+
+The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest generation of a pool counts (resource/v1
+``ResourcePool.generation``). Admin access is listed and marked, but it reserves nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from dra_driver.kube.published import names
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity.kinds import attribute
+from dra_driver.kubectl.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, remaining_capacity, state_of
+from dra_driver.scheduler.allocation import guarded
+
+Wire = Mapping[str, Any]
+DeviceKey = tuple[str, str, str]
+ALLOCATED: Final = "allocated"
+PENDING: Final = "pending"
+DELETING: Final = "deleting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A claim that has a device or a share of it.
+
+    ``pods`` are the pods for which it is reserved (other users as ``resource/name``); ``consumed`` is what a share
+    consumes.
+    """
+
+    namespace: str
+    claim: str
+    pods: Sequence[str]
+    share: bool = False
+    admin_access: bool = False
+    consumed: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """One device. ``node`` is "" when the device is not bound to a node.
+
+    ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
+    could not be read. ``state`` is one of ``states.py``, "" when unknown. Several claims can use a ``shared`` device;
+    ``left`` is the rest of its capacities. ``sharing`` is the sharing strategy and ``parent`` the UUID of the GPU that
+    contains it, if the driver publishes them.
+    """
+
+    node: str
+    driver: str
+    pool: str
+    device: str
+    type: str
+    product: str
+    profile: str
+    memory: str
+    taints: Sequence[str]
+    published: bool
+    holders: Sequence[Holder] | None
+    state: str = UNKNOWN
+    shared: bool = False
+    sharing: str = ""
+    parent: str = ""
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimDevice:
+    """A device of a claim, and the request that it serves. ``consumed`` is what a share consumes."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    node: str
+    consumed: Mapping[str, str] = field(default_factory=dict)
+    admin_access: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRow:
+    """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` describe its requests.
+
+    ``age_s`` is None when the creation time is unknown.
+    """
+
+    namespace: str
+    name: str
+    state: str
+    nodes: Sequence[str]
+    requests: Sequence[str]
+    devices: Sequence[ClaimDevice]
+    pods: Sequence[str]
+    created: str
+    age_s: int | None
+
+
+def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespace: str = "") -> list[DeviceRow]:
+    """Returns devices by node, driver and slice order. ``namespace`` selects those used by its claims.
+
+    Raises AllocationError for objects that no API server returns.
+    """
+    wires = {"slices": state.slices, "allocated": state.claims}
+    rows = guarded(lambda: list(_devices(state)), wires)
+    return [
+        row
+        for row in rows
+        if (not node or row.node == node)
+        and (not driver or row.driver == driver)
+        and (not namespace or any(holder.namespace == namespace for holder in row.holders or ()))
+    ]
+
+
+def claims_of(state: ClusterState, now: datetime, *, node: str = "", namespace: str = "") -> list[ClaimRow]:
+    """Returns claims by namespace and name. ``node`` selects those with devices there. Raises like `devices_of`."""
+    wires = {"slices": state.slices, "allocated": state.claims}
+    rows = guarded(lambda: [_claim(item, places, now) for places in [_places(state)] for item in state.claims], wires)
+    found = [row for row in rows if (not namespace or row.namespace == namespace) and (not node or node in row.nodes)]
+    return sorted(found, key=lambda row: (row.namespace, row.name))
+
+
+def _devices(state: ClusterState) -> list[DeviceRow]:
+    unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
+    by_device = _holders(state.claims)
+    slices = _newest(state.slices)
+    slices.sort(key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"]))
+    taken = {key for key, holders in by_device.items() if any(not holder.admin_access for holder in holders)}
+    left = counters_left(slices, taken)
+    rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else by_device, left)]
+    known = {(row.driver, row.pool, row.device) for row in rows}
+    nodes = {key: where for item in state.claims for key, where in _selected(item).items()}
+    rows += [
+        _unpublished_row(key, holders, nodes.get(key, ""))
+        for key, holders in sorted(by_device.items())
+        if key not in known
+    ]
+    return rows
+
+
+def _newest(slices: Iterable[Wire]) -> list[Wire]:
+    newest: dict[tuple[str, str], int] = {}
+    every = list(slices)
+    for item in every:
+        key = _pool(item)
+        newest[key] = max(newest.get(key, 0), item["spec"]["pool"].get("generation") or 0)
+    return [item for item in every if (item["spec"]["pool"].get("generation") or 0) == newest[_pool(item)]]
+
+
+def _pool(item: Wire) -> tuple[str, str]:
+    return item["spec"]["driver"], item["spec"]["pool"]["name"]
+
+
+def _of_slice(
+    spec: Wire, by_device: Mapping[DeviceKey, Sequence[Holder]] | None, left: Counters
+) -> Iterator[DeviceRow]:
+    driver, pool = spec["driver"], spec["pool"]["name"]
+    for device in spec.get("devices") or ():
+        memory = ((device.get("capacity") or {}).get(names.MEMORY) or {}).get("value", "")
+        holders = None if by_device is None else by_device.get((driver, pool, device["name"]), ())
+        mine = [holder for holder in holders or () if not holder.admin_access]
+        in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
+        yield DeviceRow(
+            node=device.get("nodeName") or spec.get("nodeName") or "",
+            driver=driver,
+            pool=pool,
+            device=device["name"],
+            type=attribute(device, driver, names.TYPE),
+            product=attribute(device, driver, names.PRODUCT_NAME),
+            profile=attribute(device, driver, names.PROFILE),
+            memory=str(memory),
+            taints=tuple(f"{taint.get('key')}:{taint.get('effect')}" for taint in device.get("taints") or ()),
+            published=True,
+            holders=holders,
+            state=UNKNOWN
+            if holders is None
+            else state_of(device, (driver, pool), left, allocated=bool(mine), in_shares=in_shares),
+            shared=shared,
+            sharing=attribute(device, driver, names.SHARING_STRATEGY),
+            parent=attribute(device, driver, names.PARENT_UUID),
+            left=remaining_capacity(device, [holder.consumed for holder in mine])
+            if shared and holders is not None
+            else {},
+        )
+
+
+def _unpublished_row(key: DeviceKey, holders: Sequence[Holder], node: str) -> DeviceRow:
+    return DeviceRow(
+        node=node, driver=key[0], pool=key[1], device=key[2], type="", product="", profile="", memory="", taints=(),
+        published=False, holders=holders, state=IN_USE,
+    )  # fmt: skip
+
+
+def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
+    by_device: dict[DeviceKey, list[Holder]] = {}
+    for claim in claims:
+        namespace, name = _names(claim)
+        for result in _results(claim):
+            holder = Holder(
+                namespace=namespace,
+                claim=name,
+                pods=_users(claim),
+                share=result.get("shareID") is not None,
+                admin_access=bool(result.get("adminAccess")),
+                consumed=_consumed(result),
+            )
+            holders = by_device.setdefault(_key(result), [])
+            if holder not in holders or holder.share:
+                holders.append(holder)
+    return by_device
+
+
+def _places(state: ClusterState) -> dict[DeviceKey, str]:
+    """Returns the node of every published device that is bound to a node."""
+    found = {}
+    for item in _newest(state.slices):
+        spec = item["spec"]
+        for device in spec.get("devices") or ():
+            node = device.get("nodeName") or spec.get("nodeName")
+            if node:
+                found[(*_pool(item), device["name"])] = node
+    return found
+
+
+def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
+    namespace, name = _names(claim)
+    metadata = claim.get("metadata") or {}
+    elsewhere = _selected(claim)
+    devices = []
+    for result in _results(claim):
+        key = _key(result)
+        node = places.get(key) or elsewhere.get(key, "")
+        devices.append(
+            ClaimDevice(
+                request=str(result.get("request") or ""),
+                driver=key[0],
+                pool=key[1],
+                device=key[2],
+                node=node,
+                consumed=_consumed(result),
+                admin_access=bool(result.get("adminAccess")),
+            )
+        )
+    allocated = (claim.get("status") or {}).get("allocation") is not None
+    state = DELETING if metadata.get("deletionTimestamp") else ALLOCATED if allocated else PENDING
+    created = str(metadata.get("creationTimestamp") or "")
+    nodes = {device.node for device in devices} | ({_node_of(claim)} if allocated and not devices else set())
+    return ClaimRow(
+        namespace=namespace,
+        name=name,
+        state=state,
+        nodes=tuple(sorted(nodes - {""})),
+        requests=tuple(_asked(item) for item in _requests(claim)),
+        devices=tuple(devices),
+        pods=_users(claim),
+        created=created,
+        age_s=_age(created, now),
+    )
+
+
+def _selected(claim: Wire) -> dict[DeviceKey, str]:
+    """Returns the node of the claim's allocation for each of its devices; empty if several nodes can use them."""
+    node = _node_of(claim)
+    return {_key(result): node for result in _results(claim)} if node else {}
+
+
+def _node_of(claim: Wire) -> str:
+    selector = ((claim.get("status") or {}).get("allocation") or {}).get("nodeSelector") or {}
+    for term in selector.get("nodeSelectorTerms") or ():
+        for item in term.get("matchFields") or ():
+            if item.get("key") == "metadata.name" and len(item.get("values") or ()) == 1:
+                return str(item["values"][0])
+    return ""
+
+
+def _asked(request: Wire) -> str:
+    """Returns ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
+    ways = request.get("firstAvailable") or ([request["exactly"]] if request.get("exactly") else ())
+    texts = []
+    for way in ways:
+        count = "all" if way.get("allocationMode") == "All" else f"{way.get('count') or 1} x"
+        wanted = (way.get("capacity") or {}).get("requests") or {}
+        amounts = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        shown = f" ({amounts})" if amounts else ""
+        texts.append(f"{count} {way.get('deviceClassName') or '?'}{shown}")
+    return f"{request.get('name')}: {' or '.join(texts) or '?'}"
+
+
+def _requests(claim: Wire) -> Sequence[Wire]:
+    found: Sequence[Wire] = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
+    return found
+
+
+def _results(claim: Wire) -> Sequence[Wire]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    found: Sequence[Wire] = (allocation.get("devices") or {}).get("results") or ()
+    return found
+
+
+def _consumed(result: Wire) -> dict[str, str]:
+    return {key: str(value) for key, value in (result.get("consumedCapacity") or {}).items()}
+
+
+def _key(result: Wire) -> DeviceKey:
+    return result["driver"], result["pool"], result["device"]
+
+
+def _users(claim: Wire) -> tuple[str, ...]:
+    users = (claim.get("status") or {}).get("reservedFor") or ()
+    return tuple(
+        str(user.get("name")) if user.get("resource") == "pods" else f"{user.get('resource')}/{user.get('name')}"
+        for user in users
+    )
+
+
+def _names(claim: Wire) -> tuple[str, str]:
+    metadata = claim.get("metadata") or {}
+    return str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")
+
+
+def _age(created: str, now: datetime) -> int | None:
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(0, int((now - moment).total_seconds()))

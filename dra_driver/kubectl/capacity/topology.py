@@ -1,0 +1,123 @@
+"""What is near what on each node: islands of linked GPUs, PCIe roots, NUMA nodes, and who holds it. From slices alone.
+
+A row is a GPU with all its partitions, or a device of another driver that says where it is, such as a network card.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+from dra_driver.kube.published import names
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity.holdings import DeviceRow, Wire, devices_of
+from dra_driver.kubectl.capacity.kinds import attribute
+
+FREE: Final = "free"
+IN_USE: Final = "in use"
+IN_PARTS: Final = "in parts"
+UNKNOWN: Final = ""
+_PARTITION: Final = "-mig-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyRow:
+    """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
+
+    ``island`` is the name of its NVLink island, ``linked`` the devices of that island on the node, itself included.
+    ``state`` is `FREE`, `IN_USE`, `IN_PARTS` (partitions or shares), or `UNKNOWN` when claims could not be read.
+    ``claims`` are ``namespace/name``.
+    """
+
+    node: str
+    driver: str
+    device: str
+    type: str
+    product: str
+    uuid: str
+    pcie_root: str
+    numa: tuple[int, ...]
+    island: str
+    link_type: str
+    linked: Sequence[str]
+    clique: str
+    state: str
+    claims: Sequence[str]
+
+
+def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
+    """Rows by node, PCIe root, driver and device. Raises as `devices_of`."""
+    rows = [row for row in devices_of(state, node=node) if row.published and row.node]
+    wires = _wires(state.slices)
+    units: dict[tuple[str, str, str], list[tuple[DeviceRow, Wire]]] = {}
+    for row in rows:
+        wire = wires[row.driver, row.pool, row.device]
+        units.setdefault((row.driver, row.pool, _unit(row, wire)), []).append((row, wire))
+    found = [row for unit in units.values() for row in _row(unit)]
+    found.sort(key=lambda row: (row.node, row.pcie_root, row.driver, len(row.device), row.device))
+    return [row for _, rows_of_node in groupby(found, lambda row: row.node) for row in _linked(list(rows_of_node))]
+
+
+def _wires(slices: Iterable[Wire]) -> dict[tuple[str, str, str], Wire]:
+    """Devices by driver, pool and name; of several generations the newest."""
+    ordered = sorted(slices, key=lambda item: item["spec"]["pool"].get("generation") or 0)
+    return {
+        (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device
+        for item in ordered
+        for device in item["spec"].get("devices") or ()
+    }
+
+
+def _unit(row: DeviceRow, wire: Wire) -> str:
+    """What a GPU and its partitions have in common."""
+    return row.parent or attribute(wire, row.driver, names.UUID) or row.device
+
+
+def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
+    """The unit's row, unless it says nothing about where it is."""
+    first, wire = next((one for one in unit if not one[0].parent), unit[0])
+    root, numa = attribute(wire, first.driver, names.PCIE_ROOT), _numa(wire)
+    if first.type not in (names.TYPE_GPU, names.TYPE_MIG) and not root and not numa:
+        return
+    whole = not first.parent
+    yield TopologyRow(
+        node=first.node,
+        driver=first.driver,
+        device=first.device if whole else first.device.partition(_PARTITION)[0],
+        type=first.type if whole else names.TYPE_GPU,
+        product=first.product,
+        uuid=attribute(wire, first.driver, names.UUID) if whole else first.parent,
+        pcie_root=root,
+        numa=numa,
+        island=attribute(wire, first.driver, names.NVLINK_ISLAND),
+        link_type=attribute(wire, first.driver, names.NVLINK_TYPE),
+        linked=(),
+        clique=attribute(wire, first.driver, names.CLIQUE),
+        state=_state([row for row, _ in unit]),
+        claims=tuple(dict.fromkeys(f"{one.namespace}/{one.claim}" for row, _ in unit for one in row.holders or ())),
+    )
+
+
+def _state(rows: Sequence[DeviceRow]) -> str:
+    if any(row.holders is None for row in rows):
+        return UNKNOWN
+    holders = [(row, one) for row in rows for one in row.holders or () if not one.admin_access]
+    if not holders:
+        return FREE
+    return IN_USE if any(not row.parent and not one.share for row, one in holders) else IN_PARTS
+
+
+def _numa(wire: Wire) -> tuple[int, ...]:
+    """One number, or several where the driver publishes a list (DRAListTypeAttributes)."""
+    value: Mapping[str, Any] = (wire.get("attributes") or {}).get(names.NUMA_NODE) or {}
+    found = [value["int"]] if "int" in value else value.get("ints") or ()
+    return tuple(number for number in found if isinstance(number, int))
+
+
+def _linked(rows: Sequence[TopologyRow]) -> Iterator[TopologyRow]:
+    """The rows of one node with the members of their islands."""
+    members: dict[str, list[str]] = {}
+    for row in rows:
+        members.setdefault(row.island, []).append(row.device)
+    for row in rows:
+        yield replace(row, linked=tuple(members[row.island])) if row.island else row

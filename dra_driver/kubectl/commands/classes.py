@@ -1,0 +1,118 @@
+"""``kubectl dra classes``: one DeviceClass per MIG profile and way of sharing that the fleet publishes."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.core.command_line.table import show
+from dra_driver.core.errors import KubernetesApiError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import client, wants_colour
+
+if TYPE_CHECKING:
+    from dra_driver.kube.published.device_classes import ClassPlan
+
+DESCRIPTION: Final = """\
+Keep one DeviceClass for each MIG profile and each way of sharing that nodes publish, so that claims name a class in
+place of a selector, and pods can ask for nvidia.com/mig-1g.10gb as they did with the device plugin.
+
+  list    what there is and what would be done
+  apply   make what is missing and put right what was changed; nothing is deleted
+  prune   delete those made by this command that match no published device and that no claim or template names
+
+Classes that it made have the label app.kubernetes.io/managed-by=dra-driver-classes; others are never touched.
+"""
+_HEADINGS: Final = ("CLASS", "EXTENDED RESOURCE", "DEVICES", "STATE", "WHY")
+_CLASSES: Final = "/apis/resource.k8s.io/v1/deviceclasses"
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "classes",
+        help="keep DeviceClasses for MIG profiles and shared GPUs",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("action", choices=("list", "apply", "prune"))
+    parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
+    parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
+    add_kubeconfig(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what there is or what was done, and returns 1 if something was left undone."""
+    from dra_driver.kube import paths
+    from dra_driver.kube.published.device_classes import offers, plan
+
+    rest = client(kubeconfig_of(args))
+    offered = offers(
+        rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={args.driver}"})["items"], args.driver
+    )
+    plans = plan(offered, rest.list(_CLASSES)["items"], args.driver)
+    actions: dict[str, Callable[[Any, Sequence[ClassPlan], bool], int]] = {"apply": _apply, "prune": _prune}
+    if args.action != "list":
+        return actions[args.action](rest, plans, args.dry_run)
+    rows = [(each.name, each.extended_resource, str(each.devices), each.state, each.reason) for each in plans]
+    show(_HEADINGS, rows, colour=wants_colour())
+    return 0
+
+
+def _apply(rest: Any, plans: "Sequence[ClassPlan]", dry_run: bool) -> int:
+    undone = 0
+    for each in plans:
+        if each.state not in {"missing", "changed"}:
+            undone += each.state in {"foreign", "taken"}
+            if each.reason and each.state != "unused":
+                print(f"{each.name}: left as it is: {each.reason}")
+            continue
+        try:
+            kept = _write(rest, each, dry_run)
+        except KubernetesApiError as error:
+            undone += 1
+            print(f"{each.name}: {error}")
+            continue
+        done = "made" if each.state == "missing" else "put right"
+        print(f"{each.name}: {f'would be {done}' if dry_run else done}")
+        if each.extended_resource and not (kept.get("spec") or {}).get("extendedResourceName"):
+            print(
+                f"{each.name}: this API server keeps no extendedResourceName (feature gate DRAExtendedResource):"
+                f" pods cannot ask for {each.extended_resource} here, claims can name the class"
+            )
+    return 1 if undone else 0
+
+
+def _write(rest: Any, each: "ClassPlan", dry_run: bool) -> Any:
+    """The object as the API server stores it."""
+    if each.present is None:
+        return rest.create(_CLASSES, each.wanted, dry_run=dry_run)
+    body = {**each.present, "spec": (each.wanted or {})["spec"]}
+    return rest.update(f"{_CLASSES}/{each.name}", body, dry_run=dry_run)
+
+
+def _prune(rest: Any, plans: "Sequence[ClassPlan]", dry_run: bool) -> int:
+    from dra_driver.kube import paths
+    from dra_driver.kube.published.device_classes import users
+
+    undone = 0
+    unused = [each for each in plans if each.state == "unused"]
+    claims = rest.list(paths.resource_claims())["items"] if unused else []
+    templates = rest.list(f"{paths.RESOURCE_API}/resourceclaimtemplates")["items"] if unused else []
+    for each in unused:
+        named_by = users(each.name, claims, templates)
+        metadata = (each.present or {})["metadata"]
+        if named_by:
+            undone += 1
+            print(
+                f"{each.name}: kept: {named_by[0]} names it{f', and {len(named_by) - 1} more' if named_by[1:] else ''}"
+            )
+            continue
+        try:
+            if not dry_run:
+                rest.delete(f"{_CLASSES}/{each.name}", metadata.get("uid"), metadata.get("resourceVersion"))
+        except KubernetesApiError as error:
+            undone += 1
+            print(f"{each.name}: {error}")
+            continue
+        print(f"{each.name}: {'would be deleted' if dry_run else 'deleted'}")
+    return 1 if undone else 0

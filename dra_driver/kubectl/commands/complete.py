@@ -1,0 +1,154 @@
+"""``kubectl_complete-dra``: what kubectl's own shell completion runs for ``kubectl dra`` in bash, zsh and fish.
+
+kubectl calls it with the words behind ``kubectl dra``, of which the last is the one to complete and may be empty. It
+prints one candidate a line, a tab before its description, and a last line ``:N`` with cobra's directive.
+Source: kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, completions.go (ShellCompDirective).
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from dra_driver.core.command_line.main import parser_of
+from dra_driver.kubectl.commands.kubectl import ABOUT, SUBCOMMANDS
+
+NO_FILES: Final = 4
+NO_SPACE_NO_FILES: Final = 6
+FILES: Final = 0
+_FILES: Final = ("FILE", "DIR", "FOLDER", "PATH")
+
+Names = Callable[[str, "AskedCluster"], list[str]]
+Candidates = tuple[list[tuple[str, str]], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedCluster:
+    """Where the line looks for objects: the values of these options so far, "" where it has none."""
+
+    namespace: str = ""
+    kubeconfig: str = ""
+    context: str = ""
+
+    def after(self, option: argparse.Action, value: str) -> "AskedCluster":
+        """With the value of an option that says where."""
+        return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig", "context") else self
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the candidates. Whatever goes wrong gives none: a shell must not show a traceback at a prompt."""
+    from dra_driver.kubectl.commands.complete_names import names_in_cluster
+
+    words = list(sys.argv[1:] if argv is None else argv) or [""]
+    try:
+        found, directive = candidates(words, lambda kind, at: names_in_cluster(kind, **asdict(at)))
+    except (Exception, SystemExit):  # noqa: BLE001 - see above
+        found, directive = [], NO_FILES
+    for name, about in found:
+        print(f"{name}\t{about}" if about else name)
+    print(f":{directive}")
+    return 0
+
+
+def candidates(words: Sequence[str], names: Names) -> Candidates:
+    """Candidates with their descriptions, and the directive. ``names`` lists the objects of a kind."""
+    *before, last = words
+    command = next((word for word in before if not word.startswith("-")), None)
+    top, _ = parser_of("kubectl dra", ABOUT, SUBCOMMANDS, {command})
+    parser, positional, open_option, cluster = _walk(top, before)
+    if open_option is not None:
+        return _values(open_option, last, names, cluster)
+    if last.startswith("-"):
+        option, equals, value = last.partition("=")
+        action = _option(parser, option) if equals else None
+        if action is None:
+            return _options(parser, last), NO_FILES
+        found, directive = _values(action, value, names, cluster)
+        return [(f"{option}={name}", about) for name, about in found], directive
+    if positional is None:
+        return [], NO_FILES
+    return _values(positional, last, names, cluster)
+
+
+def _walk(
+    parser: argparse.ArgumentParser, words: Iterable[str]
+) -> tuple[argparse.ArgumentParser, argparse.Action | None, argparse.Action | None, AskedCluster]:
+    """Where the words lead: parser, next positional argument, the option that waits for a value, and the cluster."""
+    positionals, waiting, cluster = _positionals(parser), None, AskedCluster()
+    for word in words:
+        if waiting is not None:
+            cluster, waiting = cluster.after(waiting, word), None
+        elif word.startswith("-"):
+            option, equals, value = word.partition("=")
+            action = _option(parser, option)
+            if action is not None and equals:
+                cluster = cluster.after(action, value)
+            waiting = action if action is not None and not equals and action.nargs != 0 else None
+        elif positionals:
+            action = positionals[0]
+            if isinstance(action, argparse._SubParsersAction):
+                parser = action.choices[word]
+                positionals = _positionals(parser)
+            elif action.nargs not in ("*", "+"):
+                positionals = positionals[1:]
+    return parser, positionals[0] if positionals else None, waiting, cluster
+
+
+def _positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if not action.option_strings]
+
+
+def _option(parser: argparse.ArgumentParser, name: str) -> argparse.Action | None:
+    return parser._option_string_actions.get(name)
+
+
+def _options(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, str]]:
+    return [
+        (option, _line(action))
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS
+        for option in action.option_strings
+        if option.startswith(prefix) and (option.startswith("--") or prefix == option)
+    ]
+
+
+def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
+    """Values of an option or a positional argument."""
+    if isinstance(action, argparse._SubParsersAction):
+        about = {each.dest: each.help or "" for each in action._choices_actions}
+        return _beginning(prefix, ((name, about.get(name, "")) for name in action.choices)), NO_FILES
+    if action.choices is not None:
+        return _beginning(prefix, ((str(choice), "") for choice in action.choices)), NO_FILES
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    if metavar in _FILES:
+        return [], FILES
+    kinds = [part.strip().partition("/")[0] for part in metavar.split("|") if part.strip().endswith("/NAME")]
+    if kinds:
+        return _objects(kinds, prefix, names, cluster)
+    kind = {"namespace": "namespace", "node": "node", "nodes": "node", "context": "context"}.get(action.dest, "")
+    if not kind and metavar == "NODE":
+        kind = "node"
+    return _beginning(prefix, ((name, "") for name in names(kind, cluster))) if kind else [], NO_FILES
+
+
+def _objects(kinds: Sequence[str], prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
+    """``pod/NAME``: the kinds first, and once one is written its objects."""
+    kind, slash, _ = prefix.partition("/")
+    if not slash:
+        return _beginning(prefix, ((f"{each}/", "") for each in kinds)), NO_SPACE_NO_FILES
+    if kind not in kinds:
+        return [], NO_FILES
+    return _beginning(prefix, ((f"{kind}/{name}", "") for name in names(kind, cluster))), NO_FILES
+
+
+def _beginning(prefix: str, found: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, about) for name, about in found if name.startswith(prefix)]
+
+
+def _line(action: argparse.Action) -> str:
+    return " ".join((action.help or "").replace("%%", "%").split())[:80]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

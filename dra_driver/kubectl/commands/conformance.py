@@ -1,0 +1,201 @@
+"""``dra-driver conformance``: tests a DRA driver on its sockets, as a kubelet would use it."""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.core.errors import ConfigurationError
+
+DESCRIPTION: Final = """\
+Test a DRA driver as a kubelet uses it: register it, prepare and unprepare claims, watch what it publishes, and (with
+--profile full) restart it, delete its slices and call it in parallel. The suite is kubelet and scheduler at once; no
+pod runs. Every check says which sentence of the specification it stands on.
+
+  dra-driver conformance --registrar-dir DIR --kubeconfig FILE              a driver that runs already
+  dra-driver conformance --registrar-dir DIR --embedded-api-server FILE -- my-driver --kubeconfig FILE ...
+                                                                            a driver that the suite starts and restarts
+  dra-driver conformance --simulate 2xh100-sxm5-80gb                        this project's own driver
+
+Exit status: 0 no check failed, 1 a check failed, 2 wrong usage or a folder in which a kubelet works, 3 some checks
+could not be carried out. Checks of level "should" give advice and never fail.
+"""
+SIMULATED_NODE: Final = "conformance-node"
+DEFAULT_CDI_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "conformance",
+        help="test a DRA driver as a kubelet uses it",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("the driver")
+    where.add_argument("--registrar-dir", type=Path, metavar="DIR", help="folder of its registration socket")
+    where.add_argument("--driver", default="", metavar="NAME", help="its name (default: the only one in the folder)")
+    where.add_argument("--node-name", default="", metavar="NAME", help="its node (default: that of its slices)")
+    where.add_argument(
+        "--cdi-dir",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help=f"a CDI folder; may be repeated, later ones win (default: {' '.join(DEFAULT_CDI_DIRS)})",
+    )
+    where.add_argument("--claim-template", type=Path, metavar="FILE", help="the claim of most checks: see the page")
+    where.add_argument("--restart-command", metavar="COMMAND", help="ends the driver with SIGKILL and starts it again")
+    where.add_argument("--simulate", metavar="SPEC", help="test this project's driver with simulated GPUs")
+    where.add_argument(
+        "driver_command", nargs="*", metavar="COMMAND", help="runs the driver in the foreground; after --"
+    )
+    server = parser.add_argument_group("the API server")
+    server.add_argument("--kubeconfig", metavar="FILE", help="how to reach it (default: as kubectl does)")
+    server.add_argument(
+        "--embedded-api-server",
+        type=Path,
+        metavar="FILE",
+        help="run one in this process, and write its kubeconfig to FILE; the Node object is created",
+    )
+    run = parser.add_argument_group("the run")
+    run.add_argument("--profile", choices=("basic", "full"), default="basic", help="default: basic")
+    run.add_argument("--only", default="", metavar="IDS", help="checks by id, comma-separated; * is allowed")
+    run.add_argument("--list", action="store_true", help="print the checks and end")
+    run.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="longest time of one check")
+    run.add_argument("--output", choices=("table", "json", "junit"), default="table", help="default: table")
+    run.add_argument("--output-file", type=Path, metavar="FILE", help="where JSON or JUnit XML goes, beside the table")
+    run.add_argument("--i-own-this-node", action="store_true", help="work where a kubelet works; disturbs its pods")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the checks and returns the exit status. Raises ConfigurationError and KubernetesApiError."""
+    from dra_driver.conformance import report, suite
+    from dra_driver.core.telemetry import logs
+
+    logs.configure("text", "error")
+    checks = suite.select(args.profile, [part.strip() for part in args.only.split(",") if part.strip()])
+    if args.list:
+        print(report.listing(checks))
+        return 0
+    _check_usage(args)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    shows = args.output == "table" or args.output_file is not None
+    with _bench(args) as bench:
+        if shows:
+            print(f"driver {bench.subject.driver} on node {bench.cluster.node}, profile {args.profile}\n", flush=True)
+        seen = (lambda outcome: print(report.line(outcome), flush=True)) if shows else (lambda _: None)
+        outcomes = suite.run(bench, checks, seen)
+        driver = bench.subject.driver
+    if shows:
+        print(f"\n{report.summary(outcomes)}")
+    if args.output != "table":
+        text = report.as_json(driver, args.profile, outcomes)
+        if args.output == "junit":
+            text = report.as_junit(driver, outcomes)
+        _write(args.output_file, text)
+    return suite.exit_status(outcomes)
+
+
+def _check_usage(args: argparse.Namespace) -> None:
+    if args.simulate and (args.driver_command or args.restart_command or args.registrar_dir):
+        raise ConfigurationError(
+            "--simulate starts the driver itself: leave out its folder, command and restart command"
+        )
+    if not args.simulate and args.registrar_dir is None:
+        raise ConfigurationError(
+            "--registrar-dir is missing: the folder in which the driver makes its registration socket"
+        )
+    if args.driver_command and args.restart_command:
+        raise ConfigurationError("a command after -- is restarted by the suite: leave out --restart-command")
+    if args.embedded_api_server and args.kubeconfig:
+        raise ConfigurationError("--embedded-api-server and --kubeconfig exclude each other")
+    if args.output_file and args.output == "table":
+        raise ConfigurationError("--output-file needs --output json or junit")
+    if args.timeout < 0:
+        raise ConfigurationError(f"--timeout {args.timeout:g}: expected seconds, 0 for the default")
+
+
+@contextmanager
+def _bench(args: argparse.Namespace) -> Iterator[Any]:
+    from dra_driver.conformance import own_driver
+    from dra_driver.conformance.control import ChildControl, CommandControl
+    from dra_driver.conformance.guard import check_folder
+    from dra_driver.conformance.session import SuiteTarget, open_bench
+    from dra_driver.conformance.template import read_template
+    from dra_driver.conformance.values import TimeLimits
+    from dra_driver.kube.connection import Connection
+    from dra_driver.kube.rest import RestClient
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-", dir=_short_folder())))
+        registrar_dir = args.registrar_dir or folder / "reg"
+        if not args.simulate:
+            check_folder(registrar_dir, owned=args.i_own_this_node)
+        template = read_template(args.claim_template) if args.claim_template else None
+        limits = TimeLimits()
+        if args.timeout:
+            limits = TimeLimits(check_s=args.timeout, publish_s=args.timeout, restart_s=args.timeout)
+        kubeconfig, node = args.kubeconfig, args.node_name
+        if args.embedded_api_server or args.simulate:
+            kubeconfig = str(args.embedded_api_server or folder / "kubeconfig")
+            node = node or SIMULATED_NODE
+            stack.enter_context(_api_server(Path(kubeconfig), node))
+        connection = Connection.load(kubeconfig)
+        stack.callback(connection.close)
+        command = args.driver_command
+        if args.simulate:
+            command = own_driver.command(args.simulate, folder, kubeconfig=str(kubeconfig), node=node)
+        control: Any = CommandControl(args.restart_command) if args.restart_command else None
+        if command:
+            environ = os.environ | ({"KUBECONFIG": kubeconfig} if kubeconfig else {})
+            control = ChildControl(command, environ, folder / "log")
+            control.start()
+            stack.callback(control.stop)
+        cdi_dirs = args.cdi_dir or ([folder / "cdi"] if args.simulate else [Path(one) for one in DEFAULT_CDI_DIRS])
+        target = SuiteTarget(
+            registrar_dir=registrar_dir,
+            cdi_dirs=tuple(cdi_dirs),
+            driver=args.driver,
+            node=node,
+            control=control,
+            template=template,
+            limits=limits,
+        )
+        yield stack.enter_context(open_bench(target, RestClient(connection)))
+
+
+@contextmanager
+def _api_server(kubeconfig: Path, node: str) -> Iterator[None]:
+    """The embedded API server with a Node, and its kubeconfig for as long as it runs."""
+    from dra_driver.sim.apiserver.kinds import NODES
+    from dra_driver.sim.apiserver.server import ApiServer
+
+    server = ApiServer()
+    server.start()
+    try:
+        server.store.create(NODES, {"metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}})
+        server.kubeconfig(kubeconfig)
+        yield
+    finally:
+        server.stop()
+        kubeconfig.unlink(missing_ok=True)
+
+
+def _short_folder() -> str | None:
+    """The path of a unix socket has at most 107 bytes, so a long TMPDIR is left for /tmp."""
+    return None if len(tempfile.gettempdir()) <= 32 else "/tmp"  # noqa: S108 - the folder inside is private
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        print(text, end="")
+        return
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(f"--output-file {path} cannot be written: {error}") from error

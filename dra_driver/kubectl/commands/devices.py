@@ -1,0 +1,122 @@
+"""``kubectl dra devices``: lists the published devices of all drivers, and the claims and pods that use them."""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.core.command_line.table import show
+from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
+
+UNKNOWN: Final = "?"
+HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
+_FIELDS: Final = ("claims", "slices", "taint_rules")
+_MAX_LISTED: Final = 3
+_SHARE_COUNT: Final = "shares"
+"""Capacity that counts shares: each share consumes one."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "devices",
+        help="list published devices and the claims that use them",
+        description="List the devices that drivers have published as ResourceSlices, the claims that use them, and "
+        "the pods for which those claims are reserved.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
+    parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
+    parser.add_argument(
+        "--all", action="store_true", help="one line for each placement of a MIG profile, also for unused ones"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
+    add_source(parser, namespace_help="only devices used by claims of this namespace")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.kubectl.capacity import devices_of, to_wire
+    from dra_driver.kubectl.explain import with_defaults
+
+    state = with_defaults(state_of(args, only=_FIELDS))
+    namespace = args.namespace or ""
+    found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
+    if args.output == "json":
+        document = {"gaps": list(state.gaps), "items": to_wire(found)}
+        print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2))
+        return 0
+    tell_gaps(state)
+    if found:
+        show(HEADINGS, rows(found, every=args.all), colour=wants_colour())
+        return 0
+    if not state.slices and any(gap.startswith("resourceslices:") for gap in state.gaps):
+        print("Which devices are published is not known.")
+        return 1
+    filtered = args.node or args.driver or namespace
+    print("No matching devices are published." if filtered else "No devices are published.")
+    return 0
+
+
+def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
+    """Returns a row for each device.
+
+    Without ``every``, the unused placements of one profile on one GPU share a row if they are in the same state; the
+    row shows the common prefix of their names.
+    """
+    groups: dict[Any, list[tuple[str, Sequence[str]]]] = {}
+    for number, device in enumerate(devices):
+        cells = row(device)
+        alike = (device.pool, device.parent, *cells[:2], *cells[3:])
+        alone = every or not device.profile or not device.published or device.holders
+        groups.setdefault(number if alone else alike, []).append((device.device, cells))
+    shown: list[Sequence[str]] = []
+    for group in groups.values():
+        name, cells = group[0]
+        if len(group) > 1:
+            common = os.path.commonprefix([each for each, _ in group])  # noqa: RUF071  of names, which are no paths
+            name = f"{common}* ({len(group)})"
+        shown.append((*cells[:2], name, *cells[3:]))
+    return shown
+
+
+def row(device: Any) -> Sequence[str]:
+    """Returns the columns of one `DeviceRow`."""
+    if device.holders is None:
+        claims, pods = [UNKNOWN], [UNKNOWN]
+    else:
+        claims = list(dict.fromkeys(_claim(holder) for holder in device.holders))
+        pods = list(dict.fromkeys(pod for holder in device.holders for pod in holder.pods))
+    kind = device.type if device.published else "(not published)"
+    kind += f" ({device.sharing})" if device.sharing else ""
+    product = f"{device.profile} of {device.product}" if device.profile else device.product
+    names = (device.node, device.driver, device.device, kind, product, device.memory)
+    return (*names, _state(device), ",".join(device.taints), listed(claims), listed(pods))
+
+
+def _state(device: Any) -> str:
+    """Returns the state, such as ``in shares, left: memory 20Gi, computePercent 30``."""
+    if device.holders is None:
+        return UNKNOWN
+    return f"{device.state}, left: {amounts(device.left)}" if device.left and device.holders else str(device.state)
+
+
+def amounts(capacities: Mapping[str, str]) -> str:
+    """Returns ``memory 50Gi, computePercent 70``, memory first."""
+    names = sorted(capacities, key=lambda name: (name != "memory", name))
+    return ", ".join(f"{name} {capacities[name]}" for name in names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the first names, and how many more there are."""
+    more = len(names) - _MAX_LISTED
+    return ",".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def consumed_text(consumed: Mapping[str, str]) -> str:
+    """Returns what a share consumes, without the count of shares, which is always one."""
+    return amounts({name: value for name, value in consumed.items() if name != _SHARE_COUNT})
+
+
+def _claim(holder: Any) -> str:
+    about = "admin access" if holder.admin_access else consumed_text(holder.consumed)
+    return f"{holder.namespace}/{holder.claim}{f' ({about})' if about else ''}"

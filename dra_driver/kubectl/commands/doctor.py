@@ -1,0 +1,201 @@
+"""``kubectl dra doctor``: which layer between a GPU and a container is broken first, and what to do about it.
+
+Exit status: 0 every layer that was looked at works, perhaps with warnings; 1 a layer is broken; 2 the API server does
+not answer, or nothing is broken and some questions have no answer.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of, namespace_of
+from dra_driver.kubectl.commands.on_node import add_on_node_flags, check_on_node, report_of_node
+from dra_driver.kubectl.commands.source import wants_colour
+
+DESCRIPTION: Final = """\
+Say which layer between a GPU and a container is broken first: what was seen, what was expected and what to do. Reads
+API objects only and changes nothing, unless --on-node runs a pod. A question that is refused is named with the right
+that is missing, and stops no other.
+
+  kubectl dra doctor                            the whole cluster
+  kubectl dra doctor node/gpu-a                 one node, and what concerns all nodes
+  kubectl dra doctor node/gpu-a --on-node       the same, and what a pod on the node sees of driver and runtime
+  kubectl dra doctor pod/train -n team-a        one pod: its claims, its node, and the answer of `explain`
+  kubectl dra doctor claim/shared -o json       for programs
+  kubectl dra doctor --snapshot bundle.tar.gz   a file of `kubectl dra support-bundle` or `kubectl dra snapshot`
+"""
+_EPILOG: Final = """\
+exit status: 0 all that was looked at works; 1 a layer is broken; 2 the API server does not answer, or nothing is broken
+and some questions have no answer
+"""
+_KINDS: Final = {
+    **dict.fromkeys(("node", "nodes", "no"), "node"),
+    **dict.fromkeys(("pod", "pods", "po"), "pod"),
+    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims"), "claim"),
+}
+_COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
+MOST_TIMEOUT_S: Final = 600.0
+_ONE_QUESTION_S: Final = 15.0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say which layer between GPUs and containers is broken",
+        description=DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("target", nargs="?", metavar="node/NAME | pod/NAME | claim/NAME", help="default: the cluster")
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        help="of the pod or claim (default: that of the kubeconfig's context, else default)",
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what works, too, and cut no list")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="for all questions together (default: 30)"
+    )
+    parser.add_argument(
+        "--driver-namespace",
+        default="dra-driver",
+        metavar="NAME",
+        help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
+    )
+    add_on_node_flags(parser)
+    source = parser.add_mutually_exclusive_group()
+    add_kubeconfig(parser, source)
+    source.add_argument(
+        "--snapshot",
+        "--cluster-state",
+        dest="snapshot",
+        metavar="FILE",
+        help="offline: a file of `kubectl dra support-bundle` or `kubectl dra snapshot`",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.diagnose.doctor.cluster import diagnose
+    from dra_driver.diagnose.doctor.finding import by_layer
+    from dra_driver.diagnose.doctor.report import merged, to_wire
+    from dra_driver.diagnose.doctor.text import render
+
+    scope = scope_of(args.target or "", namespace_of(args))
+    check_on_node(args, scope)
+    facts, took_s = facts_of(args)
+    report = diagnose(facts, scope, clock=time.monotonic, took_s=took_s)
+    explained = _explained(facts, scope) if scope.kind in ("pod", "claim") else None
+    if args.on_node:
+        report = merged(report.target, [report, report_of_node(args, scope)])
+    if explained is not None:
+        report = replace(report, findings=by_layer((*report.findings, explained.finding)))
+    if args.output == "json":
+        wire = to_wire(report)
+        if explained is not None:
+            wire["explanation"] = explained.wire
+        print(json.dumps(wire, indent=2, ensure_ascii=False))
+        return report.exit_status
+    print(render(report, *([_coloured] if wants_colour() else []), verbose=args.verbose), end="")
+    if explained is not None and explained.text:
+        print(f"\n{explained.text}", end="")
+    return report.exit_status
+
+
+def scope_of(target: str, namespace: str) -> Any:
+    """The scope of ``pod/train``; the cluster for an empty target. Raises ConfigurationError."""
+    from dra_driver.diagnose.doctor.scope import DoctorScope
+
+    if not target:
+        return DoctorScope()
+    kind, slash, name = target.partition("/")
+    if not slash or kind.lower() not in _KINDS or not name or "/" in name:
+        raise ConfigurationError(f"{target[:80]!r}: expected node/NAME, pod/NAME or claim/NAME")
+    found = _KINDS[kind.lower()]
+    return DoctorScope(kind=found, namespace="" if found == "node" else namespace, name=name)
+
+
+def facts_of(args: argparse.Namespace) -> tuple[Any, float]:
+    """The facts that the flags select, and the seconds that reading took. Raises ConfigurationError."""
+    if not 1 <= args.timeout <= MOST_TIMEOUT_S:
+        raise ConfigurationError(f"--timeout {args.timeout:g}: expected 1 to {MOST_TIMEOUT_S:.0f} seconds")
+    if args.snapshot:
+        return _from_file(args.snapshot), 0.0
+    from dra_driver.core.telemetry import logs
+    from dra_driver.diagnose.doctor.reading import read_facts
+    from dra_driver.kube.connection import Connection
+    from dra_driver.kube.rest import RestClient, Timeouts
+
+    began = time.monotonic()
+    chosen = kubeconfig_of(args)
+    connection = Connection.load(chosen.path, context=chosen.context)
+    logs.configure("text", "error")
+    found = read_facts(
+        RestClient(connection, timeouts=Timeouts(total_s=min(_ONE_QUESTION_S, args.timeout))),
+        server={"address": connection.base_url, "source": connection.source},
+        namespace=namespace_of(args),
+        driver_namespace=args.driver_namespace,
+        total_s=args.timeout,
+    )
+    return found, time.monotonic() - began
+
+
+def _from_file(path: str) -> Any:
+    from dra_driver.diagnose.doctor import bundle
+    from dra_driver.diagnose.doctor.facts import facts_of_state
+    from dra_driver.kube.state_file import load
+
+    return bundle.read(path) if bundle.is_bundle(path) else facts_of_state(load(path))
+
+
+class _Explained:
+    """The answer of `explain` as a finding, as text and as JSON values."""
+
+    def __init__(self, finding: Any, text: str, wire: Any) -> None:
+        self.finding, self.text, self.wire = finding, text, wire
+
+
+def _explained(facts: Any, scope: Any) -> _Explained | None:
+    """What `explain` says of the pod or claim; None where the facts do not have it."""
+    from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+    from dra_driver.kubectl.explain import (
+        Answer,
+        claim_subject,
+        explain,
+        gates_of,
+        pod_subject,
+        render,
+        scheduler_of,
+        to_wire,
+    )
+
+    if not facts.knows("pods" if scope.kind == "pod" else "claims"):
+        return None
+    state = facts.state()
+    try:
+        subject = (pod_subject if scope.kind == "pod" else claim_subject)(state, scope.namespace, scope.name)
+        answer = explain(state, subject, scheduler=scheduler_of(state.server_version, gates_of(""), state.slices))
+    except DraError as error:
+        print(f"kubectl dra doctor: explain: {error}", file=sys.stderr)
+        return None
+    good = answer.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
+    finding = LayerFinding(
+        check="explain",
+        layer=Layer.WORKLOAD,
+        status=FindingStatus.OK if good else FindingStatus.FAIL,
+        subject=f"{scope.kind}/{scope.namespace}/{scope.name}",
+        seen=answer.verdict.sentence,
+        expected="" if good else "a pod that the scheduler can place",
+        do="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
+    )
+    return _Explained(finding, render(answer), to_wire(answer))
+
+
+def _coloured(text: str, what: str) -> str:
+    return f"{_COLOURS[what]}{text}\x1b[0m"

@@ -1,0 +1,126 @@
+"""``kubectl dra drain NODE``: frees GPUs of a node for maintenance."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import client
+
+if TYPE_CHECKING:
+    from dra_driver.kubectl.drain import DrainReport
+
+DESCRIPTION: Final = """\
+Free a node's GPUs, or some of them, for a driver upgrade, a reset or a reboot:
+
+  1. annotate the Node, upon which its node process taints the GPUs: new claims do not get them
+  2. list who has them: whole, partitions, shares, and pods that came by an extended resource
+  3. with --evict, evict these pods by the eviction API, as PodDisruptionBudgets allow
+  4. wait until no claim has them
+  5. for a whole node, or with --detach, ask the node process to close the NVIDIA driver, and wait until it has
+
+The node is not cordoned: pods without GPUs go on. The command may be interrupted and repeated at any time. Exit status:
+0 done, 1 not done in time or a right is missing, 2 wrong usage, 130 interrupted.
+"""
+DEFAULT_DRIVER: Final = "gpu.nvidia.com"
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S: Final = 7 * 86_400.0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "drain",
+        help="free a node's GPUs for maintenance",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_target(parser, "drain this GPU alone, by UUID or by name such as gpu-3; repeatable (default: all)")
+    parser.add_argument("--evict", action="store_true", help="evict the pods that have these GPUs")
+    parser.add_argument("--force", action="store_true", help="with --evict: also pods that no controller creates again")
+    parser.add_argument(
+        "--detach",
+        action=argparse.BooleanOptionalAction,
+        help="ask the node process to close the NVIDIA driver once the GPUs are free (default: for a whole node)",
+    )
+
+
+def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
+    """Adds the flags that drain and undrain have in common."""
+    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
+    parser.add_argument(
+        "--timeout", metavar="TIME", default="10m", help="how long to wait in all: 90s, 10m, 2h (default: 10m)"
+    )
+    parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_kubeconfig(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, wait_at_most
+
+    if args.force and not args.evict:
+        raise ConfigurationError("--force: only with --evict")
+    options = DrainOptions(
+        node=args.node,
+        driver=args.driver,
+        gpus=tuple(args.gpu),
+        evict=args.evict,
+        force=args.force,
+        detach=args.detach,
+    )
+    report = DrainReport(command="drain", node=args.node, driver=args.driver)
+    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
+    return finish(args, report, lambda: drain(api, options, report, limit, say_for(args)))
+
+
+def say_for(args: argparse.Namespace) -> Callable[[str], None]:
+    """Prints steps as they come; with JSON to stderr."""
+    stream = sys.stderr if args.output == "json" else sys.stdout
+
+    def say(text: str) -> None:
+        print("".join(char if char.isprintable() else "?" for char in text), file=stream, flush=True)
+
+    return say
+
+
+def finish(args: argparse.Namespace, report: "DrainReport", work: Callable[[], None]) -> int:
+    """Runs ``work`` and shows what it came to, also when it fails or is interrupted. Raises ConfigurationError."""
+    from dra_driver.kubectl.drain import state_left, to_wire
+
+    status = 0
+    try:
+        work()
+    except ConfigurationError:
+        raise
+    except DraError as error:
+        report.result, report.message, status = "failed", str(error), 1
+    except KeyboardInterrupt:
+        report.result, report.message, status = "interrupted", "interrupted", 130
+    if status:
+        report.next_steps = tuple(state_left(report))
+    if args.output == "json":
+        print(json.dumps(to_wire(report), indent=2))
+    say = say_for(args)
+    if report.message:
+        print(f"kubectl dra {report.command}: {report.message}", file=sys.stderr)
+    for step in report.next_steps:
+        say(f"next: {step}" if not status else f"state: {step}")
+    return status
+
+
+def seconds(text: str) -> float:
+    """The seconds that ``90s``, ``10m``, ``2h`` or a plain number means. Raises ConfigurationError."""
+    unit = _UNITS.get(text[-1:], 1.0)
+    number = text[:-1] if text[-1:] in _UNITS else text
+    try:
+        found = float(number) * unit
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= _LONGEST_S:
+        raise ConfigurationError(f"--timeout {text[:40]}: expected a time such as 90s, 10m or 2h, at most 7 days")
+    return found

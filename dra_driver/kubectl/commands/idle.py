@@ -1,0 +1,107 @@
+"""``kubectl dra idle``: claims that are not used, and claims that have more than they need."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.config.schema import printable
+from dra_driver.core.command_line.table import show
+from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
+from dra_driver.kubectl.commands.source import client, wants_colour
+from dra_driver.kubectl.commands.usage_output import gib, print_csv, span
+from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, seconds, tell_source
+
+if TYPE_CHECKING:
+    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+    from dra_driver.kubectl.usage.waste import DeviceSize, WasteRow
+
+DESCRIPTION: Final = """\
+List claims that are idle, and claims that would fit into a smaller MIG profile or a smaller share, by the most memory
+that they had within the window and a fifth more. A claim is idle when none of its devices was used for --idle-for. What
+is not known is listed as unknown and never counts as idle; the exporters' own window is short, so ask a Prometheus with
+--prometheus and --window before you take something away.
+"""
+_WINDOW: Final = "24h"
+_HEADINGS: Final = ("NAMESPACE", "CLAIM", "NODE", "DEVICE", "HAS", "PEAK", "IDLE", "FINDING", "PODS")
+_CSV: Final = (
+    *("namespace", "claim", "node", "device", "held_bytes", "peak_bytes", "idle_seconds", "finding"),
+    *("profile", "share_bytes", "pods"),
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "idle",
+        help="list claims that are idle or larger than they need to be",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
+    parser.add_argument("--node", metavar="NAME", default="", help="only this node")
+    parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")
+    parser.add_argument("--all", action="store_true", help="also claims that are used and not too large")
+    add_usage_source(parser, window=_WINDOW)
+    parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
+
+    after_s = seconds(args.idle_for, "--idle-for")
+    report = read_use(args, _WINDOW, node=args.node)
+    uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
+    tell_source(report)
+    rows = judge(uses, idle_after_s=after_s, size_of=_sizes(args) if uses else lambda _: DeviceSize())
+    shown = [row for row in rows if args.all or row.finding is not WasteFinding.USED]
+    if args.output == "json":
+        items = [dict(zip(map(_camel, _CSV), _values(row), strict=True)) for row in shown]
+        about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps)}
+        print(json.dumps({"schemaVersion": 1, "kind": "IdleReport", **about, "items": items}, indent=2))
+    elif args.output == "csv":
+        print_csv(_CSV, [_values(row) for row in shown])
+    elif shown:
+        show(_HEADINGS, [_cells(row) for row in shown], colour=wants_colour())
+    else:
+        print("No claim is idle or too large, as far as is known.")
+    return 0
+
+
+def _sizes(args: argparse.Namespace) -> "Callable[[ClaimDeviceUse], DeviceSize]":
+    """What the API server says of devices; nothing, with a note, where it refuses: then shares alone are judged."""
+    from dra_driver.core.errors import ConfigurationError, KubernetesApiError
+    from dra_driver.kube import paths
+    from dra_driver.kubectl.usage.profiles import sizes_in
+
+    try:
+        return sizes_in(client(kubeconfig_of(args)).list(paths.resource_slices())["items"])
+    except (KubernetesApiError, ConfigurationError) as error:
+        print(f"note: how large devices are is not known: {printable(str(error))}", file=sys.stderr)
+        return sizes_in(())
+
+
+def _finding(row: "WasteRow") -> str:
+    if row.enough is None:
+        return row.finding.value
+    profile = f"{row.enough.profile} or " if row.enough.profile else ""
+    return f"would fit {profile}a share of {gib(row.enough.share_bytes)}"
+
+
+def _cells(row: "WasteRow") -> Sequence[str]:
+    use = row.use
+    names = (use.namespace, use.claim, use.node, use.device)
+    return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), _finding(row), ",".join(use.pods))
+
+
+def _values(row: "WasteRow") -> Sequence[Any]:
+    use, enough = row.use, row.enough
+    fits = (enough.profile, enough.share_bytes) if enough is not None else (None, None)
+    names = (use.namespace, use.claim, use.node, use.device)
+    return (*names, row.held_bytes, use.peak_bytes, use.idle_s, row.finding.value, *fits, ",".join(use.pods))
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)

@@ -1,0 +1,111 @@
+"""``kubectl dra lint``: checks manifests before they are applied, or the objects of a cluster."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import live_state, state_in_file
+
+if TYPE_CHECKING:
+    from dra_driver.kube.state import ClusterState
+    from dra_driver.kubectl.lint import ManifestSource
+
+DESCRIPTION = """\
+Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH, the objects of the
+cluster (live, or of --cluster-state) are checked. With PATH, only the files are needed; --cluster or --cluster-state
+add the classes, claims, namespaces and devices of a cluster.
+"""
+EPILOG = """\
+exit status: 0 no errors, 1 errors (with --strict also warnings), 2 wrong usage.
+A comment `# dra-lint: allow DRA018` suppresses a finding on its line and the next, `allow-file` in the whole file.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "lint",
+        help="check manifests, device classes and claims",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
+    parser.add_argument("--cluster", action="store_true", help="with PATH: also look names up in the cluster")
+    parser.add_argument(
+        "--cluster-state", metavar="FILE", help="use a state written by `kubectl dra snapshot` as the cluster"
+    )
+    add_kubeconfig(parser)
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json", "github", "sarif"), default="text",
+        help="default: text; github: annotations for CI; sarif: SARIF 2.1.0",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report and returns the exit status."""
+    from dra_driver.kubectl.commands.source import tell_gaps
+    from dra_driver.kubectl.lint import collect, known_from_catalog, known_from_cluster, lint
+
+    state = _state(args)
+    known = known_from_cluster(state) if state is not None else known_from_catalog()
+    sources: Iterable[ManifestSource]
+    sources = collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
+    report = lint(sources, known)
+    if state is not None:
+        tell_gaps(state)
+    print(_shown(report.strict() if args.strict else report, args.output))
+    nothing_read = state is not None and not args.paths and bool(state.gaps) and not (state.claims or state.classes)
+    return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0
+
+
+def _state(args: argparse.Namespace) -> "ClusterState | None":
+    if args.cluster and args.cluster_state:
+        raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
+    if args.cluster_state:
+        return state_in_file(args.cluster_state)
+    if args.paths and not args.cluster:
+        return None
+    return live_state(kubeconfig_of(args), args.namespace if not args.paths else None)
+
+
+def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":
+    """Returns the cluster's objects as texts, without objects that a controller has created from other objects."""
+    from dra_driver.kubectl.lint import sources_from_objects
+
+    if state is None:
+        return ()
+    found = []
+    kinds = (
+        ("DeviceClass", state.classes),
+        ("ResourceClaimTemplate", state.templates),
+        ("ResourceClaim", state.claims),
+    )
+    for kind, items in (*kinds, ("Pod", state.pods)):
+        version = "v1" if kind == "Pod" else "resource.k8s.io/v1"
+        for item in items:
+            metadata = item.get("metadata") or {}
+            if metadata.get("ownerReferences") or (namespace and metadata.get("namespace", namespace) != namespace):
+                continue
+            kept = {key: value for key, value in item.items() if key != "status"}
+            found.append({"apiVersion": version, "kind": kind, **kept})
+    return sources_from_objects(found, "cluster")
+
+
+def _shown(report: Any, form: str) -> str:
+    from dra_driver import __version__
+    from dra_driver.kubectl.lint import output
+
+    if form == "json":
+        return output.as_json(report)
+    if form == "github":
+        return output.as_github(report)
+    if form == "sarif":
+        return output.as_sarif(report, __version__)
+    return output.as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

@@ -1,0 +1,175 @@
+"""``kubectl dra policy explain``: which policy gives which field of one GPU."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.core.command_line.table import show
+from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import client, wants_colour
+
+if TYPE_CHECKING:
+    from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy
+
+DESCRIPTION: Final = """\
+Say which policy applies to a GPU, what each of its fields says, and why other policies that match do not apply.
+
+Reads the node's GpuNode and the GpuPolicy objects of the cluster. With --policies and --gpus it reads files in place of
+a cluster and applies them to GPUs of that kind, as `dra-driver policy check` does.
+"""
+_FIELDS: Final = ("FIELD", "VALUE", "FROM")
+_OTHERS: Final = ("OTHER POLICY", "SOURCE", "STATE", "WHY")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("policy", help="explain policies of GPUs", allow_abbrev=False)
+    explain = parser.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
+        "explain",
+        help="say which policy gives which field of a GPU",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    explain.add_argument("gpu", metavar="NODE/GPU", help="a GPU of a node, such as gpu-a/gpu-0")
+    add_kubeconfig(explain)
+    explain.add_argument(
+        "--policies", action="append", metavar="PATH", help="offline: files, or folders as for --policy-dir; repeatable"
+    )
+    explain.add_argument("--gpus", metavar="SPEC", help="offline: GPUs such as 8xh100-sxm5-80gb, or a YAML file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the explanation; 1 if no policy can be applied to the GPU."""
+    node, slash, gpu = args.gpu.partition("/")
+    if not (node and slash and gpu) or "/" in gpu:
+        raise ConfigurationError(f"{args.gpu[:80]!r}: expected NODE/GPU, such as gpu-a/gpu-0")
+    if bool(args.policies) != bool(args.gpus):
+        raise ConfigurationError("--policies and --gpus belong together: give both, or none to ask the cluster")
+    if args.policies:
+        return _offline(args.policies, args.gpus, node, gpu)
+    return explain_gpu(client(kubeconfig_of(args)), node, gpu)
+
+
+def explain_gpu(rest: Any, node: str, name: str) -> int:
+    """Prints what a cluster says of the GPU. Raises ConfigurationError for one that is not known."""
+    from dra_driver.config.status import node_status_of
+    from dra_driver.kube import paths
+
+    try:
+        written = rest.get(paths.gpu_nodes(node))
+    except NotFoundError as error:
+        raise ConfigurationError(
+            f"there is no GpuNode {node}: the node has no node process that writes one, or the cluster lacks the"
+            f" CustomResourceDefinitions ({error})"
+        ) from error
+    status = node_status_of(written)
+    gpu = next((each for each in status.gpus if name in (each.name, each.uuid)), None) if status else None
+    if status is None or gpu is None:
+        known = ", ".join(each.name for each in status.gpus) if status else ""
+        raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}")
+    print(f"{gpu.name} of node {node}: {gpu.product_name or 'unnamed'}, {gpu.uuid}")
+    applied = next((each for each in status.policies if each.name == gpu.policy), None)
+    _say_which(gpu, applied)
+    refused = _say_fields(rest, gpu, applied)
+    _say_others(status, gpu)
+    return 1 if refused else 0
+
+
+def _say_which(gpu: "NodeGpu", applied: "NodePolicy | None") -> None:
+    if not gpu.policy:
+        print("no policy applies: all fields have their defaults")
+    else:
+        source = f" ({applied.origin.value.lower()})" if applied is not None else ""
+        print(f"policy {gpu.policy}{source} applies")
+    if gpu.waiting:
+        print(f"newer terms wait: {gpu.waiting}")
+    forms = ", ".join(form.value for form in gpu.offered_as) or "nothing"
+    print(f"offered as {forms}; used as {gpu.used_as.value}")
+
+
+def _say_fields(rest: Any, gpu: "NodeGpu", applied: "NodePolicy | None") -> bool:
+    """Prints the table; True if the fields cannot be told."""
+    from dra_driver.core.model.gpu_node import PolicyOrigin
+    from dra_driver.kube import paths
+
+    if not gpu.policy:
+        _table({}, "")
+        return False
+    if applied is not None and applied.origin is PolicyOrigin.FILE:
+        print("its fields are in a file on the node: copy the folder, and use --policies and --gpus")
+        return False
+    try:
+        written = rest.get(paths.gpu_policies(gpu.policy))
+    except (NotFoundError, ForbiddenError) as error:
+        print(f"its fields cannot be read: {error}")
+        return True
+    generation = (written.get("metadata") or {}).get("generation")
+    if applied is not None and applied.generation is not None and applied.generation != generation:
+        print(f"the node has generation {applied.generation} in force; the fields below are of {generation}")
+    _table(written.get("spec") or {}, gpu.policy)
+    return False
+
+
+def _say_others(status: "GpuNodeStatus", gpu: "NodeGpu") -> None:
+    others = [each for each in status.policies if gpu.name in each.gpus and each.name != gpu.policy]
+    others += [each for each in status.policies if not each.gpus and each.message]  # refused as a whole
+    rows = [(each.name, each.origin.value, _state(each, gpu.name), each.message or "") for each in others]
+    if rows:
+        print()
+        show(_OTHERS, rows, colour=wants_colour())
+
+
+def _state(policy: "NodePolicy", gpu: str) -> str:
+    """Of this GPU; a node gives the worst of all."""
+    for names, word in ((policy.conflicting, "Conflicting"), (policy.waiting, "Waiting"), (policy.in_force, "InForce")):
+        if gpu in names:
+            return word
+    return "Refused" if policy.state.value == "Refused" else "Outranked"
+
+
+def _table(spec: Any, policy: str) -> None:
+    from dra_driver.kubectl.commands.policy_fields import field_values
+
+    print()
+    values = field_values(spec)
+    rows = [(each.field, each.value, f"policy {policy}" if each.given else "default") for each in values]
+    show(_FIELDS, rows, colour=wants_colour())
+
+
+def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
+    from dra_driver.core.model.terms import terms_of
+    from dra_driver.diagnose.policy_check import policy_files
+    from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+    from dra_driver.node.policy import examine, survey
+
+    found, wrong = examine(list(policy_files(paths)))
+    for complaint in wrong:
+        print(complaint)
+    if wrong:
+        return 1
+    snapshot = SimulatedBackend.from_spec(spec, node).snapshot()
+    gpu = next((each for each in snapshot.gpus if name in (each.device_name, each.uuid)), None)
+    if gpu is None:
+        raise ConfigurationError(f"{spec} has no GPU {name}; it has gpu-0 to gpu-{len(snapshot.gpus) - 1}")
+    terms, conflicts = survey(found.policies, snapshot, (), node)
+    applied = terms_of(terms, gpu.uuid).policy
+    print(f"{gpu.device_name} of node {node}: {gpu.product_name}")
+    mine = [conflict for conflict in conflicts if gpu.uuid in conflict]
+    if mine:
+        print("\n".join(mine))
+        return 1
+    print(f"policy {applied} applies" if applied else "no policy applies: all fields have their defaults")
+    written = {item["metadata"]["name"]: item for item in found.written}
+    _table(written[applied]["spec"] if applied else {}, applied)
+    # A policy matches where it applies when it is alone.
+    matching = [each for each in found.policies if terms_of(survey([each], snapshot, (), node)[0], gpu.uuid).policy]
+    rows = [
+        (each.name, "File", "Outranked", f"priority {each.priority}")
+        for each in sorted(matching, key=lambda each: (-each.priority, each.name))
+        if each.name != applied
+    ]
+    if rows:
+        print()
+        show(_OTHERS, rows, colour=wants_colour())
+    return 0

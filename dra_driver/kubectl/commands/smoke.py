@@ -1,0 +1,178 @@
+"""``kubectl dra smoke``: runs a pod for each kind of device and compares what it sees with what it was allocated."""
+
+import argparse
+import json
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.core.command_line.table import show
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.progress import Progress
+from dra_driver.kubectl.commands.source import client, wants_colour
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.smoke import SmokeOptions, SmokeReport, SmokeRun, TryResult
+
+DESCRIPTION: Final = """\
+Try whether pods get their devices: for each kind of device that a node publishes (whole GPU, each MIG profile, share),
+run one pod with a claim for one device, and compare the UUIDs that `nvidia-smi -L` lists in its container with the
+claim's allocation. What is in use is not tried, and disturbed by nothing.
+
+  kubectl dra smoke                       each kind once, on any node that has one free
+  kubectl dra smoke --node gpu-a          everything that gpu-a publishes
+  kubectl dra smoke --all-nodes --kind gpu
+  kubectl dra smoke --cleanup             delete what interrupted runs left; it goes by itself within minutes
+
+The pods run the driver's own image, as no root and under the Pod Security Standard "restricted". Exit status: 0 all
+that was tried works, 1 a failure, 2 wrong usage, a missing right or nothing published, 130 interrupted.
+"""
+_LONGEST_S: Final = 3600
+_MOST_PARALLEL: Final = 64
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "smoke",
+        help="run a pod for each kind of device and check what it sees",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_choice(parser)
+    _add_pods(parser)
+    parser.add_argument(
+        "--cleanup", action="store_true", help="only delete what smoke tests have left in the namespace"
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_kubeconfig(parser)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--node", action="append", default=[], metavar="NAME", help="try this node; repeatable")
+    chosen.add_argument("--all-nodes", action="store_true", help="try every node that has GPUs")
+    parser.add_argument("--max-nodes", type=int, default=0, metavar="N", help="with --all-nodes: at most so many")
+    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="nodes at the same time (default: 8)")
+    parser.add_argument(
+        "--kind", action="append", choices=("gpu", "mig", "shared"), help="only this kind; repeatable (default: all)"
+    )
+    parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
+
+
+def _add_pods(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", default="dra-driver", help="of the pods (default: dra-driver)"
+    )
+    parser.add_argument("--image", default="", help="an image of glibc (default: that of the node process)")
+    parser.add_argument(
+        "--driver-namespace", metavar="NAME", default="dra-driver", help="of the node process (default: dra-driver)"
+    )
+    parser.add_argument(
+        "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
+    )
+    parser.add_argument(
+        "--run-as-user", metavar="UID", default="65532", help="or `none`, as OpenShift wants it (default: 65532)"
+    )
+    parser.add_argument(
+        "--timeout", type=int, default=120, metavar="SECONDS", help="for one pod, image included (default: 120)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ConfigurationError and KubernetesApiError."""
+    options, rest = _options(args), client(kubeconfig_of(args))
+    if args.cleanup:
+        return _clean_up(rest, options.namespace)
+    from dra_driver.diagnose.smoke import SmokeRun
+
+    with Progress("looking at the cluster") as progress:
+        work = SmokeRun(rest, options, lambda *news: progress.say(_step(*news)))
+        _stop_on_signals(work)
+        report = work.run()
+    _print(report, args.output)
+    return report.exit_status
+
+
+def _options(args: argparse.Namespace) -> "SmokeOptions":
+    from dra_driver.diagnose.smoke import FORMS, SmokeOptions
+
+    for flag, value, least, most in (
+        ("--timeout", args.timeout, 1, _LONGEST_S),
+        ("--parallel", args.parallel, 1, _MOST_PARALLEL),
+        ("--max-nodes", args.max_nodes, 0, 1_000_000),
+    ):
+        if not least <= value <= most:
+            raise ConfigurationError(f"{flag} {value}: expected {least} to {most}")
+    if args.max_nodes and not args.all_nodes:
+        raise ConfigurationError("--max-nodes: only with --all-nodes")
+    if not (args.run_as_user == "none" or (args.run_as_user.isascii() and args.run_as_user.isdigit())):
+        raise ConfigurationError(f"--run-as-user {args.run_as_user[:40]}: expected a number, or none")
+    return SmokeOptions(
+        namespace=args.namespace,
+        driver=args.driver,
+        nodes=tuple(args.node),
+        all_nodes=args.all_nodes,
+        forms=tuple(form for form in FORMS if not args.kind or form in args.kind),
+        image=args.image,
+        daemon_set=args.daemonset,
+        driver_namespace=args.driver_namespace,
+        user=None if args.run_as_user == "none" else min(int(args.run_as_user), 2**31 - 1),
+        timeout_s=args.timeout,
+        parallel=args.parallel,
+        most_nodes=args.max_nodes,
+    )
+
+
+def _clean_up(rest: Any, namespace: str) -> int:
+    from dra_driver.diagnose.smoke import clean_up
+
+    found, left = clean_up(rest, namespace)
+    for name in found:
+        print(f"deleted: {name}")
+    if not found:
+        print(f"no smoke test has left anything in namespace {namespace}")
+    for name in left:
+        print(f"still there: {name}", file=sys.stderr)
+    return 1 if left else 0
+
+
+def _print(report: "SmokeReport", form: str) -> None:
+    from dra_driver.diagnose.smoke import one_line, to_wire
+
+    if form == "json":
+        print(json.dumps(to_wire(report), indent=2))
+        return
+    show(("NODE", "KIND", "RESULT", "DEVICE", "DETAIL"), [_row(item) for item in report.tries], colour=wants_colour())
+    for item in report.tries:
+        for line in item.lines:
+            print(f"  {item.node} {item.kind}: log: {line}")
+        if item.do:
+            print(f"  {item.node} {item.kind or ''}: next: {item.do}".replace(" :", ":"))
+    for name in report.left:
+        print(one_line(f"left in namespace {report.namespace}: {name}"))
+    for note in report.notes:
+        print(one_line(f"note: {note}"))
+    print(f"\n{report.summary}{'; interrupted' if report.interrupted else ''}")
+
+
+def _row(item: "TryResult") -> tuple[str, ...]:
+    result = f"{item.status.value}{f' ({item.layer.value})' if item.layer else ''}"
+    detail = item.message or ", ".join(item.seen)
+    return item.node, str(item.kind or "all"), result, item.device or "-", detail or "-"
+
+
+def _step(result: "TryResult", done: int, total: int) -> str:
+    return f"{done} of {total}: {result.node} {result.kind}: {result.status.value}"
+
+
+def _stop_on_signals(work: "SmokeRun") -> None:
+    """SIGINT, SIGTERM and SIGHUP end the run after its objects are deleted; it has begun when they come again."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        work.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)

@@ -1,0 +1,56 @@
+"""``kubectl dra snapshot``: writes the objects that explain, lint and capacity read to a file, without secrets.
+
+``dra_driver.kube.state_parts`` decides what is kept of each object.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import live_state
+
+DESCRIPTION: Final = """\
+Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to
+share the file. Pods are reduced to what scheduling needs: no environment, arguments, commands, volumes or annotations.
+Names and labels are kept, and of claims, templates and classes the opaque parameters that `--driver` reads; those of
+other drivers are left out.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "snapshot",
+        help="write the cluster's state to a file for offline use",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="output file; YAML when it ends in .yaml, otherwise JSON; - prints to standard output",
+    )
+    add_kubeconfig(parser)
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="templates, events and volume claims of this namespace only"
+    )
+    parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.kube.opaque_parameters import shareable
+    from dra_driver.kube.state import KINDS
+    from dra_driver.kube.state_file import dump, text_of
+
+    state = shareable(live_state(kubeconfig_of(args), args.namespace), (args.driver,))
+    for gap in state.gaps:
+        print(f"left out: {gap}", file=sys.stderr)
+    if args.file == "-":
+        print(text_of(state, as_yaml=True), end="")
+        return 0
+    dump(state, Path(args.file))
+    counts = ", ".join(f"{len(items)} {kind.resource}" for kind in KINDS if (items := getattr(state, kind.field)))
+    print(f"{args.file}: {counts}")
+    return 0

@@ -1,0 +1,88 @@
+"""``kubectl dra support-bundle``: writes what others need to help to one file, without secrets.
+
+Exit status: 0 written, also where some questions had no answer; 1 the API server does not answer: nothing is written.
+"""
+
+import argparse
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.core.errors import DraError
+from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+
+DESCRIPTION: Final = """\
+Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods with their logs, and the doctor's report to
+one file, for its owner alone. Environment, arguments, annotations and secrets of pods and opaque parameters of other
+drivers are not written, and tokens in logs and messages are removed. Look at it before you send it: names and labels of
+pods, nodes and claims stay, and this driver's parameters.
+
+  kubectl dra support-bundle
+  kubectl dra support-bundle case-17.tar.gz --no-logs
+  kubectl dra doctor --snapshot case-17.tar.gz               what the doctor says of it
+  kubectl dra explain pod/train --cluster-state case-17.tar.gz
+"""
+_LOG_S: Final = 10.0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "support-bundle",
+        help="write all that help from others needs to one file",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="output file (default: dra-support-TIME.tar.gz in this folder)"
+    )
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="read where the user may not read all namespaces")
+    parser.add_argument("--no-logs", action="store_true", help="without the logs of the driver's pods")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for all questions but logs (default: 60)"
+    )
+    parser.add_argument(
+        "--driver-namespace",
+        default="dra-driver",
+        metavar="NAME",
+        help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
+    )
+    add_kubeconfig(parser)
+    parser.set_defaults(snapshot=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver import __version__
+    from dra_driver.diagnose.doctor import bundle, facts
+    from dra_driver.diagnose.doctor.bundle_reading import read_logs
+    from dra_driver.diagnose.doctor.cluster import diagnose
+    from dra_driver.diagnose.doctor.report import to_wire
+    from dra_driver.diagnose.doctor.scope import DoctorScope
+    from dra_driver.diagnose.doctor.text import render
+    from dra_driver.kubectl.commands.doctor import facts_of
+    from dra_driver.kubectl.commands.source import client
+
+    found, took_s = facts_of(args)
+    if not found.knows(facts.VERSION):
+        raise DraError(found.unanswered[facts.VERSION].seen)
+    logs, left = ({}, []) if args.no_logs else read_logs(client(kubeconfig_of(args)), found, within_s=_LOG_S)
+    report = diagnose(found, DoctorScope(), clock=time.monotonic, took_s=took_s)
+    now = datetime.now(UTC)
+    path = Path(args.file or f"dra-support-{now:%Y%m%d-%H%M%S}.tar.gz")
+    written = bundle.SupportBundle(
+        facts=found,
+        created_at=f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        program_version=__version__,
+        report=to_wire(report),
+        report_text=render(report, verbose=True),
+        logs=logs,
+    )
+    size = bundle.write(written, path)
+    for why in dict.fromkeys([*(each.seen for each in found.unanswered.values()), *left]):
+        print(f"left out: {why}", file=sys.stderr)
+    print(
+        f"{path}: {size >> 10} KiB, {len(logs)} logs; the doctor's report in it ends with status {report.exit_status}"
+    )
+    return 0

@@ -1,0 +1,114 @@
+"""``kubectl dra ui``: shows the fleet in a browser, served on loopback with the user's own rights."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.config.schema import printable
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.commands.kubeconfig import SERVICE_ACCOUNT_DIR, kubeconfig_of
+from dra_driver.kubectl.commands.source import add_source, client, state_in_file
+
+if TYPE_CHECKING:
+    from dra_driver.kube.kubeconfig import Kubeconfig
+    from dra_driver.kubectl.usage.device_use import UseReport
+    from dra_driver.kubectl.web.use_history import UseSample
+
+DESCRIPTION: Final = """\
+Serve a page about the cluster's GPUs on loopback until Ctrl-C: nodes and GPUs drawn to scale, claims and what they use,
+why pods wait, what would fit, capacity and events. It reads with the rights of the kubeconfig and changes nothing.
+
+  kubectl dra ui
+  kubectl dra ui --port 8090 --prices prices.yaml
+  kubectl dra ui --cluster-state cluster.json      a state of `kubectl dra snapshot`
+
+The printed address has a code that works once, in the first browser that opens it; other users of the machine get 403.
+"""
+_MAX_PORT: Final = 65_535
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "ui",
+        help="show GPUs, claims and waiting pods in a browser",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument(
+        "--driver-namespace",
+        metavar="NAME",
+        default="dra-driver",
+        help="namespace of the usage exporters (default: dra-driver); they are asked through the API server, which "
+        "needs the rights to list pods and to get pods/proxy there",
+    )
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="charts begin with what this Prometheus recorded in the last hour"
+    )
+    parser.add_argument("--prometheus-token-file", metavar="FILE", help="a token that the Prometheus wants")
+    parser.add_argument("--prices", metavar="FILE", help="prices as for `kubectl dra cost`: shows what claims cost")
+    add_source(parser, namespace_help="")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.kubectl.web.serve import serve
+    from dra_driver.kubectl.web.sources import FileSource, LiveSource
+
+    if not 0 <= args.port <= _MAX_PORT:
+        raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
+    prices = None
+    if args.prices:
+        from dra_driver.kubectl.commands.cost import read_prices
+
+        prices = read_prices(args.prices)
+    read_past = _reader_of_past(args) if args.prometheus else tuple
+    read_use: Callable[[], UseReport] | None = None
+    if args.cluster_state:
+        state = state_in_file(args.cluster_state)
+        source, about = FileSource(lambda: state), args.cluster_state
+    else:
+        from dra_driver.kube.connection import Connection
+
+        chosen = kubeconfig_of(args)
+        about = Connection.load(chosen.path, context=chosen.context).source
+        namespace = chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
+        source = LiveSource(client(chosen), namespace)  # type: ignore[assignment]
+        read_use = _reader_of_use(chosen, args.driver_namespace)
+    use: Any = {"read_use": read_use, "read_past": read_past}
+    serve(source, about=printable(about), port=args.port, say=_say, prices=prices, **use)
+    return 0
+
+
+def _reader_of_use(kubeconfig: "Kubeconfig", namespace: str) -> "Callable[[], UseReport]":
+    """Asks the exporters over connections of its own: another thread reads the cluster."""
+    from dra_driver.kubectl.commands.exporters import ask_exporters
+
+    api = client(kubeconfig)
+    return lambda: ask_exporters(api, namespace)
+
+
+def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSample]]":
+    """Asks Prometheus for the last hour. Raises ConfigurationError for an address that is none."""
+    from dra_driver.kubectl.commands.prometheus import PrometheusError
+    from dra_driver.kubectl.commands.usage_source import prometheus_of
+    from dra_driver.kubectl.web.past_use import past_of
+
+    if args.cluster_state:
+        raise ConfigurationError("--prometheus: a file of the cluster's state is not from now; leave one of both out")
+    server = prometheus_of(args)
+
+    def past() -> "Sequence[UseSample]":
+        try:
+            return past_of(server.ask)
+        except ValueError as error:
+            raise PrometheusError(f"{server.url}: {error}") from error
+
+    return past
+
+
+def _say(address: str) -> None:
+    print(address, flush=True)
+    print("The code in the address works once. Ctrl-C stops the page.", file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""``kubectl dra usage``: what claims, pods, namespaces and nodes use of their GPUs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.config.schema import printable
+from dra_driver.core.command_line.table import show
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.commands.claim_labels import ABOUT, BY_LABEL, read_labels
+from dra_driver.kubectl.commands.source import wants_colour
+from dra_driver.kubectl.commands.usage_output import energy, gib, number, percent, print_csv, span
+from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, tell_source
+
+if TYPE_CHECKING:
+    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, UseSum
+
+DESCRIPTION: Final = """\
+Show memory used against granted, utilisation, energy and idleness of each claim's devices, or of pods, namespaces or
+nodes together. The usage exporter of each node is asked through the API server; with --prometheus, what a Prometheus
+recorded. The first line on standard error says which, and over which time.
+
+  USED     memory of all processes of the claim, now
+  PEAK     the most within the window
+  SM       utilisation of the device: now, or the mean over the window with --prometheus
+  ENERGY   within the window; ~ marks an estimate: hardware counts the energy of whole GPUs alone
+  IDLE     how long it has not been used; ? is not known, and never means idle
+"""
+_WINDOW: Final = "1h"
+_DEVICES: Final = (
+    *("NAMESPACE", "CLAIM", "NODE", "DEVICE", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE", "PODS"),
+)
+_SUMS: Final = ("CLAIMS", "DEVICES", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE")
+_KINDS: Final = ("device", "claim", "pod", "namespace", "node")
+_KEYS: Final = {"claim": ("NAMESPACE", "CLAIM"), "pod": ("NAMESPACE", "POD"), "namespace": ("NAMESPACE",)}
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "usage",
+        help="show what claims use of their GPUs",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--by",
+        metavar="|".join((*_KINDS, "label:KEY")),
+        default="device",
+        help=f"what a line is about; {ABOUT} (default: each device of each claim)",
+    )
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
+    parser.add_argument("--node", metavar="NAME", default="", help="only this node")
+    add_usage_source(parser, window=_WINDOW)
+    parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
+
+
+def run(args: argparse.Namespace) -> int:
+    key = _label_of(args.by)
+    report = read_use(args, _WINDOW, node=args.node)
+    uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
+    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else _sums(uses, args.by)
+    tell_source(report)
+    if args.output == "json":
+        print(json.dumps(_document(report, uses if args.by == "device" else sums, args.by), indent=2))
+    elif args.by == "device":
+        _print_devices(uses, args.output)
+    else:
+        _print_sums(sums, (key.upper(),) if key else _KEYS.get(args.by, ("NODE",)), args.output)
+    return 0
+
+
+def _label_of(by: str) -> str:
+    """The key of ``label:KEY``, "" for other kinds. Raises ConfigurationError."""
+    key = by.removeprefix(BY_LABEL) if by.startswith(BY_LABEL) else ""
+    if not key and by not in _KINDS:
+        raise ConfigurationError(f"--by {by[:60]!r}: expected {', '.join(_KINDS)} or label:KEY")
+    return key
+
+
+def _labelled(args: argparse.Namespace, uses: "Sequence[ClaimDeviceUse]", key: str) -> "list[UseSum]":
+    from dra_driver.kubectl.usage.claim_labels import value_in
+    from dra_driver.kubectl.usage.device_use import summed
+
+    labels, gaps = read_labels(args)
+    for gap in gaps:
+        print(f"note: {printable(gap)}", file=sys.stderr)
+    return summed(uses, lambda use: [(value_in(labels.get((use.namespace, use.claim)), key),)])
+
+
+def _print_devices(uses: "Sequence[ClaimDeviceUse]", output: str) -> None:
+    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+
+    if output == "csv":
+        names = [item.name for item in fields(ClaimDeviceUse)]
+        values = [[getattr(use, name) for name in names] for use in uses]
+        print_csv(names, [[",".join(cell) if isinstance(cell, tuple) else cell for cell in row] for row in values])
+        return
+    rows = [
+        (
+            *(use.namespace, use.claim, use.node, use.device, gib(use.used_bytes), gib(use.granted_bytes)),
+            *(gib(use.peak_bytes), percent(use.sm_ratio), energy(use.energy_joules, estimated=use.energy_estimated)),
+            *(number(use.processes), span(use.idle_s), ",".join(use.pods)),
+        )
+        for use in uses
+    ]
+    _table(_DEVICES, rows)
+
+
+def _sums(uses: "Sequence[ClaimDeviceUse]", by: str) -> "list[UseSum]":
+    from dra_driver.kubectl.usage import device_use
+
+    return device_use.summed(uses, getattr(device_use, f"by_{by}"))
+
+
+def _print_sums(sums: "Sequence[UseSum]", keys: Sequence[str], output: str) -> None:
+    if output == "csv":
+        names = [name for name in asdict(sums[0]) if name not in ("key", "partial")] if sums else []
+        print_csv(
+            [*map(str.lower, keys), *names], [[*each.key, *(getattr(each, name) for name in names)] for each in sums]
+        )
+        return
+    rows = [
+        (
+            *each.key,
+            *(str(each.claims), str(each.devices)),
+            *(_part(each, "used_bytes", gib(each.used_bytes)), _part(each, "granted_bytes", gib(each.granted_bytes))),
+            *(_part(each, "peak_bytes", gib(each.peak_bytes)), _mean(each)),
+            _part(each, "energy_joules", energy(each.energy_joules, estimated=each.energy_estimated)),
+            *(_part(each, "processes", number(each.processes)), span(each.idle_s)),
+        )
+        for each in sums
+    ]
+    _table((*keys, *_SUMS), rows)
+
+
+def _part(each: "UseSum", name: str, shown: str) -> str:
+    """A sum that lacks devices whose value is not known begins with ``>=``."""
+    return f">={shown}" if name in each.partial else shown
+
+
+def _mean(each: "UseSum") -> str:
+    """A mean over the devices of which it is known, and not over all, ends with ``?``."""
+    return f"{percent(each.sm_ratio)}{'?' if 'sm_ratio' in each.partial else ''}"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        show(headings, rows, colour=wants_colour())
+    else:
+        print("No claims have devices here, as far as is known.")
+
+
+def _document(report: "UseReport", rows: "Sequence[ClaimDeviceUse | UseSum]", by: str) -> dict[str, Any]:
+    items = [asdict(each) for each in rows]
+    about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps), "by": by}
+    return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": [_camel(item) for item in items]}
+
+
+def _camel(item: dict[str, Any]) -> dict[str, Any]:
+    return {_name(key): value for key, value in item.items()}
+
+
+def _name(key: str) -> str:
+    first, *rest = key.split("_")
+    return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)

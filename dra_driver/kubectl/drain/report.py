@@ -1,0 +1,99 @@
+"""What a drain or undrain has done so far, for people and as JSON."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
+from dra_driver.kubectl.drain.holders import DeviceHolder
+
+Say = Callable[[str], None]
+DrainResult = Literal["unfinished", "done", "failed", "interrupted"]
+_FORMS: Final = {"whole": "whole GPU", "partition": "partition", "share": "share", "admin": "admin access"}
+
+
+@dataclass(slots=True, kw_only=True)
+class DrainReport:
+    """Filled step by step, so that it is right whenever the command ends.
+
+    ``gpus`` are the UUIDs in question. ``annotation`` is the value that the Node has now. ``free`` and ``detached`` are
+    None while that was not looked at or not asked for.
+    """
+
+    command: Literal["drain", "undrain"]
+    node: str
+    driver: str
+    gpus: tuple[str, ...] = ()
+    annotation: str | None = None
+    tainted: bool = False
+    holders: tuple[DeviceHolder, ...] = ()
+    evicted: list[str] = field(default_factory=list)
+    not_evicted: dict[str, str] = field(default_factory=dict)
+    free: bool | None = None
+    detached: bool | None = None
+    detach_asked: bool = False
+    result: DrainResult = "unfinished"
+    message: str = ""
+    next_steps: tuple[str, ...] = ()
+
+
+def to_wire(report: DrainReport) -> dict[str, Any]:
+    """The report as a JSON document."""
+    return {
+        "schemaVersion": 1,
+        "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",
+        "node": report.node,
+        "driver": report.driver,
+        "result": report.result,
+        "message": report.message,
+        "gpus": list(report.gpus),
+        "annotation": report.annotation,
+        "tainted": report.tainted,
+        "free": report.free,
+        "detached": report.detached,
+        "holders": [_holder(holder) for holder in report.holders],
+        "evicted": list(report.evicted),
+        "notEvicted": [{"pod": pod, "reason": why} for pod, why in report.not_evicted.items()],
+        "next": list(report.next_steps),
+    }
+
+
+def _holder(holder: DeviceHolder) -> dict[str, Any]:
+    return {
+        "namespace": holder.namespace,
+        "claim": holder.claim,
+        "gpu": holder.gpu,
+        "device": holder.device,
+        "form": holder.form,
+        "extendedResource": holder.extended,
+        "pods": [
+            {"name": pod.name, "uid": pod.uid, "controller": pod.controller, "ending": pod.ending}
+            for pod in holder.pods
+        ],
+        "users": list(holder.users),
+    }
+
+
+def line(holder: DeviceHolder) -> str:
+    """A holder in a line: ``gpu-0-mig-1g10gb-19-0 (partition): claim team-a/train, pod train-0 (Job/train)``."""
+    form = f"{_FORMS[holder.form]}{', extended resource' if holder.extended else ''}"
+    pods = [f"pod {pod.name}{f' ({pod.controller})' if pod.controller else ''}" for pod in holder.pods]
+    users = [*pods, *holder.users] or ["no pod"]
+    return f"{holder.device} ({form}): claim {holder.namespace}/{holder.claim}, {', '.join(users)}"
+
+
+def state_left(report: DrainReport) -> list[str]:
+    """What stays as it is when a command ends before it is done, and what to do."""
+    if report.command == "undrain":
+        return [f"undrain may be repeated: kubectl dra undrain {report.node}"]
+    if report.annotation is None:
+        return ["nothing was changed"]
+    found = [
+        f"annotation {DRAIN_ANNOTATION}={report.annotation} of node {report.node} stays: new claims do not get these "
+        "GPUs, and pods that run are not touched"
+    ]
+    if report.evicted:
+        found.append(f"evicted pods stay evicted: {', '.join(report.evicted)}")
+    if report.detach_asked:
+        found.append(f"annotation {DETACH_ANNOTATION} stays: no GPU of the node is prepared for a claim")
+    return [*found, "the same command goes on from here", f"kubectl dra undrain {report.node} gives the GPUs back"]

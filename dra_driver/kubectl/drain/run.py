@@ -1,0 +1,202 @@
+"""``kubectl dra drain``: taint, say who has the GPUs, evict on request, wait until they are free, detach.
+
+Every step can be repeated, and the state between two of them is one that the node can stay in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.drain import DRAIN_ANNOTATION
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kubectl.drain import marks, rights
+from dra_driver.kubectl.drain.eviction import evict
+from dra_driver.kubectl.drain.gpus import selected
+from dra_driver.kubectl.drain.holders import DeviceHolder, HolderPod
+from dra_driver.kubectl.drain.report import DrainReport, Say, line
+from dra_driver.kubectl.drain.view import DrainApi, DrainWait, NodeView
+
+TAINT_S: Final = 60.0
+"""How long a node process may take to taint; it takes about a second."""
+DETACH_S: Final = 60.0
+"""How long a detach may take at least, whatever is left of the timeout: calls in work end within 45 s."""
+
+
+class DrainFailedError(DraError):
+    """A step did not come to its end in time; the message says which, what was seen and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOptions:
+    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: for the whole node alone."""
+
+    node: str
+    driver: str
+    gpus: tuple[str, ...] = ()
+    evict: bool = False
+    force: bool = False
+    detach: bool | None = None
+
+    @property
+    def detaches(self) -> bool:
+        return not self.gpus if self.detach is None else self.detach
+
+
+def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
+    """Fills ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
+    run = _Drain(api, options, report, patience, say)
+    run.mark()
+    run.await_taint()
+    run.await_free()
+    if options.detaches:
+        run.detach()
+    report.result = "done"
+    report.next_steps = tuple(_next_steps(options, report))
+
+
+class _Drain:
+    def __init__(
+        self, api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say
+    ) -> None:
+        self._api, self._options, self._report, self._patience, self._say = api, options, report, patience, say
+        self._view = NodeView(api, options.node, options.driver)
+        self._gpus: tuple[GpuUuid, ...] | None = None  # None: all of the node
+        self._asked_at: dict[str, float] = {}  # pod UID -> when it may be tried again
+        self._shown: dict[str, str] = {}  # claim and device of a holder -> its line
+        self._free_looks = 0
+
+    def mark(self) -> None:
+        """The annotation that asks the node process to taint."""
+        node = self._options.node
+        optional = [rights.EVICT] if self._options.evict else []
+        rights.check(self._api, rights.needed(node, reads_events=self._options.detaches), optional)
+        marks.annotations_of(self._api, node)  # before slices: a node that does not exist has none
+        published = self._view.gpus()
+        if self._options.gpus:
+            self._gpus = selected(published, self._options.gpus)
+        self._report.gpus = self._gpus or tuple(gpu.uuid for gpu in published)
+        if unknown := sorted({*self._report.gpus} - {gpu.uuid for gpu in published}):
+            self._say(
+                f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or no GPU of this node; check "
+                "the UUID"
+            )
+        text, changed = marks.change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
+        self._report.annotation = text
+        self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")
+
+    def await_taint(self) -> None:
+        """Until no new claim gets the GPUs."""
+        if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
+            raise DrainFailedError(
+                f"node {self._options.node}: after {TAINT_S:.0f} s its devices have no taint. Its node process does "
+                "not run, cannot reach the API server, or is older than this command: kubectl -n dra-driver get pods "
+                "-o wide"
+            )
+        self._report.tainted = True
+        count = len(self._report.gpus)
+        self._say(
+            f"tainted: new claims get none of {count} GPU{'s' if count != 1 else ''}"
+            if count
+            else f"node {self._options.node} publishes no GPUs of driver {self._options.driver}"
+        )
+
+    def await_free(self) -> None:
+        """Until no claim has the GPUs, evicting pods where that is asked for."""
+        self._report.free = self._patience.wait_for(self._is_free)
+        if not self._report.free:
+            raise DrainFailedError(self._still_held())
+        self._say("free: no claim has these GPUs")
+
+    def detach(self) -> None:
+        """Until the node process has closed the NVIDIA driver."""
+        node = self._options.node
+        self._report.detach_asked = True
+        reason = marks.ask_detach(self._api, node, self._gpus)
+        self._say(f"node {node}: asked to give the NVIDIA driver up ({reason})")
+        said = f": {reason})"
+        self._report.detached = self._patience.wait_for(
+            lambda: self._view.said("DriverDetached", said), least_s=DETACH_S
+        )
+        if not self._report.detached:
+            raise DrainFailedError(
+                f"node {node} has not said that it gave the NVIDIA driver up: no event DriverDetached with {reason!r}. "
+                "/readyz of its node process says what is waited for; events are kept for an hour, so a request that "
+                "was there before may have been answered"
+            )
+        self._say("detached: nothing of this driver uses the NVIDIA driver")
+
+    def _is_tainted(self) -> bool:
+        published = self._view.settled_gpus()
+        if published is None:
+            return False
+        return all(gpu.drained for gpu in published if self._gpus is None or gpu.uuid in self._gpus)
+
+    def _is_free(self) -> bool:
+        """Twice in a row: a scheduler that had not seen the taint may just have allocated."""
+        holders = self._view.holders(self._gpus, self._view.gpus(), force=self._options.force)
+        self._show(holders)
+        self._report.holders = holders
+        held = [holder for holder in holders if holder.counts]
+        self._free_looks = 0 if held else self._free_looks + 1
+        if self._options.evict:
+            for pod in {pod.uid: pod for holder in held for pod in holder.pods}.values():
+                self._evict(pod)
+        return self._free_looks > 1
+
+    def _show(self, holders: tuple[DeviceHolder, ...]) -> None:
+        """A line for each holder that is new, and for each that has ended."""
+        now = {f"{one.namespace}/{one.claim} {one.device}": one for one in holders}
+        for key, text in list(self._shown.items()):
+            if key not in now:
+                self._say(f"ended:   {text}")
+                del self._shown[key]
+        for key, holder in now.items():
+            if key not in self._shown:
+                self._shown[key] = line(holder)
+                self._say(f"{'in use: ' if holder.counts else 'beside: '} {self._shown[key]}")
+
+    def _evict(self, pod: HolderPod) -> None:
+        if pod.ending or not pod.found or self._patience.now < self._asked_at.get(pod.uid, 0.0):
+            return
+        if pod.kept:
+            self._refused(pod, pod.kept)
+            return
+        answer = evict(self._api, pod)
+        self._asked_at[pod.uid] = self._patience.now + answer.after_s
+        if answer.result == "evicted":
+            self._report.evicted.append(pod.label)
+            self._report.not_evicted.pop(pod.label, None)
+            self._say(f"evicted: pod {pod.label}")
+        elif answer.result != "gone":
+            self._refused(pod, answer.why)
+
+    def _refused(self, pod: HolderPod, why: str) -> None:
+        if self._report.not_evicted.get(pod.label) != why:
+            self._say(f"not evicted: pod {pod.label}: {why}")
+        self._report.not_evicted[pod.label] = why
+
+    def _still_held(self) -> str:
+        held = [holder for holder in self._report.holders if holder.counts]
+        shown = ", ".join(f"{one.namespace}/{one.claim} ({one.device})" for one in held[:8])
+        hint = "" if self._options.evict else "; --evict evicts their pods"
+        return (
+            f"node {self._options.node}: {len(held)} device{'s are' if len(held) != 1 else ' is'} in use: {shown}{hint}"
+        )
+
+
+def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
+    undo = " ".join([f"kubectl dra undrain {options.node}", *(f"--gpu {gpu}" for gpu in options.gpus)])
+    admin = sorted({pod.label for holder in report.holders if not holder.counts for pod in holder.pods})
+    found = [f"end these pods before a reset or unload, they may have a GPU open: {', '.join(admin)}"] if admin else []
+    if options.detaches:
+        found.append(
+            "on the node: end other users of the GPUs (dcgm-exporter, nvidia-persistenced; fuser -v /dev/nvidia*), "
+            "then upgrade, unload or reset"
+        )
+    else:
+        found.append(
+            "the node process has all GPUs of its node open: for a reset or an unload, repeat with --detach "
+            "(docs/upgrade-and-drain.md)"
+        )
+    return [*found, f"afterwards: {undo}"]

@@ -1,0 +1,361 @@
+"""Explains one subject: first the causes other than allocation, then every node, then the devices.
+
+Defines the order of these steps and the verdict. The reasons of devices come from the allocator's own events
+(``evaluation.py``, ``reasons.py``), the other causes from ``non_allocation_causes.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
+from dra_driver.kube.state import ClusterState, with_objects
+from dra_driver.kubectl.explain import non_allocation_causes
+from dra_driver.kubectl.explain.causes import FINAL_CODES, Cause, CauseCode, cel_cause
+from dra_driver.kubectl.explain.defaults import claim_with_defaults, with_defaults
+from dra_driver.kubectl.explain.details import Details, inspect_nodes, node_detail
+from dra_driver.kubectl.explain.evaluation import Evaluation, NodeResult
+from dra_driver.kubectl.explain.extended import claim_for
+from dra_driver.kubectl.explain.faults import scheduler_fault
+from dra_driver.kubectl.explain.gates import dropped_fields
+from dra_driver.kubectl.explain.holders import Holders
+from dra_driver.kubectl.explain.objects import (
+    Wire,
+    allocation_of,
+    is_reserved_for,
+    label_of,
+    name_of,
+    spec_of,
+    users_of,
+)
+from dra_driver.kubectl.explain.past_scheduling import past_scheduling_report
+from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, Verdict
+from dra_driver.kubectl.explain.requests import RequestSpec, by_name, requests_of
+from dra_driver.kubectl.explain.scheduler import SchedulerModel
+from dra_driver.kubectl.explain.subject import Subject, SubjectClaim, subject_of
+from dra_driver.kubectl.explain.unpublished import unpublished_forms
+from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
+
+_MAX_NODES: Final = 10
+
+# Parts of scheduler messages about rules that this package does not check.
+_UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """An explanation, and the node that would take the subject, if any."""
+
+    report: Explanation
+    place: NodeResult | None
+
+
+def explain(
+    state: ClusterState, subject: Subject, *, node: str = "", scheduler: SchedulerModel | None = None
+) -> Explanation:
+    """Explains why the subject waits, or states that it fits. ``node`` adds a list of that node's devices.
+
+    Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
+    """
+    return _explained(with_defaults(state), subject, node, scheduler or SchedulerModel()).report
+
+
+def explain_pods(
+    state: ClusterState, pods: Sequence[Wire], *, node: str = "", scheduler: SchedulerModel | None = None
+) -> list[Explanation]:
+    """Explains what would happen if these pods were created one after another; each sees the earlier ones placed."""
+    reports = []
+    current = with_defaults(state)
+    for pod in pods:
+        subject = subject_of(current, pod)
+        found = _explained(current, subject, node, scheduler or SchedulerModel())
+        reports.append(found.report)
+        if found.place is not None:
+            current = _with_placed(current, pod, found.place)
+    return reports
+
+
+def _explained(state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> _Outcome:
+    claims = [
+        replace(item, claim=claim_with_defaults(item.claim)) if item.claim is not None else item
+        for item in subject.claims
+    ]
+    subject = replace(subject, claims=claims)
+    report = past_scheduling_report(state, subject)
+    if report is not None:
+        return _Outcome(report, None)
+    return _Explainer(state, subject, node, scheduler).run()
+
+
+def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
+    """Returns the state after the scheduler has bound the pod, with all its claims as objects."""
+    claims = []
+    user = {"resource": "pods", "name": name_of(pod), "uid": ""}
+    for claim, allocation in zip(place.claims, place.allocations, strict=False):
+        status = {**(claim.get("status") or {}), "allocation": allocation, "reservedFor": [*users_of(claim), user]}
+        claims.append({**claim, "kind": "ResourceClaim", "status": status})
+    placed = {**pod, "kind": "Pod", "spec": {**spec_of(pod), "nodeName": place.name}}
+    return with_objects(state, [*claims, placed])
+
+
+class _Explainer:
+    """Explains one subject that waits for the scheduler. Used once."""
+
+    def __init__(self, state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> None:
+        self._state = state
+        self._subject = subject
+        self._node = node
+        self._scheduler = scheduler
+        self._usage: dict[str, NodeUsage] = usage_by_node(state.pods)
+        self._holders = Holders(state.claims)
+        self._causes: list[Cause] = []
+        self._notes: list[str] = non_allocation_causes.gaps_that_matter(state, subject.pod)
+        self._evaluation: Evaluation | None = None
+        self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
+
+    def run(self) -> _Outcome:
+        allocated = [item for item in self._subject.claims if _is_allocated(item)]
+        unallocated = [item for item in self._subject.claims if not _is_allocated(item)]
+        self._find_other_causes(unallocated)
+        results: list[NodeResult] = []
+        if not any(cause.code in FINAL_CODES for cause in self._causes if cause.blocks):
+            results = self._evaluate(allocated, unallocated, self._state.claims)
+            if results and not any(result.fits for result in results):
+                results = self._evaluate_released(allocated, unallocated) or results
+        details = Details()
+        detail = None
+        if self._evaluation is not None and results:
+            details = inspect_nodes(self._evaluation, results, self._requests_on, self._holders)
+            self._find_scheduler_fault(results, allocated, unallocated)
+            detail = self._detail(results)
+        elif self._node:
+            self._find_node()
+        self._causes += details.causes
+        self._notes += [details.note] if details.note else []
+        self._use_scheduler_message(results)
+        verdict = self._verdict(results, details)
+        fitting = [result for result in results if result.fits]
+        report = Explanation(
+            subject=str(self._subject),
+            kind=self._subject.kind,
+            namespace=self._subject.namespace,
+            name=self._subject.name,
+            verdict=verdict,
+            causes=tuple(self._causes),
+            requests=details.requests if not fitting else (),
+            nearest_miss=details.miss if not fitting else None,
+            nodes=details.nodes,
+            fitting_nodes=tuple(result.name for result in fitting[:_MAX_NODES]),
+            node=detail,
+            scheduler=non_allocation_causes.scheduler_message(self._subject.pod or {}),
+            notes=tuple(self._notes),
+        )
+        placeable = verdict.answer is Answer.FITS and fitting
+        place = min(fitting, key=lambda item: self._usage.get(item.name, NodeUsage()).pods) if placeable else None
+        if place is not None:
+            place = self._with_allocations(place)
+        return _Outcome(report, place)
+
+    # --- the steps ---
+
+    def _find_other_causes(self, unallocated: Sequence[SubjectClaim]) -> None:
+        pod = self._subject.pod
+        if pod is not None:
+            self._causes += non_allocation_causes.before_scheduling(self._state, pod)
+        self._causes += [item.problem for item in self._subject.claims if item.problem is not None]
+        specs = self._all_requests(unallocated)
+        self._causes += non_allocation_causes.missing_classes(self._state, specs)
+        self._causes += non_allocation_causes.unknown_resources(self._state, self._subject)
+        self._causes += non_allocation_causes.silent_drivers(self._state, specs)
+        self._causes += unpublished_forms(self._state, specs, self._scheduler.features)
+        used = {spec.class_name for spec in specs}
+        for item in self._state.classes:
+            if name_of(item) in used:
+                self._causes += dropped_fields("DeviceClass", item)
+        for claim in unallocated:
+            self._causes += self._fields_dropped_from(claim)
+        if not self._state.nodes:
+            unreadable = next((gap for gap in self._state.gaps if gap.startswith("nodes:")), "")
+            self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
+
+    def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
+        if claim.source != "template":
+            return list(dropped_fields("ResourceClaim", claim.claim or {}))
+        pod = self._subject.pod or {}
+        entries = spec_of(pod).get("resourceClaims") or ()
+        names = {e.get("resourceClaimTemplateName") for e in entries if e.get("name") == claim.entry}
+        templates = [
+            item
+            for item in self._state.templates
+            if name_of(item) in names and (item["metadata"].get("namespace") or "default") == self._subject.namespace
+        ]
+        return [cause for item in templates for cause in dropped_fields("ResourceClaimTemplate", item)]
+
+    def _evaluate(
+        self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim], claims: Sequence[Wire]
+    ) -> list[NodeResult]:
+        try:
+            self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.quirks)
+            return self._evaluation.nodes()
+        except (CelSyntaxError, CelEvaluationError) as error:
+            self._causes.append(cel_cause(error))
+        except AllocationError as error:
+            self._causes.append(
+                Cause(
+                    code=CauseCode.NOT_WEIGHABLE,
+                    message=f"the scheduler rejects the pod on every node: {error}",
+                    fix="correct the claim, or wait until the driver has published the complete pool",
+                )
+            )
+        self._evaluation = None
+        return []
+
+    def _evaluation_of(
+        self,
+        allocated: Sequence[SubjectClaim],
+        unallocated: Sequence[SubjectClaim],
+        claims: Sequence[Wire],
+        quirks: SchedulerQuirks,
+    ) -> Evaluation:
+        allocator = Allocator(
+            slices=self._state.slices,
+            classes=self._state.classes,
+            allocated=claims,
+            features=self._scheduler.features,
+            quirks=quirks,
+        )
+        return Evaluation(
+            self._state,
+            self._subject,
+            allocator,
+            usage=self._usage,
+            allocated=allocated,
+            unallocated=unallocated,
+        )
+
+    def _find_scheduler_fault(
+        self, results: Sequence[NodeResult], allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
+    ) -> None:
+        """Adds a cause if only a defect of this scheduler version keeps the pod pending."""
+        if any(result.fits for result in results):
+            return
+
+        @cache
+        def evaluation(quirks: SchedulerQuirks) -> Evaluation:
+            return self._evaluation_of(allocated, unallocated, self._state.claims, quirks)
+
+        found = scheduler_fault(
+            self._scheduler.quirks,
+            results,
+            lambda quirks, result: evaluation(quirks).node(result.wire),
+            self._state.slices,
+        )
+        self._causes += [found] if found is not None else []
+
+    def _evaluate_released(
+        self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
+    ) -> list[NodeResult]:
+        """Evaluates again without claims that the scheduler would deallocate.
+
+        It deallocates a claim that no other pod uses when the claim keeps the pod from every node (PostFilter of
+        kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources).
+        """
+        pod = self._subject.pod
+        kept: list[SubjectClaim] = []
+        released: list[SubjectClaim] = []
+        for item in allocated:
+            claim = item.claim or {}
+            alone = not users_of(claim) or (len(users_of(claim)) == 1 and is_reserved_for(claim, pod or {}))
+            (released if alone and pod is not None else kept).append(item)
+        if not released:
+            return []
+        labels = {label_of(item.claim or {}) for item in released}
+        others = [claim for claim in self._state.claims if label_of(claim) not in labels]
+        before = self._evaluation
+        results = self._evaluate(kept, [*released, *unallocated], others)
+        if not any(result.fits for result in results):
+            self._evaluation = before
+            return []
+        names = ", ".join(sorted(labels))
+        self._notes.append(
+            f"{names}: allocated where the pod cannot run and not in use; the scheduler will reallocate it"
+        )
+        return results
+
+    def _use_scheduler_message(self, results: Sequence[NodeResult]) -> None:
+        """Uses the scheduler's own message for rules that this package does not check."""
+        pod = self._subject.pod
+        if pod is None or not any(result.fits for result in results):
+            return
+        message = non_allocation_causes.scheduler_message(pod)
+        beyond = unmodelled_constraints(pod)
+        if message and any(part in message for part in _UNCHECKED) and not any(cause.blocks for cause in self._causes):
+            self._causes.append(
+                Cause(code=CauseCode.NOT_WEIGHED, message=f"not caused by devices; scheduler message: {message}")
+            )
+        elif beyond:
+            self._notes.append(f"not checked here: {' and '.join(beyond)}")
+
+    def _detail(self, results: Sequence[NodeResult]) -> NodeDetail | None:
+        if not self._node:
+            return None
+        self._find_node()
+        result = self._with_allocations(next(result for result in results if result.name == self._node))
+        assert self._evaluation is not None  # noqa: S101  results come from it
+        return node_detail(self._evaluation, result, self._requests_on(result), self._holders)
+
+    def _with_allocations(self, result: NodeResult) -> NodeResult:
+        """Allocates again where the result was taken from a node like this one."""
+        if self._evaluation is None or not result.fits or not result.claims or result.allocations:
+            return result
+        return self._evaluation.node(result.wire)
+
+    def _find_node(self) -> None:
+        names = [name_of(item) for item in self._state.nodes]
+        if self._node not in names:
+            known = ", ".join(sorted(names)[:8]) or "none"
+            raise ConfigurationError(
+                f"no node {self._node}; known nodes: {known}{' and more' if len(names) > 8 else ''}"
+            )
+
+    # --- requests ---
+
+    def _requests_on(self, result: NodeResult) -> list[RequestSpec]:
+        """Cached per set of claims: only the claim for extended resources differs between nodes."""
+        key = tuple(str(claim["spec"]) for claim in result.claims)
+        if key not in self._requests_by_claims:
+            self._requests_by_claims[key] = requests_of(result.claims, result.labels, by_name(self._state.classes))
+        return self._requests_by_claims[key]
+
+    def _all_requests(self, unallocated: Sequence[SubjectClaim]) -> list[RequestSpec]:
+        known = [item for item in unallocated if item.claim is not None]
+        claims = [item.claim for item in known if item.claim is not None]
+        labels = [item.label for item in known]
+        pod = self._subject.pod
+        extended = claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
+        if extended is not None:
+            claims, labels = [*claims, extended], [*labels, "extended resources"]
+        return requests_of(claims, labels, by_name(self._state.classes))
+
+    # --- the verdict ---
+
+    def _verdict(self, results: Sequence[NodeResult], details: Details) -> Verdict:
+        fitting = sum(result.fits for result in results)
+        total = len(self._state.nodes)
+        blocking = next((cause for cause in self._causes if cause.blocks), None)
+        if blocking is None and fitting:
+            plural = "node" if total == 1 else "nodes"
+            sentence = f"fits on {fitting} of {total} {plural}"
+            return Verdict(answer=Answer.FITS, sentence=sentence, nodes_fit=fitting, nodes_total=total)
+        if blocking is None:
+            sentence = f"cannot fit: {details.headline}"
+        elif fitting:
+            sentence = f"cannot be scheduled: {blocking.message} (the devices fit on {fitting} of {total} nodes)"
+        else:
+            sentence = f"cannot fit: {blocking.message}"
+        return Verdict(answer=Answer.CANNOT_FIT, sentence=sentence, nodes_fit=fitting, nodes_total=total)
+
+
+def _is_allocated(claim: SubjectClaim) -> bool:
+    return claim.claim is not None and allocation_of(claim.claim) is not None

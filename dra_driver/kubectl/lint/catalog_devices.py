@@ -1,0 +1,165 @@
+"""The devices of the catalog of GPU models, as the driver would publish them.
+
+Whole GPUs, whole GPUs that a policy shares, and one MIG device for each profile. `KnownDevice` also says which of its
+values differ between machines, so that lint never relies on an invented value.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Final
+
+from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
+from dra_driver.core.model.nvlink import NvLinks
+from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.kube.published import DIMENSIONS, DIRECT, SWITCH, Island, attributes, devices, names
+from dra_driver.kube.types import Device
+from dra_driver.scheduler.cel import DeviceView
+
+DRIVER: Final = "gpu.nvidia.com"
+VARYING: Final = frozenset(
+    {names.UUID, names.PARENT_UUID, names.DRIVER_VERSION, names.CUDA_DRIVER_VERSION, names.ADDRESSING_MODE}
+    | {names.PLACEMENT_START, names.PCI_BUS_ID, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
+    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
+)
+"""Attributes whose value on a catalog device differs from that on real machines."""
+
+OPTIONAL: Final = frozenset(
+    {names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
+    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
+)
+"""Attributes that some machines do not have at all."""
+
+# Published by versions and settings of NVIDIA's driver other than the ones that catalog devices follow.
+OTHER_ATTRIBUTES: Final = frozenset(
+    {"deviceID", "vendorID", "numa", "iommuFDEnabled", "gpuModuleID", "index", "minor"}
+    | {f"partition{size}" for size in (1, 2, 4, 8)}
+)
+OTHER_CAPACITIES: Final = frozenset(
+    {"addressableMemory", "shares", "memory", "multiprocessors", "copyEngines", "decoders", "encoders"}
+    | {"jpegEngines", "ofaEngines"}
+    | {f"memorySlice{index}" for index in range(16)}
+)
+LARGEST_MEMORY: Final = "320Gi"
+"""More memory than any board has whose memory the catalog does not know."""
+_LABEL: Final = re.compile(r"(\d+)gb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDevice:
+    """A device on which expressions are evaluated.
+
+    ``label`` is its name in messages. The values of ``varying`` attributes are invented. ``unsure`` are names that
+    devices have but the catalog has no value for. If memory is unknown, ``extremes`` are the device with very little
+    and with very much memory; an expression counts as false only if it is false for both. ``label_gigabytes`` are the
+    gigabytes in the product name. ``bare`` devices have no optional attributes and only show which expressions then
+    fail. Several claims can use a ``shared`` device. ``per_gpu`` is the number of such devices on a GPU of ``model``,
+    0 for another form of a device that is already counted. ``nodes`` counts the devices of this shape per node.
+    """
+
+    driver: str
+    label: str
+    wire: Mapping[str, Any]
+    view: DeviceView
+    varying: frozenset[str] = frozenset()
+    unsure: frozenset[str] = frozenset()
+    label_gigabytes: int | None = None
+    extremes: tuple[DeviceView, ...] = ()
+    bare: bool = False
+    shared: bool = False
+    model: str = ""
+    per_gpu: int = 0
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+
+@cache
+def catalog_devices() -> tuple[KnownDevice, ...]:
+    """Returns every whole GPU, exclusive and shared, and every MIG profile of the catalog. Cached; immutable."""
+    models = list(catalog.models().values())
+    found = [device for model in models for device in _of_model(model)]
+    first = next(model for model in models if model.mig is not None)
+    whole, *others = _of_model(first)
+    return (*found, _bare(whole), _bare(next(device for device in others if not device.shared)))
+
+
+def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
+    gpu, island = _linked(model, invent(model, 0, "catalog"))
+    board = attributes.board(
+        gpu,
+        Snapshot(
+            driver_version=DEFAULT_DRIVER_VERSION,
+            cuda_driver_version=DEFAULT_CUDA_VERSION,
+            confidential_compute=ConfidentialCompute.OFF if model.cuda_compute_capability >= (9, 0) else None,
+        ),
+    )
+    gigabytes = _gigabytes(model.key)
+    # Next to its partitions where MIG mode can be switched while the node runs.
+    beside = bool(gpu.mig_profiles) and bool(gpu.mig_resetless)
+    whole = devices.whole_gpu(gpu, board, None, beside_partitions=beside, island=island)
+    unsure = frozenset({names.MEMORY}) - set(whole.get("capacity", {}))
+    yield _known(model.product_name, whole, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
+    for strategy in Strategy:
+        # The policy decides the number of shares.
+        sharing = SharingTerms(strategy=strategy)
+        shared = devices.whole_gpu(gpu, board, sharing, beside_partitions=False, island=island)
+        label = f"{model.product_name} shared by {strategy}"
+        yield _known(label, shared, model=model.key, gigabytes=None, per_gpu=0, unsure=unsure | {names.SHARES})
+    for profile in gpu.mig_profiles:
+        parts = devices.profile_parts(gpu, profile, board)
+        partition = devices.placement(gpu, parts, profile.starts[0])
+        unsure = frozenset(each.capacity for each in DIMENSIONS if each.of(profile) is None) | {names.UUID}
+        label, gigabytes = f"{profile.name} of {model.product_name}", _gigabytes(profile.name)
+        yield _known(label, partition, model=model.key, gigabytes=gigabytes, per_gpu=len(profile.starts), unsure=unsure)
+
+
+def _linked(model: catalog.GpuModel, gpu: Gpu) -> tuple[Gpu, Island | None]:
+    """The GPU as a member of an island, where its board has NVLinks; on real machines it may be in none."""
+    if model.nvlink is None:
+        return gpu, None
+    kind = SWITCH if model.nvlink.to_switches else DIRECT
+    linked = replace(gpu, nvlinks=NvLinks(clique="00000000-0000-0000-0000-000000000000.0" if kind == SWITCH else None))
+    return linked, Island(members=(gpu.uuid, gpu.uuid), kind=kind)
+
+
+def _known(
+    label: str, device: Device, *, model: str, gigabytes: int | None, per_gpu: int, unsure: frozenset[str]
+) -> KnownDevice:
+    # The catalog gives the addressing mode of few boards; the NVIDIA driver and the kernel decide it anyway.
+    described = {names.ADDRESSING_MODE: {"string": "None"}, **device["attributes"]}
+    wire = {**device, "attributes": described, "capacity": device.get("capacity", {})}
+    return KnownDevice(
+        driver=DRIVER,
+        label=label,
+        wire=wire,
+        view=DeviceView(DRIVER, wire),
+        varying=VARYING,
+        unsure=unsure,
+        extremes=_extremes(wire) if names.MEMORY in unsure else (),
+        label_gigabytes=gigabytes,
+        shared="allowMultipleAllocations" in device,
+        model=model,
+        per_gpu=per_gpu,
+    )
+
+
+def _extremes(wire: Mapping[str, Any]) -> tuple[DeviceView, ...]:
+    capacities = ({**wire["capacity"], names.MEMORY: {"value": value}} for value in ("1Gi", LARGEST_MEMORY))
+    return tuple(DeviceView(DRIVER, {**wire, "capacity": capacity}) for capacity in capacities)
+
+
+def _bare(device: KnownDevice) -> KnownDevice:
+    attributes = {name: value for name, value in device.wire["attributes"].items() if name not in OPTIONAL}
+    wire = {**device.wire, "attributes": attributes}
+    label = f"{device.label} on some machines"
+    return KnownDevice(
+        driver=DRIVER, label=label, wire=wire, view=DeviceView(DRIVER, wire), varying=VARYING, bare=True,
+        unsure=device.unsure,
+    )  # fmt: skip
+
+
+def _gigabytes(name: str) -> int | None:
+    found = _LABEL.search(name)
+    return int(found[1]) if found else None

@@ -1,0 +1,153 @@
+"""Rules DRA035 to DRA037 and DRA040 for opaque parameters: those that are refused or have no effect.
+
+The parameters are decoded by the code that the driver runs (``config.parameters``).
+"""
+
+import json
+import re
+from typing import Final
+
+from dra_driver.config.parameters import API_VERSION, decode
+from dra_driver.core.errors import InvalidParametersError
+from dra_driver.kubectl.lint.catalog_devices import DRIVER
+from dra_driver.kubectl.lint.manifest import Manifest
+from dra_driver.kubectl.lint.nodes import Spot, plain
+from dra_driver.kubectl.lint.reporter import Reporter
+from dra_driver.kubectl.lint.scope import ClassInfo, Scope
+
+MAX_BYTES: Final = 10 * 1024
+_TYPE_OF_KIND: Final = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}
+_PATH: Final = re.compile(r"([A-Za-z][\w.-]*): ")
+
+
+class ConfigChecker:
+    """Checks the configurations of claims and classes."""
+
+    def __init__(self, reporter: Reporter, scope: Scope) -> None:
+        self._reporter = reporter
+        self._scope = scope
+
+    def of_class(self, manifest: Manifest, spec: Spot) -> None:
+        """Checks the configurations of a DeviceClass, which apply to the devices that it selects."""
+        classes = [found for found in [self._scope.class_info(manifest.name)] if found is not None]
+        for config in spec.each("config"):
+            self._config(manifest, config, classes, named=False)
+
+    def of_claim(self, manifest: Manifest, devices: Spot) -> None:
+        """Checks the configurations of a claim, which apply to the requests that they name, or to all."""
+        for config in devices.each("config"):
+            named = {str(spot.node.value) for spot in config.each("requests")}
+            parts = [part for name, part in parts_of(manifest, devices) if not named or _is_named(name, named)]
+            if parts and all(part.flag("adminAccess") for part in parts):
+                self._without_effect(manifest, config)
+            found = [self._scope.class_info(part.string("deviceClassName")) for part in parts]
+            known = [info for info in found if info is not None]
+            self._config(manifest, config, known if len(known) == len(found) else [], named=bool(named))
+
+    def _config(self, manifest: Manifest, config: Spot, classes: list[ClassInfo], *, named: bool) -> None:
+        driver, where = config.string("opaque", "driver"), config.get("opaque", "driver")
+        parameters = config.get("opaque", "parameters")
+        drivers = {driver for info in classes for driver in info.drivers}
+        if where is not None and classes and drivers and driver not in drivers:
+            message = f"parameters for driver {driver!r}, but the devices belong to {' or '.join(sorted(drivers))}"
+            hint = "no driver reads these parameters; correct the driver name"
+            self._reporter.add("DRA036", manifest, where, message, hint=hint)
+        if parameters is not None and driver == DRIVER:
+            self._driver_parameters(manifest, parameters, classes, named=named)
+        elif parameters is not None:
+            self._other_parameters(manifest, parameters)
+
+    def _without_effect(self, manifest: Manifest, config: Spot) -> None:
+        sharing = config.get("opaque", "parameters", "sharing")
+        if sharing is not None and config.string("opaque", "driver") == DRIVER:
+            message = "all requests of this configuration have admin access, which never changes how a device is shared"
+            self._reporter.add("DRA040", manifest, sharing, message, hint="remove the section")
+
+    def _driver_parameters(
+        self, manifest: Manifest, parameters: Spot, classes: list[ClassInfo], *, named: bool
+    ) -> None:
+        try:
+            decoded = decode(plain(parameters.node))
+        except InvalidParametersError as error:
+            for path, problem in _problems(str(error)):
+                spot = _below(parameters, path)
+                text = f"{path}: {problem}" if path else problem
+                self._reporter.add("DRA035", manifest, spot, text, hint=_hint(problem, path))
+            return
+        except ValueError as error:
+            self._reporter.add("DRA035", manifest, parameters, f"the parameters {error}")
+            return
+        wanted = _TYPE_OF_KIND[decoded.kind]
+        types = {_type(device.wire) for info in classes for device in info.devices if device.driver == DRIVER}
+        if types and wanted not in types:
+            other = next((kind for kind, name in _TYPE_OF_KIND.items() if name in types), "another kind")
+            message = (
+                f"{decoded.kind} is for devices of type {wanted}, the devices here are {' or '.join(sorted(types))}"
+            )
+            end = "preparing the claim fails" if named else "it has no effect"
+            self._reporter.add(
+                "DRA037", manifest, parameters.get("kind") or parameters, f"{message}; {end}", hint=f"use kind {other}",
+                severity="error" if named else "warning",
+            )  # fmt: skip
+
+    def _other_parameters(self, manifest: Manifest, parameters: Spot) -> None:
+        if parameters.node.kind != "map":
+            message = f"expected an object, got {parameters.node.description}"
+            self._reporter.add("DRA035", manifest, parameters, message)
+            return
+        try:
+            size = len(json.dumps(plain(parameters.node), separators=(",", ":"), default=str).encode())
+        except ValueError as error:
+            self._reporter.add("DRA035", manifest, parameters, f"the parameters {error}")
+            return
+        if size > MAX_BYTES:
+            message = f"the parameters have {size} bytes, at most {MAX_BYTES} are allowed"
+            self._reporter.add("DRA035", manifest, parameters, message)
+
+
+def parts_of(manifest: Manifest, devices: Spot) -> list[tuple[str, Spot]]:
+    """Returns the content of each request and subrequest with its name, ``request`` or ``request/subrequest``."""
+    found = []
+    for request in devices.each("requests"):
+        name = request.string("name")
+        for sub in request.each("firstAvailable"):
+            found.append((f"{name}/{sub.string('name')}", sub))
+        exactly = request if manifest.version == "v1beta1" else request.get("exactly")
+        if exactly is not None and exactly.get("deviceClassName") is not None:
+            found.append((name, exactly))
+    return found
+
+
+def _is_named(name: str, named: set[str]) -> bool:
+    return name in named or name.partition("/")[0] in named
+
+
+def _problems(text: str) -> list[tuple[str, str]]:
+    """Splits a decoding error, such as ``GpuConfig: sharing.strategy: expected ...; ...``, into paths and problems."""
+    text = re.sub(r"^(GpuConfig|MigDeviceConfig): ", "", text)
+    found = []
+    for part in re.split(r"; (?=[A-Za-z][\w.-]*: )", text):
+        match = _PATH.match(part)
+        found.append((match[1], part[match.end() :]) if match else ("", part))
+    return found
+
+
+def _below(spot: Spot, path: str) -> Spot:
+    """Returns the value at a path, or its nearest existing parent."""
+    for step in path.split(".") if path else ():
+        found = spot.get(step)
+        if found is None:
+            break
+        spot = found
+    return spot
+
+
+def _hint(problem: str, path: str) -> str:
+    if path == "apiVersion":
+        return f"write apiVersion: {API_VERSION}"
+    return "check spelling and indentation; names are case-sensitive" if "unknown field" in problem else ""
+
+
+def _type(wire: object) -> str:
+    attributes = wire.get("attributes") if isinstance(wire, dict) else None
+    return str(((attributes or {}).get("type") or {}).get("string", ""))

@@ -1,0 +1,269 @@
+"""Analyzes one CEL selector: the attributes that it reads, its clauses, its constants.
+
+In the syntax tree (`dra_driver.scheduler.cel.parser`), ``device.attributes["d"].name``, ``["name"]``, ``.?name``,
+``has()`` and names bound by ``cel.bind`` are all references.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dra_driver.core.errors import CelSyntaxError
+from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector
+from dra_driver.scheduler.cel.lexer import tokens
+from dra_driver.scheduler.cel.parser import parse, terminals
+from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
+from dra_driver.scheduler.cel.syntax import Literal as Constant
+
+Table = Literal["attributes", "capacity"]
+_OPENING: Final = frozenset("([{")
+_CLOSING: Final = frozenset(")]}")
+COMPARISONS: Final = frozenset({"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@in"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A read of an attribute or capacity. ``tested``: a missing value is no error there."""
+
+    table: Table
+    domain: str
+    name: str
+    offset: int
+    tested: bool
+
+    def full_name(self, driver: str) -> str:
+        """Returns the name as a device of ``driver`` publishes it."""
+        return self.name if self.domain == driver else f"{self.domain}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A comparison of a reference with constants. ``offset`` is the position of the first constant."""
+
+    reference: Reference
+    operator: str
+    constants: tuple[object, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedClause:
+    """One operand of the outermost ``&&``, which can be evaluated alone."""
+
+    text: str
+    offset: int
+    program: Program
+    references: tuple[Reference, ...]
+    quantities: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSelector:
+    """A selector that compiles.
+
+    ``domains`` are the domains that it reads and ``drivers`` the names that ``device.driver`` is compared with, each
+    with its offset; ``constructors`` are calls of quantity() and semver() with a constant, and ``younger`` those of
+    functions that not every version of Kubernetes has.
+    """
+
+    spot: Spot
+    text: str
+    program: Program
+    clauses: tuple[ParsedClause, ...]
+    references: tuple[Reference, ...]
+    comparisons: tuple[Comparison, ...]
+    constructors: tuple[tuple[str, str, int], ...]
+    domains: tuple[tuple[str, int], ...]
+    drivers: tuple[tuple[str, int], ...]
+    constants: frozenset[str]
+    younger: tuple[tuple[str, int], ...]
+
+
+def parse_selector(spot: Spot, text: str) -> ParsedSelector:
+    """Parses an expression. Raises CelSyntaxError when it does not compile."""
+    program = compile_selector(text)
+    source = SourceText(text)
+    finder = _Finder()
+    tree = parse(source)
+    finder.visit(tree, {})
+    return ParsedSelector(
+        spot,
+        text,
+        program,
+        _clauses(source, tree),
+        tuple(finder.references),
+        tuple(finder.comparisons),
+        tuple(finder.constructors),
+        tuple(finder.domains),
+        tuple(finder.drivers),
+        frozenset(finder.constants),
+        tuple(finder.younger),
+    )
+
+
+def _clauses(source: SourceText, tree: Expr) -> tuple[ParsedClause, ...]:
+    parts = [(0, len(source.text))]
+    if isinstance(tree, Call) and tree.function == "_&&_" and not tree.parenthesized:
+        parts = _split(source)
+    found = []
+    for start, end in parts:
+        text = source.text[start:end]
+        lead = tokens(SourceText(text), terminals())[0].offset  # past white space and comments
+        try:
+            finder = _Finder()
+            finder.visit(parse(SourceText(text)), {})
+            program = compile_selector(text)
+        except CelSyntaxError:
+            return ()  # an operand that is valid only together with the others; the whole expression is one clause then
+        quantities = tuple(value for name, value, _ in finder.constructors if name == "quantity")
+        found.append(ParsedClause(text[lead:].strip(), start + lead, program, tuple(finder.references), quantities))
+    return tuple(found)
+
+
+def _split(source: SourceText) -> list[tuple[int, int]]:
+    """Returns the spans of the operands of ``&&`` outside of all brackets."""
+    depth, start, spans = 0, 0, []
+    for token in tokens(source, terminals()):
+        if token.text in _OPENING:
+            depth += 1
+        elif token.text in _CLOSING:
+            depth -= 1
+        elif token.text == "&&" and depth == 0:
+            spans.append((start, token.offset))
+            start = token.offset + 2
+    return [*spans, (start, len(source.text))]
+
+
+class _Finder:
+    """Walks a tree once and keeps what it meets."""
+
+    def __init__(self) -> None:
+        self.references: list[Reference] = []
+        self.comparisons: list[Comparison] = []
+        self.constructors: list[tuple[str, str, int]] = []
+        self.domains: list[tuple[str, int]] = []
+        self.drivers: list[tuple[str, int]] = []
+        self.constants: set[str] = set()
+        self.younger: list[tuple[str, int]] = []
+
+    def visit(self, node: Expr, names: dict[str, Expr]) -> None:
+        """Visits a node. ``names`` maps names bound by ``cel.bind`` to their expressions."""
+        if isinstance(node, Constant) and isinstance(node.value, str):
+            self.constants.add(node.value)
+        if (domain := _domain(node, names)) is not None:
+            self.domains.append((domain[1], domain[2]))
+        reference = _reference(node, names)
+        if reference is not None:
+            self.references.append(reference)
+        if isinstance(node, Call):
+            self._call(node, names)
+        if isinstance(node, Fold) and not node.variables:
+            self.visit(node.initial, names)
+            self.visit(node.result, {**names, node.accumulator: node.initial})
+            return
+        for child in children(node):
+            self.visit(child, names)
+
+    def _call(self, node: Call, names: dict[str, Expr]) -> None:
+        if node.function in FUNCTION_SINCE:
+            self.younger.append((node.function, node.offset))
+        argument = node.arguments[0] if node.arguments else None
+        if node.function in {"quantity", "semver"} and len(node.arguments) == 1 and isinstance(argument, Constant):
+            if isinstance(argument.value, str):
+                self.constructors.append((node.function, argument.value, argument.offset))
+        elif node.function in COMPARISONS and len(node.arguments) == 2:
+            self._comparison(node, names)
+
+    def _comparison(self, node: Call, names: dict[str, Expr]) -> None:
+        left, right = node.arguments
+        for one, other in ((left, right), (right, left)):
+            reference = _reference(one, names)
+            constants = _constants(other)
+            if reference is not None and constants:
+                where = other.elements[0].offset if isinstance(other, ListLiteral) else other.offset
+                self.comparisons.append(Comparison(reference, node.function, constants, where))
+            if node.function == "_==_" and _is_driver(one) and isinstance(other, Constant) and constants:
+                self.drivers.append((str(constants[0]), other.offset))
+
+
+def _is_driver(node: Expr) -> bool:
+    return (
+        isinstance(node, Select)
+        and node.field == "driver"
+        and isinstance(node.operand, Ident)
+        and node.operand.name == "device"
+    )
+
+
+def _constants(node: Expr) -> tuple[object, ...]:
+    nodes = node.elements if isinstance(node, ListLiteral) else [node]
+    if not all(isinstance(item, Constant) for item in nodes):
+        return ()
+    return tuple(_value(item) for item in nodes if isinstance(item, Constant))
+
+
+def _value(node: Constant) -> object:
+    """Returns the constant; for a number, whose text is not parsed yet, any number of its type."""
+    return node.value if node.number is None else (1.5 if "." in node.number[1] else 1)
+
+
+def _steps(node: Expr, names: dict[str, Expr]) -> tuple[Expr, str, int, bool] | None:
+    """Returns one level of access: operand, key, offset, and whether a missing key is no error."""
+    node = _resolved(node, names)
+    if isinstance(node, Select):
+        return node.operand, node.field, node.offset, node.test
+    if not isinstance(node, Call):
+        return None
+    if node.function in {"_[_]", "_[?_]", "_?._"} and isinstance(key := node.arguments[1], Constant):
+        if isinstance(key.value, str):
+            return node.arguments[0], key.value, key.offset, node.function != "_[_]"
+    elif node.function == "@in" and isinstance(key := node.arguments[0], Constant) and isinstance(key.value, str):
+        return node.arguments[1], key.value, key.offset, True
+    return None
+
+
+def _resolved(node: Expr, names: dict[str, Expr]) -> Expr:
+    seen = 0
+    while isinstance(node, Ident) and node.name in names and seen < len(names):
+        node, seen = names[node.name], seen + 1
+    return node
+
+
+def _table(node: Expr, names: dict[str, Expr]) -> Table | None:
+    step = _steps(node, names)
+    if step is None or step[1] not in {"attributes", "capacity"}:
+        return None
+    base = _resolved(step[0], names)
+    if not isinstance(base, Ident) or base.name != "device":
+        return None
+    return "attributes" if step[1] == "attributes" else "capacity"
+
+
+def _domain(node: Expr, names: dict[str, Expr]) -> tuple[Table, str, int] | None:
+    step = _steps(node, names)
+    table = _table(step[0], names) if step is not None else None
+    return None if step is None or table is None else (table, step[1], step[2])
+
+
+def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
+    if isinstance(node, Ident):
+        return None  # counted where the name was bound
+    step = _steps(node, names)
+    domain = _domain(step[0], names) if step is not None else None
+    if step is None or domain is None:
+        return None
+    optional = step[3] or _is_optional(step[0], names)
+    return Reference(domain[0], domain[1], step[1], step[2], optional)
+
+
+def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
+    """Whether an earlier access is optional, which makes all later ones optional."""
+    step = _steps(node, names)
+    while step is not None:
+        inner = _resolved(node, names)
+        if isinstance(inner, Call) and inner.function in {"_?._", "_[?_]"}:
+            return True
+        node = step[0]
+        step = _steps(node, names)
+    return False

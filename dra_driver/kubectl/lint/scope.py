@@ -1,0 +1,150 @@
+"""Looks up names in the objects of the input and of the cluster, and resolves what classes select."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.core.errors import CelSyntaxError
+from dra_driver.kubectl.lint.catalog_devices import DRIVER, KnownDevice
+from dra_driver.kubectl.lint.expressions import ParsedSelector, parse_selector
+from dra_driver.kubectl.lint.known import KnownObjects, devices_of
+from dra_driver.kubectl.lint.manifest import Manifest, claim_devices
+from dra_driver.kubectl.lint.matching import evaluate_chain
+from dra_driver.kubectl.lint.nodes import Spot, YamlNode, plain
+from dra_driver.kubectl.lint.policy_devices import devices_under
+
+_GUARD: Final = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == '
+WELL_KNOWN: Final[Mapping[str, str]] = {
+    "gpu.nvidia.com": f'{_GUARD}"gpu"',
+    "mig.nvidia.com": f'{_GUARD}"mig"',
+    "vfio.gpu.nvidia.com": f'{_GUARD}"vfio"',
+}
+"""Classes of this driver and of NVIDIA's, used unless the input or the cluster defines them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassInfo:
+    """A DeviceClass. ``selectors`` is None when one does not compile; ``devices`` are the known ones that it selects.
+
+    ``drivers`` are the drivers that its selectors name, or else those of ``devices``.
+    """
+
+    name: str
+    selectors: Sequence[ParsedSelector] | None
+    devices: Sequence[KnownDevice]
+    drivers: frozenset[str]
+    extended_resource: str = ""
+
+
+class Scope:
+    """Names of one run and their objects. Not thread-safe."""
+
+    def __init__(self, known: KnownObjects, manifests: Sequence[Manifest]) -> None:
+        self.known = known
+        self.manifests = manifests
+        self._by_kind: dict[str, dict[tuple[str, str], Manifest]] = {}
+        for manifest in manifests:
+            self._by_kind.setdefault(manifest.kind, {}).setdefault((manifest.namespace, manifest.name), manifest)
+        slices = [_plain(m) for m in self.of_kind("ResourceSlice")]
+        self.cluster_devices = (*known.cluster_devices, *devices_of(item for item in slices if item))
+        under_policies = devices_under(self.of_kind("GpuPolicy"), known.devices)
+        self.devices = (*known.devices, *under_policies, *self.cluster_devices)
+        self._classes: dict[str, ClassInfo | None] = {}
+
+    def of_kind(self, kind: str) -> Iterable[Manifest]:
+        return self._by_kind.get(kind, {}).values()
+
+    def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """Returns an object of the input."""
+        return self._by_kind.get(kind, {}).get((namespace, name))
+
+    def names(self, kind: str, namespace: str | None = None) -> list[str]:
+        """Returns the names of a kind in the input, and in the cluster for claims, templates and classes."""
+        inside = [name for space, name in self._by_kind.get(kind, {}) if namespace in {None, space}]
+        if kind == "DeviceClass":
+            return [*inside, *self.known.classes]
+        stored = {"ResourceClaim": self.known.claims, "ResourceClaimTemplate": self.known.templates}.get(kind, {})
+        return [*inside, *(name for space, name in stored if namespace in {None, space})]
+
+    def device_claim(self, kind: str, namespace: str, name: str) -> Spot | None:
+        """Returns ``devices`` of a claim or template of the input or the cluster."""
+        manifest = self.find(kind, namespace, name)
+        if manifest is not None:
+            return claim_devices(manifest)
+        stored = self.known.claims if kind == "ResourceClaim" else self.known.templates
+        item = stored.get((namespace, name))
+        if item is None:
+            return None
+        steps = ("spec", "devices") if kind == "ResourceClaim" else ("spec", "spec", "devices")
+        return Spot(as_node(item)).get(*steps)
+
+    def class_info(self, name: str) -> ClassInfo | None:
+        """Returns the class from the input, the cluster or WELL_KNOWN; None when it is in none of them."""
+        if name not in self._classes:
+            self._classes[name] = self._class_info(name)
+        return self._classes[name]
+
+    def _class_info(self, name: str) -> ClassInfo | None:
+        manifest = next((m for m in self.of_kind("DeviceClass") if m.name == name and m.is_dra), None)
+        if manifest is not None:
+            spot = manifest.spot
+        elif name in self.known.classes:
+            spot = Spot(as_node(self.known.classes[name]))
+        elif name in WELL_KNOWN:
+            spot = Spot(as_node({"spec": {"selectors": [{"cel": {"expression": WELL_KNOWN[name]}}]}}))
+        else:
+            return None
+        chain = compiled(spot.each("spec", "selectors"))
+        devices = (
+            [a.device for a in evaluate_chain(chain, self.devices) if a.verdict == "yes"] if chain is not None else []
+        )
+        named = {driver for item in chain or () for driver, _ in item.drivers}
+        drivers = frozenset(named or {device.driver for device in devices})
+        resource = spot.string("spec", "extendedResourceName")
+        return ClassInfo(name=name, selectors=chain, devices=devices, drivers=drivers, extended_resource=resource)
+
+
+def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
+    """Returns the selectors of a list; None when one does not compile."""
+    chain = []
+    for entry in entries:
+        spot = entry.get("cel", "expression")
+        if spot is None or not isinstance(spot.node.value, str):
+            return None
+        try:
+            chain.append(parse_selector(spot, spot.node.value))
+        except (CelSyntaxError, RecursionError):
+            return None
+    return chain
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns ``did you mean X?``, or "" when no name is similar."""
+    found = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
+    return f"did you mean {found[0]!r}?" if found else ""
+
+
+def as_node(value: Any) -> YamlNode:
+    """Converts a JSON value to a tree without positions."""
+    if isinstance(value, Mapping):
+        node = YamlNode("map", 0, 0, 0)
+        for key, item in value.items():
+            name = YamlNode("scalar", 0, 0, 0)
+            name.text = name.value = str(key)
+            node.pairs.append((name, as_node(item)))
+        return node
+    if isinstance(value, list | tuple):
+        node = YamlNode("list", 0, 0, 0)
+        node.items = [as_node(item) for item in value]
+        return node
+    node = YamlNode("scalar", 0, 0, 0)
+    node.value, node.text = value, "" if value is None else str(value)
+    return node
+
+
+def _plain(manifest: Manifest) -> Any:
+    try:
+        return plain(manifest.spot.node)
+    except ValueError:
+        return None

@@ -1,0 +1,174 @@
+"""Fields of the GPU Operator: the spec of its ClusterPolicy (nvidia.com/v1) and the values of its chart. Pure.
+
+Source: NVIDIA/gpu-operator api/nvidia/v1/clusterpolicy_types.go and deployments/gpu-operator/values.yaml, v26.7. The
+operator goes on beside this driver for everything but handing out GPUs, so most of its fields are not carried over.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dra_driver.kubectl.migrate.gathered import Gathered
+from dra_driver.kubectl.migrate.input import Path, at
+from dra_driver.kubectl.migrate.ledger import Ledger
+from dra_driver.kubectl.migrate.plugin_config import MIG_STRATEGIES, note_mig_strategy
+from dra_driver.kubectl.migrate.plugin_environment import environment
+from dra_driver.kubectl.migrate.rules import CARRIED, CHANGED, LOST, Act, Rule, Rules, switch, to_value, unless_empty
+
+STAYS: Final = "the GPU Operator's own: it goes on with it beside this driver"
+_OFF: Final = "it is off: there is nothing to carry over"
+_IMAGE: Final = "of the device plugin's image, which this driver does not use"
+DEFAULT_INSTALL_DIR: Final = "/run/nvidia/driver"
+
+
+def component(text: str) -> Act:
+    """A part of the operator that is ``enabled`` or not, as a whole."""
+
+    def act(value: Any, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
+        on = at(value, "enabled") is True or (isinstance(value, Mapping) and "enabled" not in value and bool(value))
+        ledger.note(LOST if on else CARRIED, path, text if on else _OFF)
+
+    return act
+
+
+def _mig_strategy(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if value in MIG_STRATEGIES:
+        gathered.mig_strategy = str(value)
+        note_mig_strategy(str(value), path, ledger)
+    else:
+        ledger.lost(path, f"expected none, single or mixed, got {str(value)[:40]!r}")
+
+
+def _driver_enabled(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if value is False:
+        ledger.carried(path, "the driver is on the host: it is searched there")
+        return
+    place = at(gathered.values, "driver", "root")
+    if place is None:
+        gathered.set_value(("driver", "root"), DEFAULT_INSTALL_DIR)
+    gathered.set_value(("driver", "hasDev"), True)
+    ledger.carried(path, "became driver.root and driver.hasDev of the chart's values; the driver's container stays")
+
+
+def _install_dir(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if not value:
+        ledger.carried(path, "empty: there is nothing to carry over")
+        return
+    gathered.values.setdefault("driver", {})["root"] = value
+    ledger.carried(path, "became driver.root of the chart's values")
+
+
+def _tolerations(value: Any, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
+    ledger.carried(path, "the chart's DaemonSets tolerate every taint" if value else "empty")
+
+
+def _default_config(kind: str) -> Act:
+    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+        if not value:
+            ledger.carried(path, "empty: nodes without a label have no configuration")
+            return
+        if kind == "plugin":
+            gathered.plugin_default = str(value)
+        else:
+            gathered.mig_default = str(value)
+        ledger.carried(path, "its policy is for every node without a label that chooses another one")
+
+    return act
+
+
+_NAMED: Final = unless_empty((CARRIED, "read where this ConfigMap is among the inputs (--from-cluster reads it)"))
+_EMPTY: Final[Rule] = (CARRIED, "empty: there is nothing to carry over")
+_INLINE: Final = unless_empty((CARRIED, "read as if it were the ConfigMap"))
+
+SPEC: Final[Rules] = {
+    "operator": (LOST, STAYS),
+    "daemonsets.tolerations": _tolerations,
+    "daemonsets.priorityClassName": to_value("node", "priorityClassName"),
+    "daemonsets.annotations": to_value("node", "podAnnotations"),
+    "daemonsets.labels": unless_empty((LOST, "labels of the chart's pods cannot be set")),
+    "daemonsets.updateStrategy": (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)"),
+    "daemonsets.rollingUpdate": (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)"),
+    "daemonsets.podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
+    "driver.enabled": _driver_enabled,
+    "driver.*": (LOST, STAYS),
+    "toolkit": (LOST, f"{STAYS}; claims do not need it, because the container runtime itself applies CDI"),
+    "devicePlugin.enabled": switch(
+        (
+            CHANGED,
+            "set it to false when every node is given to this driver; before, label nodes that are given to it"
+            " nvidia.com/gpu.deploy.device-plugin=false",
+        ),
+        (CARRIED, _OFF),
+    ),
+    "devicePlugin.config.name": _NAMED,
+    "devicePlugin.config.default": _default_config("plugin"),
+    "devicePlugin.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
+    "devicePlugin.config.data": _INLINE,
+    "devicePlugin.mps": (
+        CHANGED,
+        "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)",
+    ),
+    "devicePlugin.env": environment,
+    "devicePlugin.args": unless_empty((LOST, "arguments of the device plugin; give them as its config")),
+    "devicePlugin.hostNetwork": switch((LOST, "the node process is in no host network")),
+    "devicePlugin.resources": unless_empty((LOST, "the chart's own are measured; node.resources changes them")),
+    "devicePlugin.*": unless_empty((LOST, _IMAGE)),
+    "dcgmExporter": (LOST, f"{STAYS}; from 4.6 on it names the pods of this driver's claims"),
+    "dcgm": (LOST, STAYS),
+    "nodeStatusExporter": component(STAYS),
+    "gfd": (LOST, f"{STAYS}; selectors of claims take the place of its labels, other tools may need them"),
+    "mig.strategy": _mig_strategy,
+    "migManager.enabled": switch(
+        (
+            CHANGED,
+            "it must not cut GPUs that this driver cuts: label nodes that are given to this driver"
+            " nvidia.com/gpu.deploy.mig-manager=false, and set it to false at the end",
+        ),
+        (CARRIED, _OFF),
+    ),
+    "migManager.config.name": _NAMED,
+    "migManager.config.default": _default_config("mig"),
+    "migManager.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
+    "migManager.config.data": _INLINE,
+    "migManager.gpuClientsConfig": unless_empty(
+        (LOST, "this driver stops no clients of GPUs; it says which process has a GPU open")
+    ),
+    "migManager.*": unless_empty((LOST, "of the MIG manager, which this driver does not use")),
+    "psp": component("pod security policies are gone since Kubernetes 1.25"),
+    "psa": component("label the namespace of this driver pod-security.kubernetes.io/enforce=privileged"),
+    "validator": (LOST, f"{STAYS}; its pod for the device plugin asks for nvidia.com/gpu"),
+    "gds": component("GPUDirect Storage's devices are not given to containers"),
+    "gdrcopy": component("GDRCopy's device is not given to containers"),
+    "sandboxWorkloads": component("GPUs are not given to virtual machines (VFIO, vGPU)"),
+    "vfioManager": component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
+    "sandboxDevicePlugin": component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
+    "kataSandboxDevicePlugin": component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
+    "vgpuManager": component("vGPU is not known to this driver; it goes on for it on other nodes"),
+    "vgpuDeviceManager": component("vGPU is not known to this driver; it goes on for it on other nodes"),
+    "kataManager": component("Kata containers are not known to this driver"),
+    "ccManager": component(f"{STAYS}: it sets the confidential computing mode"),
+    "cdi": (CHANGED, "claims always come by CDI; containerd 1.7 needs enable_cdi, newer ones have it on"),
+    **dict.fromkeys(("daemonsets", "driver", "devicePlugin", "mig", "migManager", "hostPaths"), _EMPTY),
+    **{f"{name}.config": _EMPTY for name in ("devicePlugin", "migManager")},
+    "hostPaths.rootFS": (CARRIED, "the chart mounts the host's /"),
+    "hostPaths.driverInstallDir": _install_dir,
+    "hostPaths.kubeletRootDir": to_value("kubelet", "rootDir"),
+}
+
+_VALUES_ONLY: Final[Mapping[str, Rule]] = {
+    "platform.openshift": to_value("openshift", "enabled"),
+    "nfd": (CARRIED, "Node Feature Discovery goes on; nodes.gpuLabels of the chart accept its labels"),
+    "node-feature-discovery": (
+        CARRIED,
+        "Node Feature Discovery goes on; nodes.gpuLabels of the chart accept its labels",
+    ),
+    "clusterPolicy": (LOST, STAYS),
+    "gpuCluster": (LOST, "NVIDIA's own DRA driver in the operator has this driver's name: it must stay off"),
+    "draDriver": (LOST, "NVIDIA's own DRA driver has this driver's name: its GPU part must stay off"),
+    "extraObjects": unless_empty((LOST, "objects that the chart makes beside; give them to this command as manifests")),
+    "global": (CARRIED, "the chart does not use it"),
+}
+VALUES: Final[Rules] = {**_VALUES_ONLY, **SPEC}
+VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in VALUES)
+OWN_KEYS: Final = frozenset({"migManager", "toolkit", "dcgmExporter", "vgpuManager", "sandboxWorkloads", "ccManager",
+                             "driver", "operator"})  # fmt: skip
+"""Keys that no other chart of this command has."""

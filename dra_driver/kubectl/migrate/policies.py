@@ -1,0 +1,156 @@
+"""GpuPolicies from device plugin configs and MIG layouts. Pure.
+
+A policy applies alone, and of those that match a GPU the one of the highest priority: so where a layout leaves
+GPUs whole that a config shares, their policies are joined.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from dra_driver.kubectl.migrate.gathered import MIG_LABEL, PLUGIN_LABEL, Gathered, GpuLayout, PluginConfig
+from dra_driver.kubectl.migrate.mig_parted import layout_policy_name
+from dra_driver.kubectl.migrate.plugin_config import dns_name, policy_name
+from dra_driver.kubectl.migrate.resources import GPU
+
+API: Final = "gpu.dra-driver.io/v1alpha1"
+_MOST_PATTERNS: Final = 32
+_DEFAULT_PRIORITY, _NAMED_PRIORITY = 0, 10
+_LAYOUT_PRIORITY: Final = 20
+"""Added for layouts: whether a GPU is cut is stronger than how it is shared."""
+_JOINED_PRIORITY: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyDraft:
+    """A policy before it is written. ``nodes``: names, None for all nodes; ``label`` chose them before."""
+
+    name: str
+    priority: int
+    nodes: tuple[str, ...] | None = None
+    label: str = ""
+    minors: tuple[int, ...] | None = None
+    products: tuple[str, ...] = ()
+    profiles: tuple[str, ...] | None = None
+    whole: bool = True
+    hidden: bool = False
+    strategy: str = ""
+    max_shares: int = 0
+
+
+def drafts(gathered: Gathered) -> list[PolicyDraft]:
+    """The policies of all configs and layouts, those of layouts joined with the sharing of the same nodes."""
+    # The strategy of a ClusterPolicy or of the chart's values is for nodes without a config, too.
+    configs = list(gathered.plugin_configs.values()) or [PluginConfig(name="")]
+    shared = [draft for config in configs for draft in _of_config(config, gathered)]
+    layouts = [
+        draft for layout in gathered.layouts.values() for draft in _of_layout(layout.name, layout.entries, gathered)
+    ]
+    joined: list[PolicyDraft] = []
+    for draft in layouts:
+        joined += _joined(draft, shared) if draft.whole and not draft.hidden else [draft]
+    return [*shared, *joined]
+
+
+def objects(found: Sequence[PolicyDraft]) -> list[dict[str, Any]]:
+    """GpuPolicy objects with distinct names; those for many nodes are several."""
+    taken: set[str] = set()
+    made = []
+    for draft in found:
+        for nodes in _parts(draft.nodes):
+            name = next(each for each in _names(draft.name) if each not in taken)
+            taken.add(name)
+            made.append(_object(replace(draft, name=name, nodes=nodes)))
+    return made
+
+
+def needs_names(draft: PolicyDraft) -> bool:
+    """Whether the nodes of a policy are not known, so that it matches none until their names are written into it."""
+    return draft.nodes == ()
+
+
+def _of_config(config: PluginConfig, gathered: Gathered) -> Iterator[PolicyDraft]:
+    replicas = next((each.replicas for each in config.replicated if each.name == GPU and each.replicas), 0)
+    strategy = config.mig_strategy or gathered.mig_strategy
+    if not replicas and strategy != "none":
+        return
+    everywhere = config.name in {"", gathered.default_config} | gathered.standalone
+    nodes = None if everywhere else gathered.nodes_with(PLUGIN_LABEL, config.name)
+    yield PolicyDraft(
+        name=policy_name(config.name),
+        priority=_DEFAULT_PRIORITY if everywhere else _NAMED_PRIORITY,
+        nodes=nodes,
+        label=f"{PLUGIN_LABEL}={config.name}",
+        profiles=() if strategy == "none" else None,
+        strategy=config.strategy if replicas else "",
+        max_shares=replicas,
+    )
+
+
+def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> Iterator[PolicyDraft]:
+    everywhere = name == gathered.mig_default
+    nodes = None if everywhere else gathered.nodes_with(MIG_LABEL, name)
+    # Of several entries for one GPU the last one counts in mig-parted.
+    for index, entry in enumerate(entries):
+        profiles = None if entry.profiles is None else tuple(each for each in entry.profiles if "c." not in each)
+        yield PolicyDraft(
+            name=dns_name(layout_policy_name(name) + (f"-{index + 1}" if len(entries) > 1 else "")),
+            priority=_LAYOUT_PRIORITY + (_DEFAULT_PRIORITY if everywhere else 2 * _NAMED_PRIORITY) + min(index, 9),
+            nodes=nodes,
+            label=f"{MIG_LABEL}={name}",
+            minors=entry.minors,
+            products=entry.products,
+            profiles=() if profiles is None else profiles,
+            whole=profiles is None,
+            hidden=profiles == (),
+        )
+
+
+def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDraft]:
+    """The draft, and beside it one for each way of sharing of a part of its nodes; whole GPUs stay shared."""
+    found = [draft]
+    for config in shared:
+        if not config.strategy or needs_names(config):
+            continue
+        if config.nodes is None:
+            if not found[0].strategy:
+                found[0] = replace(found[0], strategy=config.strategy, max_shares=config.max_shares)
+        elif draft.nodes is None or set(config.nodes) & set(draft.nodes):
+            nodes = config.nodes if draft.nodes is None else tuple(sorted(set(config.nodes) & set(draft.nodes)))
+            name = dns_name(f"{draft.name}-{config.name}")
+            joint = replace(draft, name=name, nodes=nodes, priority=draft.priority + _JOINED_PRIORITY)
+            found.append(replace(joint, strategy=config.strategy, max_shares=config.max_shares))
+    return found
+
+
+def _parts(nodes: tuple[str, ...] | None) -> list[tuple[str, ...] | None]:
+    """Nodes in groups of as many patterns as a policy has."""
+    if not nodes:
+        return [nodes]
+    return [nodes[at : at + _MOST_PATTERNS] for at in range(0, len(nodes), _MOST_PATTERNS)]
+
+
+def _names(base: str) -> Iterator[str]:
+    yield base
+    yield from (f"{base[:58].rstrip('-')}-{number}" for number in range(2, 1000))
+
+
+def _object(draft: PolicyDraft) -> dict[str, Any]:
+    select: dict[str, Any] = {}
+    if draft.nodes is not None:
+        # No node has such a name: until names are known, the policy is for none.
+        select["nodeNames"] = list(draft.nodes) or [f"NODES WITH {draft.label}"[:128]]
+    if draft.minors is not None:
+        select["minors"] = list(draft.minors)
+    if draft.products:
+        select["productNames"] = list(draft.products)
+    spec: dict[str, Any] = {"select": select} if select else {}
+    if draft.priority:
+        spec["priority"] = draft.priority
+    if draft.hidden:
+        spec["availability"] = "Hidden"
+    elif draft.profiles is not None:
+        spec["forms"] = {**({} if draft.whole else {"whole": False}), "migProfiles": list(draft.profiles)}
+    if draft.strategy and not draft.hidden:
+        spec["sharing"] = {"strategy": draft.strategy, "maxShares": draft.max_shares, "defaultComputePercent": 0}
+    return {"apiVersion": API, "kind": "GpuPolicy", "metadata": {"name": draft.name}, "spec": spec}

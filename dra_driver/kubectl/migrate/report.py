@@ -1,0 +1,101 @@
+"""The report of a migration, as text and as JSON. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.config.schema import printable
+from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote
+from dra_driver.kubectl.migrate.translation import Translation
+
+SCHEMA_VERSION: Final = 1
+_PLACES: Final = 3
+_ORDER: Final = (FieldOutcome.NOT_CARRIED, FieldOutcome.CHANGED, FieldOutcome.CARRIED)
+
+
+def counts(translation: Translation) -> Mapping[FieldOutcome, int]:
+    """The number of notes by outcome."""
+    return {outcome: sum(note.outcome is outcome for note in translation.notes) for outcome in FieldOutcome}
+
+
+def summary(translation: Translation) -> str:
+    """One sentence."""
+    found = counts(translation)
+    made = [
+        _several(len(translation.policies), "policy", "policies"),
+        _several(len(translation.classes), "class", "classes"),
+        _several(len(translation.templates), "template", "templates"),
+        _several(len(translation.workloads), "changed object", "changed objects"),
+    ]
+    said = ", ".join(f"{found[outcome]} {outcome}" for outcome in FieldOutcome)
+    problems = f"; {_several(len(translation.problems), 'problem', 'problems')}" if translation.problems else ""
+    return f"{_several(translation.inputs, 'document', 'documents')}: {', '.join(made)}. Fields: {said}{problems}"
+
+
+def as_text(translation: Translation) -> str:
+    """For people: what needs attention first. Notes that say the same of several fields are one.
+
+    Names and values of the inputs cannot begin a line, and none of their control characters reaches the terminal.
+    """
+    lines = []
+    for problem in translation.problems:
+        lines.append(f"cannot be read: {problem}")
+    for outcome in _ORDER:
+        notes = [note for note in translation.notes if note.outcome is outcome]
+        if notes:
+            lines += ["", f"{outcome.upper()} ({len(notes)})"]
+            lines += _by_document(notes)
+    if translation.hints:
+        lines += ["", "BEFORE YOU APPLY IT", *(f"  - {hint}" for hint in translation.hints)]
+    return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
+
+
+def as_json(translation: Translation) -> dict[str, Any]:
+    """For programs; fields are added and never renamed."""
+    return {
+        "schemaVersion": SCHEMA_VERSION,
+        "summary": {str(outcome): count for outcome, count in counts(translation).items()},
+        "problems": list(translation.problems),
+        "hints": list(translation.hints),
+        "notes": [
+            {
+                "outcome": str(note.outcome),
+                "file": note.source,
+                "document": note.document,
+                "line": note.line,
+                "object": note.subject,
+                "field": note.field,
+                "value": note.value,
+                "text": note.text,
+            }
+            for note in translation.notes
+        ],
+    }
+
+
+def _by_document(notes: Sequence[MigrationNote]) -> list[str]:
+    documents: defaultdict[tuple[str, str], list[MigrationNote]] = defaultdict(list)
+    for note in notes:
+        documents[note.source, note.subject].append(note)
+    lines = []
+    for (source, subject), found in documents.items():
+        lines.append(f"  {source}: {subject}")
+        said: defaultdict[str, list[MigrationNote]] = defaultdict(list)
+        for note in found:
+            said[note.text].append(note)
+        for text, same in said.items():
+            if text == UNCHANGED:
+                lines.append(f"    {_several(len(same), 'other field', 'other fields')}: {UNCHANGED}")
+            else:
+                lines.append(f"    {_fields(same)}: {text}")
+    return lines
+
+
+def _fields(notes: Sequence[MigrationNote]) -> str:
+    shown = [f"{note.field}={note.value}" if note.value and len(notes) == 1 else note.field for note in notes[:_PLACES]]
+    more = f" and {len(notes) - _PLACES} more" if len(notes) > _PLACES else ""
+    return f"line {notes[0].line}: {', '.join(shown)}{more}"
+
+
+def _several(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

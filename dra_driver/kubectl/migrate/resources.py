@@ -1,0 +1,131 @@
+"""What the names of extended resources mean: nvidia.com/gpu, nvidia.com/mig-1g.10gb, nvidia.com/gpu.shared. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from dra_driver.core.quantity import Quantity
+from dra_driver.kube.published import names
+from dra_driver.kube.published.device_classes import Offer, class_of
+from dra_driver.kubectl.migrate.gfd_labels import DeviceForm, plus, product_label
+from dra_driver.kubectl.migrate.input import at, list_at, mapping_at
+
+GPU: Final = "nvidia.com/gpu"
+SHARED: Final = ".shared"
+MOST: Final = 32
+"""Devices of a claim (resource/v1 types.go, AllocationResultsMaxSize)."""
+_PROFILE: Final = re.compile(r"nvidia\.com/mig-([0-9]+g\.[0-9]+gb(?:[.-][a-z.]+)?)")
+_COMPUTE: Final = re.compile(r"nvidia\.com/mig-[0-9]+c\..*")
+
+
+class NoDeviceError(Exception):
+    """No device of this driver is what the resource was; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceMeaning:
+    """What one unit of a resource is. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
+
+    form: DeviceForm
+    device_class: str
+    strategy: str = ""
+    replicas: int = 0
+    several_refused: bool = False
+    selector: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownResources:
+    """What the configurations among the inputs say. ``of`` maps names that they share or rename to their meaning."""
+
+    driver: str
+    of: Mapping[str, ResourceMeaning] = field(default_factory=dict)
+
+    def meaning(self, resource: str, spec: Mapping[str, Any]) -> ResourceMeaning:
+        """What ``resource`` was to a pod with ``spec``, whose labels may say it. Raises NoDeviceError."""
+        said = said_by_labels(spec)
+        base = resource.removesuffix(SHARED)
+        if resource.startswith(f"{GPU[:-3]}mig-"):
+            return self._partition(resource)
+        known = self.of.get(resource)
+        if base != GPU and known is None:
+            raise NoDeviceError(f"{resource} is no resource of whole GPUs, MIG devices or shares of GPUs")
+        if said is not None and said.profile and resource == GPU:
+            return replace(partition_meaning(said.profile, self.driver), form=replace(said, single=True))
+        if resource.endswith(SHARED) or (said is not None and said.form == "share"):
+            return known if known is not None and known.strategy else share_meaning(self._strategy(spec), 0)
+        return known or ResourceMeaning(form=DeviceForm(), device_class=f"{names.TYPE_GPU}.nvidia.com")
+
+    def _partition(self, resource: str) -> ResourceMeaning:
+        if resource.endswith(SHARED):
+            raise NoDeviceError("this driver shares whole GPUs among claims and no MIG devices; a claim for a smaller"
+                                " profile is the nearest")  # fmt: skip
+        if _COMPUTE.fullmatch(resource):
+            raise NoDeviceError("this driver makes no compute instance that is smaller than its GPU instance")
+        found = _PROFILE.fullmatch(resource)
+        if found is None:
+            raise NoDeviceError(f"{resource} names no MIG profile")
+        return partition_meaning(plus(found[1]), self.driver)
+
+    def _strategy(self, spec: Mapping[str, Any]) -> str:
+        said = str(mapping_at(spec, "nodeSelector").get(f"{GPU}.sharing-strategy", ""))
+        return "MPS" if said == "mps" else "TimeSlicing"
+
+
+def share_meaning(strategy: str, replicas: int, *, several_refused: bool = False) -> ResourceMeaning:
+    """A share of a GPU."""
+    return ResourceMeaning(
+        form=DeviceForm(form="share"), device_class="gpu.nvidia.com", strategy=strategy, replicas=replicas,
+        several_refused=several_refused,
+    )  # fmt: skip
+
+
+def partition_meaning(profile: str, driver: str) -> ResourceMeaning:
+    """A MIG device of a profile, by the class that `kubectl dra classes` keeps for it."""
+    return ResourceMeaning(form=DeviceForm(form="partition", profile=profile), device_class=class_name(profile, driver))
+
+
+def class_name(profile: str, driver: str) -> str:
+    """The name of the profile's DeviceClass."""
+    return str(class_of(Offer(names.PROFILE, profile), driver)["metadata"]["name"])
+
+
+def said_by_labels(spec: Mapping[str, Any]) -> DeviceForm | None:
+    """The form that a pod's product labels name by their suffix; None where they name none or several."""
+    said = {_form(value) for key, value in _required_labels(spec) if key == f"{GPU}.product"}
+    said |= {
+        DeviceForm(form="share")
+        for key, value in _required_labels(spec)
+        if key == f"{GPU}.sharing-strategy" and value in {"mps", "time-slicing"}
+    }
+    return said.pop() if len(said) == 1 else None
+
+
+def _form(value: str) -> DeviceForm:
+    parts = product_label(value)
+    if parts.profile:
+        return DeviceForm(form="partition", profile=parts.profile)
+    return DeviceForm(form="share" if parts.shared else "whole")
+
+
+def _required_labels(spec: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Pairs of key and value that a node must have one of."""
+    yield from ((key, str(value)) for key, value in mapping_at(spec, "nodeSelector").items())
+    required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+    for term in list_at(spec, *required):
+        for each in list_at(term, "matchExpressions"):
+            if at(each, "operator") == "In":
+                yield from ((str(at(each, "key")), str(value)) for value in list_at(each, "values"))
+
+
+def amount(value: Any) -> int:
+    """The number of devices. Raises NoDeviceError for what is no whole number from 0 to 32."""
+    try:
+        found = Quantity.parse(str(value)).as_int()
+    except ValueError as error:
+        hint = "; a template must be rendered first" if "{{" in str(value) else ""
+        raise NoDeviceError(f"expected a whole number of devices, got {str(value)[:40]!r}{hint}") from error
+    if not 0 <= found <= MOST:
+        raise NoDeviceError(f"a claim has {MOST} devices at most, got {found}")
+    return found

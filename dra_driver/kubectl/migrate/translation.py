@@ -1,0 +1,219 @@
+"""All inputs to all outputs: configurations first, then the objects that depend on what they say. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.migrate import (
+    config_maps,
+    dra_driver_fields,
+    mig_parted,
+    operator_fields,
+    plugin_fields,
+    policies,
+    quotas,
+    workloads,
+)
+from dra_driver.kubectl.migrate.claims import TemplateBook
+from dra_driver.kubectl.migrate.config_maps import ReadText
+from dra_driver.kubectl.migrate.formats import format_of, items
+from dra_driver.kubectl.migrate.gathered import Gathered
+from dra_driver.kubectl.migrate.input import InputDocument, mapping_at
+from dra_driver.kubectl.migrate.known import ambiguity, classes, known_resources, memory_of
+from dra_driver.kubectl.migrate.ledger import Ledger, MigrationNote
+from dra_driver.kubectl.migrate.node_terms import keeps_labels
+from dra_driver.kubectl.migrate.objects_left import translate_operator_object, untouched
+from dra_driver.kubectl.migrate.pods import PodOptions
+from dra_driver.kubectl.migrate.policies import PolicyDraft
+from dra_driver.kubectl.migrate.rules import Rules, apply
+
+_ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
+"""What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
+_NODE: Final = "read: its labels say which configuration it has; it stays as it is"
+_TOLERATIONS: Final = (
+    "Kubernetes adds a toleration for the taint nvidia.com/gpu to pods with that extended resource where its admission"
+    " plugin ExtendedResourceToleration is on, and to no pod with a claim: podToleration.enabled of the chart does"
+)
+_LABELS_KEPT: Final = (
+    "labels of GPU Feature Discovery: pods that keep them stay pending on nodes where GPU Feature Discovery does"
+    " not run"
+)
+_COMMENTS: Final = "comments of the workloads are lost, and anchors are written out"
+_KEPT_COSTS: Final = (
+    "Kubernetes 1.36 or the feature gate DRAExtendedResource is needed; such a pod cannot select by attributes of"
+    " devices, so labels of GPU Feature Discovery stay necessary; it cannot have a share; and a taint of a broken GPU"
+    " evicts it only by this driver's controller (eviction.enabled)"
+)
+_IDENTITY: Final = "identifies the object; it is not carried to another object"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateOptions:
+    """``driver``: the DRA driver's name. ``keep``: leave pods as they are that can go on through extended resources.
+
+    ``gpu_memory_mib``: the memory of one GPU that replicas share, 0 if it is not given.
+    """
+
+    driver: str = "gpu.nvidia.com"
+    keep: bool = False
+    gpu_memory_mib: int = 0
+
+
+@dataclass(slots=True)
+class Translation:
+    """What came of all inputs. ``workloads`` are changed objects with the file that they came from."""
+
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+    templates: list[dict[str, Any]] = field(default_factory=list)
+    workloads: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[MigrationNote] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    inputs: int = 0
+    could_stay: int = 0
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """All objects in the order in which they can be applied."""
+        return [*self.policies, *self.classes, *self.templates, *(value for _, value in self.workloads)]
+
+
+def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_text: ReadText) -> Translation:
+    """Translates all documents. One that cannot be read is a problem, and the others are translated."""
+    found, gathered = Translation(), Gathered()
+    later: list[tuple[str, InputDocument]] = []
+    for document in documents:
+        try:
+            for each in items(document):
+                found.inputs += 1
+                _first(each, gathered, found, later, read_text)
+        except ConfigurationError as error:
+            found.problems.append(str(error))
+        except _ODD as error:
+            found.problems.append(_odd(document, error))
+    known = known_resources(gathered, options.driver)
+    pod_options = PodOptions(
+        driver=options.driver, keep=options.keep, resources=known, memory=memory_of(gathered, options.gpu_memory_mib)
+    )
+    book = TemplateBook()
+    for name, document in later:
+        try:
+            _second(name, document, pod_options, book, found)
+        except _ODD as error:
+            found.problems.append(_odd(document, error))
+    drafts = policies.drafts(gathered)
+    found.policies = policies.objects(drafts)
+    found.templates = book.templates
+    found.classes = classes(gathered, book.profiles, options.driver)
+    if options.keep and found.could_stay:
+        gathered.set_value(("eviction", "enabled"), True)
+    found.values = gathered.values
+    found.hints = _hints(gathered, drafts, found, keep=options.keep)
+    return found
+
+
+def _odd(document: InputDocument, error: Exception) -> str:
+    return (
+        f"{document.place}: {document.label}: a field has another type than its format says ({type(error).__name__}:"
+        f" {str(error)[:80]}); `kubectl apply --dry-run=server` names it"
+    )
+
+
+def _first(
+    document: InputDocument,
+    gathered: Gathered,
+    found: Translation,
+    later: list[tuple[str, InputDocument]],
+    read_text: ReadText,
+) -> None:
+    """Configurations; what depends on them is put off."""
+    name = format_of(document)
+    if name == "config-map":
+        inside, notes = config_maps.contents(document, read_text)
+        found.notes += notes
+        for key, each in inside:
+            found.notes += config_maps.translate(each, key, gathered)
+    elif name == "mig-parted":
+        found.notes += mig_parted.translate(document, gathered)
+    elif name == "plugin-config":
+        found.notes += config_maps.translate_file(document, gathered)
+    elif name in {"quota", "limit-range", "object"}:
+        later.append((name, document))
+    elif name == "node":
+        labels = mapping_at(document.value, "metadata", "labels")
+        gathered.node_labels[document.name] = {str(key): str(value) for key, value in labels.items()}
+        found.notes += untouched(document, _NODE)
+    elif name == "plugin-daemonset":
+        found.notes += plugin_fields.translate_daemonset(document, gathered)
+    elif name == "operator-object":
+        found.notes += translate_operator_object(document)
+    else:
+        found.notes += _table(name, document, gathered, read_text, found)
+
+
+def _table(
+    name: str, document: InputDocument, gathered: Gathered, read_text: ReadText, found: Translation
+) -> Sequence[MigrationNote]:
+    """A format that is a table of fields."""
+    ledger = Ledger(document)
+    if name == "cluster-policy":
+        for key in ("apiVersion", "kind", "metadata"):
+            if key in document.value:
+                ledger.carried((key,), _IDENTITY)
+        if "status" in document.value:
+            ledger.carried(("status",), "the GPU Operator writes it")
+        apply(mapping_at(document.value, "spec"), operator_fields.SPEC, ledger, gathered, ("spec",))
+        return ledger.close()
+    tables: Mapping[str, Rules] = {
+        "operator-values": operator_fields.VALUES,
+        "plugin-values": plugin_fields.VALUES,
+        "dra-driver-values": dra_driver_fields.VALUES,
+    }
+    apply(document.value, tables[name], ledger, gathered)
+    for key, each in config_maps.inline(document, read_text):
+        found.notes += config_maps.translate(each, key, gathered)
+    return ledger.close()
+
+
+def _second(name: str, document: InputDocument, options: PodOptions, book: TemplateBook, found: Translation) -> None:
+    """Objects that may ask for devices."""
+    if name == "quota":
+        value, notes = quotas.translate_quota(document, options.resources)
+    elif name == "limit-range":
+        value, notes = quotas.translate_limit_range(document, options.resources.of)
+    elif any(True for _ in workloads.pod_specs(document.value)):
+        translated = workloads.translate(document, options, book)
+        found.could_stay += translated.can_stay
+        value, notes = translated.value, translated.notes
+    else:
+        value, notes = None, untouched(document)
+    found.notes += notes
+    if value is not None:
+        found.workloads.append((document.source, value))
+
+
+def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation, *, keep: bool) -> list[str]:
+    hints = [f"chart values: {conflict}" for conflict in gathered.value_conflicts]
+    hints += [told] if (told := ambiguity(gathered)) and found.templates else []
+    everywhere = [draft.name for draft in drafts if draft.nodes is None and not draft.priority]
+    if everywhere[1:]:
+        hints.append(f"{' and '.join(everywhere)} are each for every GPU and contradict each other: keep one of them")
+    unknown = sum(policies.needs_names(draft) for draft in drafts)
+    if unknown:
+        hints.append(
+            f"{unknown} policies are for nodes with a label, which are not known: they match no node until their"
+            " names are in select.nodeNames. Add `kubectl get nodes -o yaml` to the inputs, or use --from-cluster"
+        )
+    if any(value.get("kind") not in {"ResourceQuota", "LimitRange"} for _, value in found.workloads):
+        hints += [_TOLERATIONS, _COMMENTS]
+    waiting = {(note.source, note.document) for note in found.notes if keeps_labels(note.path, note.text)}
+    if waiting:
+        hints.append(f"{len(waiting)} {'workload keeps' if len(waiting) == 1 else 'workloads keep'} {_LABELS_KEPT}")
+    if found.could_stay and not keep:
+        hints.append(f"{found.could_stay} workloads could stay as they are: --keep-extended-resources. {_KEPT_COSTS}")
+    elif found.could_stay:
+        hints.append(f"{found.could_stay} workloads stay as they are. {_KEPT_COSTS}")
+    return hints

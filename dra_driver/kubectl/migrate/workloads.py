@@ -1,0 +1,115 @@
+"""Workloads: objects of any kind that contain pod specifications. Pure.
+
+Fields that only the API server sets are left out, so that what was read from a cluster can be applied.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.kubectl.migrate import pods
+from dra_driver.kubectl.migrate.claims import TemplateBook
+from dra_driver.kubectl.migrate.environment import sees_all_gpus
+from dra_driver.kubectl.migrate.input import InputDocument, Path, at, mapping_at
+from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, Ledger, MigrationNote
+from dra_driver.kubectl.migrate.pods import PodOptions
+
+_SEARCHED: Final = 20_000
+_SERVER_SET: Final = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
+_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_IMMUTABLE: Final = {
+    "Pod": "a pod's containers cannot be changed: delete it before",
+    "Job": "a Job's pods cannot be changed: delete it before",
+}
+_JOB_LABELS: Final = frozenset({"controller-uid", "batch.kubernetes.io/controller-uid", "job-name",
+                                "batch.kubernetes.io/job-name"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedWorkload:
+    """``value`` is the changed object, None where it stays as it is.
+
+    ``can_stay``: it asks for devices, and classes with an extended resource could serve it unchanged.
+    """
+
+    value: dict[str, Any] | None
+    notes: tuple[MigrationNote, ...]
+    can_stay: bool = False
+
+
+def pod_specs(value: Any) -> Iterator[tuple[Path, Any]]:
+    """Each mapping with a list ``containers``, with its path."""
+    waiting: list[tuple[Path, Any]] = [((), value)]
+    looked_at = 0
+    while waiting and looked_at < _SEARCHED:
+        path, found = waiting.pop()
+        looked_at += 1
+        if isinstance(found, Mapping):
+            if isinstance(found.get("containers"), list):
+                yield path, found
+            else:
+                waiting += [((*path, key), item) for key, item in found.items() if isinstance(item, Mapping | list)]
+        elif isinstance(found, list):
+            waiting += [((*path, index), item) for index, item in enumerate(found) if isinstance(item, Mapping | list)]
+
+
+def translate(document: InputDocument, options: PodOptions, book: TemplateBook) -> TranslatedWorkload:
+    """The workload with claims in place of extended resources."""
+    ledger = Ledger(document)
+    value = copy.deepcopy(document.value)
+    specs = list(pod_specs(value))
+    asking = [(path, spec) for path, spec in specs if pods.asks_for_devices(spec, options.resources.of)]
+    for path, spec in specs:
+        if not pods.asks_for_devices(spec, options.resources.of):
+            sees_all_gpus(spec, path, ledger)
+    can_stay = bool(asking) and not any(pods.obstacle(spec, options) for _, spec in asking)
+    if options.keep and can_stay:
+        for path, spec in asking:
+            book.profiles |= pods.profiles(spec, options)
+            ledger.carried(path, "stays as it is: classes of this driver have its extended resources")
+        return TranslatedWorkload(value=None, notes=ledger.close(FieldOutcome.CARRIED, UNCHANGED), can_stay=True)
+    changed = [
+        pods.translate(spec, path, ledger, namespace=document.namespace, options=options, book=book)
+        for path, spec in asking
+        if isinstance(spec, dict)
+    ]
+    if not any(changed):
+        return TranslatedWorkload(value=None, notes=ledger.close(FieldOutcome.CARRIED, UNCHANGED))
+    if document.kind in _IMMUTABLE:
+        ledger.changed(("kind",), _IMMUTABLE[document.kind])
+    forget_server_fields(value, ledger)
+    return TranslatedWorkload(value=value, notes=ledger.close(FieldOutcome.CARRIED, UNCHANGED), can_stay=can_stay)
+
+
+def forget_server_fields(value: dict[str, Any], ledger: Ledger) -> None:
+    """Removes what the API server sets, from an object that was read from a cluster."""
+    text = "left out: the API server sets it"
+    metadata = value.get("metadata")
+    if isinstance(metadata, dict):
+        for key in _SERVER_SET:
+            if metadata.pop(key, None) is not None:
+                ledger.carried(("metadata", key), text)
+        if mapping_at(metadata, "annotations").get(_APPLIED) is not None:
+            del metadata["annotations"][_APPLIED]
+            ledger.carried(("metadata", "annotations", _APPLIED), "left out: kubectl sets it")
+            if not metadata["annotations"]:
+                del metadata["annotations"]
+    if "status" in value:
+        del value["status"]
+        ledger.carried(("status",), text)
+    spec = mapping_at(value, "spec")
+    if value.get("kind") == "Job" and "selector" in spec and not spec.get("manualSelector"):
+        _forget_job_selector(value, ledger)
+
+
+def _forget_job_selector(value: dict[str, Any], ledger: Ledger) -> None:
+    """The API server makes a Job's selector from its UID, and refuses that of another."""
+    text = "left out: the API server makes it for each Job"
+    del value["spec"]["selector"]
+    ledger.carried(("spec", "selector"), text)
+    for base in (("metadata",), ("spec", "template", "metadata")):
+        labels = at(value, *base, "labels")
+        for key in sorted(_JOB_LABELS & set(labels or ())):
+            del labels[key]
+            ledger.carried((*base, "labels", key), text)

@@ -1,0 +1,400 @@
+"""The pages: routes, what each template is given, and the stream that says when to look again."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from dra_driver.config.schema import printable
+from dra_driver.core.errors import DraError
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.usage.prices import Prices
+from dra_driver.kubectl.web import charts, what_if
+from dra_driver.kubectl.web.answers import explain_pod, in_thread, survey_of
+from dra_driver.kubectl.web.derived import Derived, WorkedOut
+from dra_driver.kubectl.web.fleet import gib
+from dra_driver.kubectl.web.gate import BrowserGate, Keys
+from dra_driver.kubectl.web.gpus import SeenFleet
+from dra_driver.kubectl.web.paging import matching, page_of, query_string
+from dra_driver.kubectl.web.places import clique_of, island_of, islands_of, numa_text, spots_of
+from dra_driver.kubectl.web.reading import LastRead, Periodic, SeenCluster
+from dra_driver.kubectl.web.rows import Waiting, ago, claim_views, event_rows, span, waiting_pods
+from dra_driver.kubectl.web.use_history import UseNow
+
+log = logging.getLogger(__name__)
+
+HERE: Final = Path(__file__).parent
+NODES_PER_PAGE: Final = 12
+ROWS_PER_PAGE: Final = 50
+PODS_PER_PAGE: Final = 10
+MAX_STREAMS: Final = 64
+TRIES_AT_ONCE: Final = 2
+FIRST_WAIT_S: Final = 2.0
+LAST_WAIT_S: Final = 20.0
+_TICK_S: Final = 0.5
+_KEEP_ALIVE: Final = 30
+_GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpunodes:")
+"""Gaps that make these pages wrong or poor; others concern explanations alone."""
+_SPLIT: Final = "<!--split-->"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSources:
+    """What the pages show. ``use`` is None where no exporter can be asked; ``about`` names the cluster."""
+
+    cluster: Periodic[SeenCluster]
+    derived: Derived
+    about: str
+    use: Periodic[UseNow] | None = None
+    prices: Prices | None = None
+
+
+def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASGIApp:
+    """The whole application behind its gate."""
+    pages = Pages(sources, f"/{keys.folder}")
+    routes = [
+        Route("/", pages.fleet),
+        Route("/nodes/{node}", pages.node),
+        Route("/nodes/{node}/{gpu}", pages.gpu),
+        Route("/claims", pages.claims),
+        Route("/claims/{namespace}/{name}", pages.claim),
+        Route("/pending", pages.pending),
+        Route("/pending/{namespace}/{name}", pages.pod),
+        Route("/what-if", pages.what_if),
+        Route("/what-if", pages.try_it, methods=["POST"]),
+        Route("/capacity", pages.capacity),
+        Route("/events", pages.events),
+        Route("/live", pages.live),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
+    handlers: Mapping[Any, Any] = {404: pages.missing, 500: pages.broken}
+    app = Starlette(routes=[Mount(f"/{keys.folder}", routes=routes)], exception_handlers=handlers)
+    return BrowserGate(app, keys, hosts)
+
+
+def templates() -> Environment:
+    """Every value is visible and escaped, and a name that a template lacks is an error."""
+    found = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"gib": gib, "span": span, "plain": printable, "part": lambda text: quote(text, safe="")}
+    return found
+
+
+class Pages:
+    """One method for each page; all run in the event loop, so none of them waits for the cluster."""
+
+    def __init__(self, sources: PageSources, base: str) -> None:
+        self._sources = sources
+        self._base = base
+        self._templates = templates()
+        self._streams = 0
+        self._tries = threading.Semaphore(TRIES_AT_ONCE)  # explanations of pasted manifests that run now
+
+    # --- pages ---
+
+    async def fleet(self, request: Request) -> Response:
+        query, show = _query(request), request.query_params.get("show", "")
+        found = self._fleet()
+        nodes = matching(found.nodes, query, _node_texts)
+        if show == "free":
+            nodes = [node for node in nodes if node.has_free]
+        elif show == "ill":
+            nodes = [node for node in nodes if node.is_sick]
+        page = page_of(nodes, _page(request), NODES_PER_PAGE, of=len(found.nodes))
+        return self._page(request, "fleet.html", page=page, totals=found.totals, show=show, query=query)
+
+    async def node(self, request: Request) -> Response:
+        found = self._fleet().node(request.path_params["node"])
+        if found is None:
+            return self._gone(request, f"Node {request.path_params['node']} has no GPUs now, or is gone.")
+        return self._page(request, "node.html", node=found, islands=islands_of(found), spots=spots_of(found))
+
+    async def gpu(self, request: Request) -> Response:
+        node, name = request.path_params["node"], request.path_params["gpu"]
+        fleet = self._fleet()
+        found = fleet.gpu(node, name)
+        if found is None:
+            return self._gone(request, f"Node {node} has no GPU {name} now.")
+        use = self._use()
+        holders = []
+        for part in (*found.parts, *found.admins):
+            measured = use.uses.get((part.namespace, part.claim, node, part.device)) if use else None
+            holders.append(
+                (part, measured, charts.drawn(use.points(measured) if use and measured else [], part.memory_bytes))
+            )
+        memory = use.gpus.get((node, name)) if use else None
+        total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
+        whole = charts.drawn(use.points_of_gpu(node, name) if use else [], total)
+        size = (charts.WIDTH, charts.HEIGHT)
+        near: dict[str, Any] = {
+            "island": island_of(found, fleet),
+            "clique": clique_of(found, fleet),
+            "numa": numa_text(found.place),
+        }
+        return self._page(
+            request, "gpu.html", gpu=found, holders=holders, memory=memory, whole=whole, size=size, **near
+        )
+
+    async def claims(self, request: Request) -> Response:
+        query, reading = _query(request), self._reading()
+        show = request.query_params.get("show", "")
+        rows = reading.value.claims if reading else ()
+        found = [row for row in matching(rows, query, _claim_texts) if show in ("", row.state)]
+        page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(rows))
+        views = claim_views(page.rows, self._fleet(), self._uses(), self._sources.prices)
+        return self._page(request, "claims.html", page=page, views=views, query=query, show=show)
+
+    async def claim(self, request: Request) -> Response:
+        namespace, name = request.path_params["namespace"], request.path_params["name"]
+        reading = self._reading()
+        rows = reading.value.claims if reading else ()
+        found = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
+        if not found:
+            return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
+        view = claim_views(found, self._fleet(), self._uses(), self._sources.prices)[0]
+        events = [each for each in event_rows(self._state().events) if _is_about(each, "ResourceClaim", found[0])]
+        return self._page(request, "claim.html", view=view, events=events[:20])
+
+    async def pending(self, request: Request) -> Response:
+        query = _query(request)
+        every = waiting_pods(self._state())
+        found = matching(every, query, lambda each: f"{each.namespace}/{each.name} {each.owner}")
+        page = page_of(found, _page(request), PODS_PER_PAGE, of=len(every))
+        rows = [(each, self._explained(each.namespace, each.name)) for each in page.rows]
+        return self._page(request, "pending.html", page=page, rows=rows, query=query)
+
+    async def pod(self, request: Request) -> Response:
+        namespace, name = request.path_params["namespace"], request.path_params["name"]
+        pods = self._state().pods
+        if all((_namespace(pod), pod["metadata"]["name"]) != (namespace, name) for pod in pods):
+            return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
+        answer = self._explained(namespace, name)
+        return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
+
+    async def capacity(self, request: Request) -> Response:
+        reading = self._reading()
+        answer = None
+        if reading is not None:
+            state = reading.value.state
+            answer = self._sources.derived.ask("capacity", reading.number, lambda: survey_of(state))
+        return self._page(request, "capacity.html", answer=answer)
+
+    async def events(self, request: Request) -> Response:
+        query = _query(request)
+        every = event_rows(self._state().events)
+        found = matching(every, query, lambda each: f"{each.reason} {each.about} {each.message} {each.source}")
+        page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(every))
+        return self._page(request, "events.html", page=page, query=query)
+
+    async def what_if(self, request: Request) -> Response:
+        return self._page(request, "what_if.html", text=what_if.EXAMPLE, namespace="default", asked=False)
+
+    async def try_it(self, request: Request) -> Response:
+        try:
+            fields = await _form(request)
+        except ValueError as error:
+            return self._page(request, "gone.html", status=413, sentence=str(error))
+        text, namespace = fields.get("manifest", ""), fields.get("namespace", "") or "default"
+        shown = self._render(request, "what_if.html", text=text, namespace=namespace, asked=True)
+        head, _, tail = shown.partition(_SPLIT)
+        return StreamingResponse(self._tried(request, head, tail, text, namespace), media_type="text/html")
+
+    async def live(self, request: Request) -> Response:
+        if self._streams >= MAX_STREAMS:
+            return Response(status_code=503)
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self._changes(request), media_type="text/event-stream", headers=headers)
+
+    async def missing(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        return self._gone(request, "There is no such page.")
+
+    async def broken(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        return Response(
+            "This page failed; the terminal of the command, or its log, has the error.\n", 500, media_type="text/plain"
+        )
+
+    # --- what pages are made of ---
+
+    def _reading(self) -> LastRead[SeenCluster] | None:
+        return self._sources.cluster.asked()
+
+    def _fleet(self) -> SeenFleet:
+        reading = self._reading()
+        return reading.value.fleet if reading else SeenFleet()
+
+    def _state(self) -> ClusterState:
+        reading = self._reading()
+        return reading.value.state if reading else ClusterState()
+
+    def _use(self) -> UseNow | None:
+        reading = self._sources.use.asked() if self._sources.use else None
+        return reading.value if reading else None
+
+    def _uses(self) -> Any:
+        use = self._use()
+        return use.uses if use else {}
+
+    def _explained(self, namespace: str, name: str) -> WorkedOut | None:
+        reading = self._reading()
+        if reading is None:
+            return None
+        state = reading.value.state
+        key = ("pod", namespace, name)
+        return self._sources.derived.ask(key, reading.number, lambda: explain_pod(state, namespace, name))
+
+    def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+        return HTMLResponse(self._render(request, template, **values), status_code=status)
+
+    def _gone(self, request: Request, sentence: str) -> Response:
+        return self._page(request, "gone.html", status=404, sentence=sentence)
+
+    def _render(self, request: Request, template: str, **values: Any) -> str:
+        now, cluster, use = datetime.now(UTC), self._sources.cluster, self._sources.use
+        reading = cluster.asked()
+        shown = self._templates.get_template(template).render(
+            base=self._base,
+            path=request.url.path.removeprefix(self._base),
+            about=self._sources.about,
+            reading=reading,
+            trouble=cluster.trouble,
+            gaps=(gaps := reading.value.gaps if reading else ()),
+            unread=lambda kind: any(gap.startswith(f"{kind}:") for gap in gaps),
+            grave=[gap for gap in gaps if gap.startswith(_GRAVE)],
+            version=reading.value.state.server_version if reading else "",
+            use=self._use(),
+            use_trouble=use.trouble if use else None,
+            has_use=use is not None,
+            currency=self._sources.prices.currency if self._sources.prices else None,
+            ago=lambda moment: ago(moment, now),
+            now=now,
+            query_string=query_string,
+            **values,
+        )
+        return str(shown)
+
+    # --- streams ---
+
+    async def _tried(self, request: Request, head: str, tail: str, text: str, namespace: str) -> AsyncIterator[str]:
+        yield head
+        async for piece in self._answers(request, text, namespace):
+            yield piece
+        yield tail
+
+    async def _answers(self, request: Request, text: str, namespace: str) -> AsyncIterator[str]:
+        state = self._state()
+        if not self._tries.acquire(blocking=False):
+            yield self._render(request, "_problem.html", sentence="Two trials run already. Try again in a moment.")
+            return
+        answer = in_thread(lambda: what_if.tried(state, text, namespace), self._tries.release)
+        try:
+            try:
+                reports = await asyncio.wait_for(asyncio.shield(answer), FIRST_WAIT_S)
+            except TimeoutError:
+                yield '<p class="quiet">This takes longer than usual …</p>'
+                reports = await asyncio.wait_for(asyncio.shield(answer), LAST_WAIT_S)
+        except TimeoutError:
+            sentence = f"No answer within {LAST_WAIT_S:.0f} s. kubectl dra explain -f has no such limit."
+            yield self._render(request, "_problem.html", sentence=sentence)
+        except DraError as error:
+            yield self._render(request, "_problem.html", sentence=printable(str(error)))
+        except Exception:  # the answer has begun: without a sentence its end would be missing
+            log.exception("a trial of the page failed")
+            sentence = "This trial failed; the terminal of the command, or its log, has the error."
+            yield self._render(request, "_problem.html", sentence=sentence)
+        else:
+            yield self._render(request, "_reports.html", reports=reports)
+
+    async def _changes(self, request: Request) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            known, read, silent = self._seen(), None, 0
+            yield "retry: 2000\n\n"
+            while not await request.is_disconnected():
+                reading, seen = self._sources.cluster.asked(), self._seen()
+                silent += 1
+                if reading is not None and reading.at != read:
+                    read, silent = reading.at, 0
+                    yield f"event: read\ndata: {read:%H:%M:%S}\n\n"
+                if seen != known:
+                    known, silent = seen, 0
+                    yield "event: changed\ndata: 1\n\n"
+                if silent >= _KEEP_ALIVE:
+                    silent = 0
+                    yield ": still here\n\n"
+                await asyncio.sleep(_TICK_S)
+        finally:
+            self._streams -= 1
+
+    def _seen(self) -> tuple[int, int, int]:
+        use = self._sources.use
+        return self._sources.cluster.changes, use.changes if use else 0, self._sources.derived.changes
+
+
+def _visible(value: Any) -> Any:
+    """Texts without characters that change how others are shown, such as the direction; lines stay."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() or each in "\r\n\t" else "?" for each in value)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a small form. Raises ValueError for one that is too large."""
+    most, body = 4 * what_if.MAX_BYTES, bytearray()  # each byte may be three in the encoding of forms
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise ValueError(f"More than {what_if.MAX_BYTES >> 10} KiB: paste fewer objects.")
+    except ClientDisconnect:
+        return {}
+    fields = parse_qs(bytes(body).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=8)
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _query(request: Request) -> str:
+    return request.query_params.get("q", "")[:100]
+
+
+def _page(request: Request) -> str:
+    return request.query_params.get("page", "1")
+
+
+def _node_texts(node: Any) -> str:
+    products = {gpu.product for gpu in node.gpus}
+    claims = {f"{part.namespace}/{part.claim}" for gpu in node.gpus for part in gpu.parts}
+    policies = {gpu.policy for gpu in node.gpus}
+    return " ".join((node.name, *products, *claims, *policies))
+
+
+def _claim_texts(row: Any) -> str:
+    return " ".join((f"{row.namespace}/{row.name}", row.state, *row.nodes, *row.pods, *row.requests))
+
+
+def _is_about(event: Any, kind: str, row: Any) -> bool:
+    return bool((event.kind, event.namespace, event.name) == (kind, row.namespace, row.name))
+
+
+def _namespace(item: Mapping[str, Any]) -> str:
+    return str(item["metadata"].get("namespace") or "default")
+
+
+__all__ = ["PageSources", "Pages", "Waiting", "application", "templates"]

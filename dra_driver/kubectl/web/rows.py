@@ -1,0 +1,204 @@
+"""Rows of the tables: claims, waiting pods, events. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import ClaimRow
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+from dra_driver.kubectl.usage.prices import Prices
+from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
+
+Wire = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimDeviceRow:
+    """A device of a claim; ``gpu`` is "" where the GPU is not known. ``use`` is None where it is not measured."""
+
+    request: str
+    device: str
+    node: str
+    gpu: str
+    part: Part | None
+    use: ClaimDeviceUse | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimOnPage:
+    """A claim with its devices. ``per_hour`` is its price, None without prices or where a part has none."""
+
+    claim: ClaimRow
+    devices: Sequence[ClaimDeviceRow]
+    per_hour: float | None = None
+
+    @property
+    def used_bytes(self) -> int | None:
+        known = [each.use.used_bytes for each in self.devices if each.use and each.use.used_bytes is not None]
+        return sum(known) if known and len(known) == len(self.devices) else None
+
+    @property
+    def granted_bytes(self) -> int:
+        return sum(each.part.memory_bytes for each in self.devices if each.part)
+
+
+Key = tuple[str, str, str, str]
+"""Namespace, claim, node and device."""
+Uses = Mapping[Key, ClaimDeviceUse]
+
+
+def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:
+    return {(use.namespace, use.claim, use.node, use.device): use for use in uses}
+
+
+def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses, prices: Prices | None) -> list[ClaimOnPage]:
+    """Claims with what their devices are on GPUs."""
+    places: dict[tuple[str, str, str, str], tuple[GpuRow, Part]] = {}
+    for node in fleet.nodes:
+        for gpu in node.gpus:
+            for part in (*gpu.parts, *gpu.admins):
+                places[part.namespace, part.claim, node.name, part.device] = (gpu, part)
+    return [_view(claim, places, uses, prices) for claim in claims]
+
+
+def _view(
+    claim: ClaimRow,
+    places: Mapping[tuple[str, str, str, str], tuple[GpuRow, Part]],
+    uses: Uses,
+    prices: Prices | None,
+) -> ClaimOnPage:
+    devices, cost = [], 0.0
+    priced = prices is not None and bool(claim.devices)
+    for device in claim.devices:
+        key = (claim.namespace, claim.name, device.node, device.device)
+        gpu, part = places.get(key, (None, None))
+        devices.append(
+            ClaimDeviceRow(
+                request=device.request,
+                device=device.device,
+                node=device.node,
+                gpu=gpu.name if gpu else "",
+                part=part,
+                use=uses.get(key),
+            )
+        )
+        hour = prices.of(gpu.product) if prices is not None and gpu is not None else None
+        part_of = _memory_part(gpu, part)
+        priced = priced and hour is not None and part_of is not None
+        cost += (hour or 0.0) * (part_of or 0.0)
+    return ClaimOnPage(claim=claim, devices=tuple(devices), per_hour=cost if priced else None)
+
+
+def _memory_part(gpu: GpuRow | None, part: Part | None) -> float | None:
+    """What is charged of a GPU: the claim's part of its memory, as ``kubectl/usage/cost.py`` says."""
+    if gpu is None or part is None:
+        return None
+    if part.admin:
+        return 0.0
+    if part.form == "whole":
+        return 1.0
+    return min(1.0, part.memory_bytes / gpu.memory_bytes) if gpu.memory_bytes and part.memory_bytes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Pods that wait, of one owner: they have one reason, and the first is explained."""
+
+    namespace: str
+    name: str
+    owner: str
+    count: int
+    since: str
+    pod: Wire
+
+
+def waiting_pods(state: ClusterState) -> list[Waiting]:
+    """Pods with claims or extended resources that are on no node, by owner, those that wait longest first."""
+    groups: dict[tuple[str, str], list[Wire]] = {}
+    for pod in state.pods:
+        if not _waits(pod):
+            continue
+        metadata = pod["metadata"]
+        owners = metadata.get("ownerReferences") or ()
+        owner = f"{owners[0].get('kind')}/{owners[0].get('name')}" if owners else ""
+        key = (str(metadata.get("namespace") or "default"), owner or f"pod/{metadata.get('name')}")
+        groups.setdefault(key, []).append(pod)
+    found = [_waiting(namespace, owner, pods) for (namespace, owner), pods in groups.items()]
+    return sorted(found, key=lambda each: (each.since, each.namespace, each.name))
+
+
+def _waiting(namespace: str, owner: str, pods: Sequence[Wire]) -> Waiting:
+    first = min(pods, key=lambda pod: (str(pod["metadata"].get("creationTimestamp") or ""), pod["metadata"]["name"]))
+    metadata = first["metadata"]
+    shown = "" if owner.startswith("pod/") else owner
+    since = str(metadata.get("creationTimestamp") or "")
+    return Waiting(
+        namespace=namespace, name=str(metadata["name"]), owner=shown, count=len(pods), since=since, pod=first
+    )
+
+
+def _waits(pod: Wire) -> bool:
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    if spec.get("nodeName") or status.get("phase", "Pending") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+        return False
+    return bool(spec.get("resourceClaims")) or any(
+        "/" in name
+        for each in spec.get("containers") or ()
+        for name in (each.get("resources") or {}).get("requests") or ()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """One warning of the cluster."""
+
+    at: str
+    reason: str
+    about: str
+    kind: str
+    namespace: str
+    name: str
+    message: str
+    count: int
+    source: str
+
+
+def event_rows(events: Iterable[Wire]) -> list[EventRow]:
+    """The newest first."""
+    return sorted(map(_event, events), key=lambda each: each.at, reverse=True)
+
+
+def _event(event: Wire) -> EventRow:
+    about = event.get("involvedObject") or {}
+    kind, namespace, name = (str(about.get(field) or "") for field in ("kind", "namespace", "name"))
+    count = (event.get("series") or {}).get("count") or event.get("count") or 1
+    return EventRow(
+        at=str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or ""),
+        reason=str(event.get("reason") or ""),
+        about=f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}",
+        kind=kind,
+        namespace=namespace,
+        name=name,
+        message=str(event.get("message") or ""),
+        count=count if isinstance(count, int) else 1,
+        source=str((event.get("source") or {}).get("component") or ""),
+    )
+
+
+def span(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h``, ``5 d``."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def ago(moment: str, now: datetime) -> str:
+    """How long ago a time of RFC 3339 is; "" for what is none."""
+    try:
+        then = datetime.fromisoformat(moment)
+    except ValueError:
+        return ""
+    return span(max(0.0, (now - then).total_seconds())) if then.tzinfo else ""

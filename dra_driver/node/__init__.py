@@ -1,0 +1,1 @@
+"""Run the driver on each node: the node process and the usage exporter."""

@@ -1,0 +1,224 @@
+"""One claim in the journal, as values: its state and its devices.
+
+An entry holds everything that is needed to undo a prepare. `journal` stores entries; the states are:
+
+    (no entry) --begin--> preparing --finish--> prepared --start_unprepare--> unpreparing --forget--> (no entry)
+                              \\____________________ teardown ____________________/
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NewType
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.mig import MigInstance, PartitionId
+from dra_driver.core.model.terms import Form, Interval, SharingTerms, Strategy, Use
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+
+OwnerId = NewType("OwnerId", str)
+"""One run of the node process. Every run has its own id, also of the same pod."""
+
+
+class State(StrEnum):
+    """How far a claim is. Only ``prepared`` was ever answered to the kubelet."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    UNPREPARING = "unpreparing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceIds:
+    """The ids of a partition that exists; the names of its device files are made from them."""
+
+    gi_id: int
+    ci_id: int
+    uuid: MigUuid
+
+    @classmethod
+    def of(cls, instance: MigInstance) -> "InstanceIds | None":
+        """The ids of ``instance``; None when no program can use it."""
+        device = instance.device
+        if device is None or device.uuid is None:
+            return None
+        return cls(gi_id=instance.gi_id, ci_id=device.ci_id, uuid=device.uuid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedPartition:
+    """A partition that is assigned to a claim. ``size`` is in memory slices.
+
+    ``created_by_driver``: this driver creates the partition for the claim and destroys it afterwards. Otherwise another
+    manager created it, and the claim only uses it. ``live`` is None while the partition may not exist yet.
+    """
+
+    id: PartitionId
+    profile_name: str
+    size: int
+    created_by_driver: bool
+    live: InstanceIds | None = None
+
+    def overlaps(self, other: "AssignedPartition") -> bool:
+        """Whether both cover a memory slice of the same GPU."""
+        mine, its = self.id, other.id
+        same_gpu = mine.gpu_uuid == its.gpu_uuid
+        return same_gpu and mine.start < its.start + other.size and its.start < mine.start + self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedShare:
+    """What one share of a GPU consumes, and how much the GPU had to share when the claim was prepared.
+
+    Memory is in bytes, None on a GPU without memory of its own. ``percent`` is 0 to 100; 0 is a share that asked for no
+    compute and has no limit of it. ``max_shares`` None sets no limit.
+    """
+
+    memory: int | None
+    percent: int
+    count: int
+    total_memory: int | None
+    max_shares: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedSharing:
+    """How a device is shared: between claims when ``share`` is set (by policy), else inside the claim (by its config).
+
+    ``daemon`` is set under MPS; for a partition only once the partition exists. ``interval`` is Default under MPS.
+    """
+
+    strategy: Strategy
+    interval: Interval = Interval.DEFAULT
+    share: AssignedShare | None = None
+    daemon: MpsDaemon | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedDevice:
+    """One result of a claim's allocation as it was prepared. ``request`` is the base request.
+
+    ``share_id`` alone does not make it a share: a claim that consumes all of a shared GPU has the whole GPU.
+    """
+
+    request: str
+    pool: PoolName
+    device: DeviceName
+    share_id: str | None
+    admin_access: bool
+    gpu_uuid: GpuUuid
+    partition: AssignedPartition | None = None
+    sharing: AssignedSharing | None = None
+
+    @property
+    def form(self) -> Form:
+        """Whole GPU, share or partition."""
+        if self.partition is not None:
+            return Form.PARTITION
+        return Form.SHARE if self.sharing is not None and self.sharing.share is not None else Form.WHOLE
+
+    @property
+    def changes_hardware(self) -> bool:
+        """Whether the device needs GPU locks, a durable intent and a release afterwards."""
+        return not self.admin_access and (self.partition is not None or self.sharing is not None)
+
+    @property
+    def use(self) -> Use:
+        """The use of the GPU by this device, for policies and publishing."""
+        sharing, partition = self.sharing, self.partition
+        terms = None
+        if sharing is not None and sharing.share is not None:
+            terms = SharingTerms(
+                strategy=sharing.strategy, interval=sharing.interval, max_shares=sharing.share.max_shares
+            )
+        return Use(
+            gpu_uuid=self.gpu_uuid,
+            form=self.form,
+            partition=partition.id if partition else None,
+            created_by_driver=partition.created_by_driver if partition else False,
+            sharing=terms,
+            of_shared=self.form is Form.WHOLE and self.share_id is not None,
+        )
+
+
+def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
+    """The GPUs of ``devices`` without those of admin access, each once, in lock order."""
+    return tuple(sorted({device.gpu_uuid for device in devices if not device.admin_access}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptToken:
+    """Which process works on an entry, and in which of its attempts.
+
+    A process compares it to notice that another process took the entry over.
+    """
+
+    owner: OwnerId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One claim in the journal. ``changed_at`` is in seconds since the epoch, for people only."""
+
+    ref: ClaimRef
+    state: State
+    attempt: AttemptToken
+    boot_id: str
+    changed_at: float
+    devices: tuple[AssignedDevice, ...]
+
+    @property
+    def changes_hardware(self) -> bool:
+        """Whether a teardown has more to undo than files."""
+        return any(device.changes_hardware for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One device that is assigned to a claim, without admin access."""
+
+    uid: ClaimUid
+    device: AssignedDevice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanedPartition:
+    """A partition that this driver created for a claim that is no longer in the journal.
+
+    An older version of the driver, which runs beside this one during an update, removes claims but knows no partitions;
+    the record of a partition that was created outlives the claim's entry.
+    """
+
+    uid: ClaimUid
+    position: int
+    partition: AssignedPartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """``wanted`` cannot be assigned while the ``holders`` have their devices.
+
+    ``other`` is the first device that excludes it. It is None when the sum of all shares is too large; ``shortage``
+    then says in half a sentence what is short.
+    """
+
+    wanted: AssignedDevice
+    holders: tuple[ClaimUid, ...]
+    other: AssignedDevice | None = None
+    shortage: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """Why a claim could not be begun.
+
+    ``by``: entries of claims with conflicting devices, or the claim's own entry. ``orphaned_partitions``: overlapping
+    partitions without a claim. ``conflict``: the first conflict; None for the claim's own entry, and when only orphaned
+    partitions block it.
+    """
+
+    by: tuple[Entry, ...] = ()
+    orphaned_partitions: tuple[OrphanedPartition, ...] = ()
+    conflict: Conflict | None = None

@@ -1,0 +1,181 @@
+"""Inspects, creates and removes the partitions of claims.
+
+An instance that exists before the claim's intent is recorded is foreign: the claim uses it, and the driver never
+destroys it. A partition that could not be created is therefore recorded as not created, so that a foreign instance that
+appears in its place later is not taken for the driver's own.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from dra_driver.core.errors import DraError, GpuBusyError, HardwareError, NoRoomError
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.mig import MigInstance
+from dra_driver.node.claims.dependencies import HasClock, HasHardware, require_hardware
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    Assignment,
+    AttemptToken,
+    InstanceIds,
+    OrphanedPartition,
+)
+from dra_driver.node.claims.hardware.deadline import Deadline
+from dra_driver.node.claims.hardware.ownership import destroy_if_owned
+from dra_driver.node.claims.planning import PreparePlan
+
+log = logging.getLogger(__name__)
+
+STEP_S = 5.0
+"""Seconds to try a busy GPU within one attempt; the call itself tries again while it has time (`waiting`)."""
+
+
+class OrphanJournal(Protocol):
+    """Partitions that this driver created for a claim that has no entry any more."""
+
+    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]: ...
+    def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None: ...
+
+
+class OrphanDependencies(HasHardware, HasClock, Protocol):
+    @property
+    def journal(self) -> OrphanJournal: ...
+
+
+class InspectJournal(Protocol):
+    def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]: ...
+    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]: ...
+
+
+class InspectDependencies(HasHardware, Protocol):
+    @property
+    def journal(self) -> InspectJournal: ...
+
+
+class AmendJournal(Protocol):
+    def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: tuple[AssignedDevice, ...]) -> bool: ...
+
+
+class CreateJournal(OrphanJournal, AmendJournal, Protocol):
+    @property
+    def rebuild_pending(self) -> bool: ...
+
+
+class CreateDependencies(OrphanDependencies, Protocol):
+    @property
+    def journal(self) -> CreateJournal: ...
+
+
+def inspect_partitions(deps: InspectDependencies, todo: PreparePlan) -> PreparePlan:
+    """The plan with, for each partition, whether it exists already. Changes nothing.
+
+    Raises `NoRoomError` for a foreign instance that no program can use. For an instance of this driver the journal's
+    ``begin`` reports the claim that has it, whatever is found here.
+    """
+    for position, device in enumerate(todo.devices):
+        part = device.partition
+        if part is None or device.admin_access:
+            continue
+        found = require_hardware(deps).mig.find(part.id)
+        live = InstanceIds.of(found) if found else None
+        if found is not None and live is None and not _is_recorded_as_created(deps.journal, part):
+            raise NoRoomError(
+                f"{device.device} of claim {todo.ref} cannot be created: GPU instance {found.gi_id} is in its place, "
+                "incomplete or divided into smaller compute instances, and was not created by this driver; remove it "
+                "(nvidia-smi mig -dci, -dgi) or delete the pod"
+            )
+        todo = todo.with_device(position, partition=replace(part, created_by_driver=live is None, live=live))
+    return todo
+
+
+def create_partitions(
+    deps: CreateDependencies, todo: PreparePlan, attempt: AttemptToken, deadline: Deadline
+) -> PreparePlan:
+    """Create the partitions that do not exist, in the order of the allocation. Returns the plan with their ids."""
+    hardware = require_hardware(deps)
+    to_create = [at for at, part in _partitions(todo) if part.created_by_driver]
+    for count, position in enumerate(to_create):
+        part = todo.devices[position].partition
+        if part is None:
+            continue
+        try:
+            created = _create_partition(deps, part, deadline)
+        except DraError as error:
+            left_over = isinstance(error, HardwareError) and error.left_over
+            _mark_not_created(deps.journal, todo, attempt, to_create[count + 1 if left_over else count :])
+            raise
+        finally:
+            hardware.changed()
+        todo = todo.with_device(position, partition=replace(part, live=InstanceIds.of(created)))
+    return todo
+
+
+def remove_orphaned_partitions(
+    deps: OrphanDependencies, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None
+) -> None:
+    """Remove the GPU's partitions whose claim has no entry, or only those of claim ``of``.
+
+    The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
+    `MigControl`. Waits ``within_s`` for all of them together.
+    """
+    hardware, deadline = require_hardware(deps), Deadline(deps.clock, deps.clock.now() + within_s)
+    for orphan in deps.journal.orphaned_partitions():
+        if orphan.partition.id.gpu_uuid != gpu or (of is not None and orphan.uid != of):
+            continue
+        try:
+            destroy_if_owned(hardware.mig, orphan.partition, within_s=deadline.left_s())
+        finally:
+            hardware.changed()
+        deps.journal.forget_orphaned_partition(orphan)
+        log.warning("orphaned partition removed", extra={"partition": str(orphan.partition.id)})
+
+
+def _create_partition(deps: CreateDependencies, part: AssignedPartition, deadline: Deadline) -> MigInstance:
+    """Create it; after `NoRoomError` remove the GPU's orphaned partitions and try once more.
+
+    Orphans that overlap it were removed before. Another orphan may still have engines that it needs (one ``+me`` has
+    those of another), and the scheduler counts both as free.
+    """
+    mig = require_hardware(deps).mig
+    try:
+        return mig.create(part.id, part.size, within_s=deadline.left_s())
+    except NoRoomError as error:
+        gpu = part.id.gpu_uuid
+        orphans = [orphan for orphan in deps.journal.orphaned_partitions() if orphan.partition.id.gpu_uuid == gpu]
+        if error.left_over or not orphans or deps.journal.rebuild_pending:
+            raise
+        try:
+            remove_orphaned_partitions(deps, gpu, within_s=deadline.left_s(most_s=STEP_S))
+        except HardwareError as busy:
+            raise GpuBusyError(
+                f"{error}; {orphans[0].partition.id} of a claim that has ended cannot be removed yet: {busy}"
+            ) from busy
+    return mig.create(part.id, part.size, within_s=deadline.left_s())
+
+
+def _mark_not_created(journal: AmendJournal, todo: PreparePlan, attempt: AttemptToken, positions: list[int]) -> None:
+    """Record that these partitions were not created. When that fails they stay recorded as created, and teardown looks
+    for them; that only matters to a foreign instance that appears in such a place before the teardown."""
+    for position in positions:
+        part = todo.devices[position].partition
+        if part is not None:
+            todo = todo.with_device(position, partition=replace(part, created_by_driver=False))
+    try:
+        journal.amend(todo.ref.uid, attempt, todo.assigned)
+    except DraError:
+        return  # the first error is the one to report
+
+
+def _partitions(todo: PreparePlan) -> Iterator[tuple[int, AssignedPartition]]:
+    for position, device in enumerate(todo.devices):
+        if device.partition is not None and not device.admin_access:
+            yield position, device.partition
+
+
+def _is_recorded_as_created(journal: InspectJournal, part: AssignedPartition) -> bool:
+    """Whether the driver created this partition for a claim, with an entry or without: the instance is that one."""
+    recorded = [assigned.device.partition for assigned in journal.assignments(part.id.gpu_uuid)]
+    recorded += [orphan.partition for orphan in journal.orphaned_partitions()]
+    return any(each is not None and each.created_by_driver and each.id == part.id for each in recorded)

@@ -1,0 +1,292 @@
+"""The journal's file: created, opened, checked, and set aside when it is damaged.
+
+A damaged journal does not stop a node: the file is renamed (the newest few are kept for diagnosis), and a new journal
+starts with the note that it must be rebuilt. A new file always has that note, also when the old file was deleted: until
+`recover` has asked the API server, the devices of other claims are unknown.
+
+A lock file guards the opening only, so that one of two processes that find the same damage sets the file aside. Later,
+SQLite's own locks are enough. Write-ahead logging works for processes in different containers that share the directory,
+because they share the host's kernel and page cache.
+"""
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dra_driver.core.errors import ConfigurationError, StorageError
+from dra_driver.core.files import lock_file
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.node.claims.journal import rows, values
+from dra_driver.node.claims.journal.schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
+
+log = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 10.0
+OPEN_TIMEOUT_S = 15.0
+REBUILD = "rebuild-pending"
+_KEPT_DAMAGED = 3
+_LOG_BYTES = 2 * 2**20
+"""Size of the write-ahead log."""
+# Versions count up from 1. A version beyond this is damage and not that of a newer driver.
+_HIGHEST_PLAUSIBLE_VERSION = 100
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading or writing may raise. Python decodes SQLite's texts and its error messages, which quote the file's
+content; when the content is damaged, decoding fails."""
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "the file system is full: free space there",
+    sqlite3.SQLITE_READONLY: "it is read-only: mount the plugin directory writable into the node process",
+    sqlite3.SQLITE_BUSY: f"another process has kept it locked for more than {BUSY_TIMEOUT_S:g} s",
+    sqlite3.SQLITE_IOERR: "the disk reports an I/O error (full or failing): check df and the kernel log",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, in a writable directory",
+    sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
+    sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
+    **dict.fromkeys(
+        (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT),
+        "it is damaged: restart the node process, which rebuilds it",
+    ),
+}
+# A constraint can only be violated when an index and its table differ: every insert checks before, in the same
+# transaction.
+_CORRUPTION = frozenset(
+    (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenJournal:
+    """An open connection, and where a damaged file was moved (None when there was none)."""
+
+    connection: sqlite3.Connection
+    set_aside: Path | None
+    files: "OpenFiles"
+
+
+class OpenFiles:
+    """The files that the connection has open: the journal and SQLite's files beside it. Immutable and thread-safe.
+
+    SQLite keeps using files that were removed or moved, and no other process ever sees what it writes there. SQLite
+    does not replace its files while a process has the database open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        beside = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm"))
+        self._known = {each: found for each in beside if (found := _identity(each))}
+
+    def displaced(self) -> Path | None:
+        """The first file that was removed or replaced; None when there is none, or when it cannot be checked."""
+        try:
+            return next((path for path, known in self._known.items() if _identity(path) != known), None)
+        except OSError:
+            return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
+    """Open the journal at ``path``; create it and its directory (0700) when missing.
+
+    Raises `StorageError` when the file system refuses, and `ConfigurationError` when a newer version of the driver
+    wrote the file. A crash leaves a complete file or none.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opening(path):
+            return _open_or_replace(path, now)
+    except OSError as error:
+        raise StorageError(
+            f"cannot open the journal {path}: {(error.strerror or str(error)).lower()}; "
+            "check the plugin directory's path, permissions and free space"
+        ) from error
+
+
+def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
+    """One of `FAILURES` as a `StorageError`, for a pod's event or for a failed start."""
+    advice = _ADVICE.get(primary_code(error), str(error))
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
+
+
+def primary_code(error: Exception) -> int:
+    """SQLite's primary result code, -1 when Python's module itself raised."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
+    code = getattr(error, "sqlite_errorcode", None)
+    return -1 if code is None else int(code) & 0xFF
+
+
+def is_corruption(error: Exception) -> bool:
+    """Whether the file's content caused the error, so that another try does not help."""
+    return primary_code(error) in _CORRUPTION
+
+
+@contextlib.contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    try:
+        fd = lock_file(path.with_name(path.name + ".lock"), timeout_s=OPEN_TIMEOUT_S)
+    except BlockingIOError as error:
+        raise StorageError(
+            f"cannot open the journal {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s; "
+            "end it (look for a second node process) and start again"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
+    try:
+        return _opened(path, set_aside=None)
+    except FAILURES as error:
+        if not is_corruption(error) and not _claims_to_be_read_only(path, error):
+            raise storage_error(path, "read entries", error) from error
+        reason = str(error)
+    aside = _set_aside(path, now())
+    log.error(
+        "journal is damaged; starting a new one that will be rebuilt",
+        extra={"path": str(path), "kept_as": str(aside), "reason": reason},
+    )
+    try:
+        return _opened(path, set_aside=aside)
+    except FAILURES as error:
+        raise storage_error(path, "start anew", error) from error
+
+
+def _opened(path: Path, set_aside: Path | None) -> OpenJournal:
+    connection = _open(path)
+    return OpenJournal(connection=connection, set_aside=set_aside, files=OpenFiles(path))
+
+
+def _claims_to_be_read_only(path: Path, error: Exception) -> bool:
+    # One byte of the header says whether SQLite may write. The kernel says so for file systems, modes and attributes.
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return writable and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    _create_private(path)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        _configure(connection, path)
+        _check_schema(connection, path)
+        _fill_log(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _fill_log(connection: sqlite3.Connection, path: Path) -> None:
+    """Give the write-ahead log its later size, in zeros, so that commits write in place. Best effort.
+
+    A commit that makes the file longer makes the file system write its own journal, too: twice the time of a sync.
+    SQLite finds the end of the log by checksums (sqlite.org/fileformat2.html, 4.1), so what follows it has no meaning.
+    Inside a transaction, because only its holder may write to the log.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # No lock of SQLite is on this file, so closing it releases none.
+        descriptor = os.open(f"{path}-wal", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            os.pwrite(descriptor, bytes(max(0, _LOG_BYTES - size)), size)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        log.debug("the journal's log grows as it is written", extra={"path": str(path), "reason": str(error)})
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _create_private(path: Path) -> None:
+    # Never opens an existing file: closing any descriptor of a file drops all POSIX locks which this process has on
+    # it, SQLite's included. The files beside it (-wal, -shm) get its mode from SQLite.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    path.chmod(0o600)
+
+
+def _configure(connection: sqlite3.Connection, path: Path) -> None:
+    # As the module does, but its own error is an OperationalError without a code.
+    connection.text_factory = bytes.decode
+    connection.row_factory = sqlite3.Row  # columns by name, see `schema`
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        # The file system has no shared memory maps. Slower, and as safe.
+        log.warning("journal runs without write-ahead logging", extra={"path": str(path), "mode": mode})
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    # A claim writes about five pages twice, so 500 pages are fifty claims between two checkpoints in a call; others
+    # happen in `Journal.tidy`, outside of calls. The log stays below `_LOG_BYTES` nearly always.
+    connection.execute("PRAGMA wal_autocheckpoint = 500")
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+    connection.execute("PRAGMA cache_size = -512")  # KiB; the whole journal of a node fits
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
+        raise values.corruption(f"the schema's version is {version}")
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}); install that version again, or drain the node and delete the file"
+        )
+    if version == 0:
+        connection.executescript(SCHEMA)  # fails on a file with foreign tables, which is then moved aside
+    if not _is_complete(connection):
+        connection.executescript(ADDED)
+    _check_content(connection)
+
+
+def _is_complete(connection: sqlite3.Connection) -> bool:
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    return names.issuperset(ADDED_NAMES)
+
+
+def _check_content(connection: sqlite3.Connection) -> None:
+    """Read everything once as it will be read later, so that damage is found here, where it can be repaired."""
+    (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if problem != "ok":
+        raise values.corruption(str(problem))
+    # A device without its claim would be blocked for ever.
+    if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+        raise values.corruption("a device has no claim")
+    for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
+        pass
+    for _ in rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)):
+        pass
+    for note in connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note"):
+        for column in note:
+            values.parse_text("of a GPU's note", column)
+    if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
+        raise values.corruption("table note has a key that this driver never wrote")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # fails on a file that can only be read
+    connection.execute("ROLLBACK")
+
+
+def _set_aside(path: Path, now_s: float) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
+    for suffix in ("-wal", "-shm", ""):  # the main file last: until then the next start finds the damage again
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
+    kept = sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
+    for old in kept[:-_KEPT_DAMAGED]:
+        for suffix in ("", "-wal", "-shm"):
+            old.with_name(old.name + suffix).unlink(missing_ok=True)
+    return target

@@ -1,0 +1,214 @@
+"""The journal's state of GPUs: notes about changed settings, orphaned partitions, and the backup of both.
+
+The backup is written inside the transaction, before COMMIT, so no hardware change is recorded in SQLite alone. SQLite's
+lock keeps two processes from writing at once.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from dra_driver.core.errors import StorageError
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.node.claims.entry import OrphanedPartition, OwnerId
+from dra_driver.node.claims.journal import claim_names, details, rows, schema, values
+from dra_driver.node.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
+from dra_driver.node.claims.journal.claim_names import ClaimNames
+from dra_driver.node.claims.journal.database import Database
+from dra_driver.node.claims.journal.file import REBUILD, OpenJournal
+
+log = logging.getLogger(__name__)
+
+BACKUPS_FOLDER = "made"
+"""The folder beside the journal."""
+_CREATED = f"""
+SELECT m.uid AS uid, m.position AS position, {details.SELECT_MIG} FROM mig AS m
+WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
+"""  # noqa: S608 - columns are constants
+_CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
+
+
+class GpuNotesStore(Database):
+    """The part of the journal about GPUs. Thread-safe; errors and waits as in `Database`."""
+
+    def __init__(
+        self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
+    ) -> None:
+        super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
+        self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
+        self._names = ClaimNames(path.parent / claim_names.FILE)
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
+        """The note's value; None when it does not exist."""
+        with self._reading("read a GPU note") as connection:
+            query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
+            row = connection.execute(query, (gpu, key)).fetchone()
+            return None if row is None else values.parse_text("value", row[0])
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        """Set the note; durable on return."""
+        with self._writing("set a GPU note", durable=True) as connection:
+            connection.execute(_SET_NOTE, {"gpu_uuid": gpu, "key": key, "value": value, "boot_id": self.boot_id})
+            self._write_backups(connection, (gpu,))
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        """Remove the note; durable on return. Idempotent."""
+        with self._writing("clear a GPU note", durable=True) as connection:
+            connection.execute("DELETE FROM gpu_note WHERE gpu_uuid = ? AND key = ?", (gpu, key))
+            self._write_backups_best_effort(connection, (gpu,))
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        """The GPUs that have such a note, sorted."""
+        return tuple(sorted(gpu for gpu, keys in self.noted_gpus().items() if key in keys))
+
+    def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]:
+        """The keys of the notes of every GPU that has one. At most a few per GPU, usually none."""
+        found: dict[GpuUuid, frozenset[str]] = {}
+        with self._reading("list GPU notes") as connection:
+            for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
+                uuid = GpuUuid(values.parse_text("gpu_uuid", gpu))
+                found[uuid] = found.get(uuid, frozenset()) | {values.parse_text("key", key)}
+        return found
+
+    def drop_older_notes(self, keys: Sequence[str]) -> None:
+        """Remove notes of earlier boots about settings that do not survive a reboot; nothing when this boot's id is
+        unknown.
+        """
+        if self.boot_id:
+            with self._writing("drop GPU notes of an earlier boot", durable=True) as connection:
+                for key in keys:
+                    query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
+                    gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
+                    self._write_backups_best_effort(
+                        connection, [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
+                    )
+
+    def created_partitions(self) -> frozenset[PartitionId]:
+        """Partitions that this driver created, or is about to create or destroy, with or without a claim.
+
+        Called at each read of the hardware: one index read, whatever the number of claims.
+        """
+        with self._reading("list created partitions") as connection:
+            return frozenset(
+                PartitionId(
+                    GpuUuid(values.parse_text("gpu_uuid", gpu)),
+                    values.parse_int("profile", profile),
+                    values.parse_int("start", start),
+                )
+                for gpu, profile, start in connection.execute(_CREATED_IDS)
+            )
+
+    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]:
+        """Partitions that this driver created and whose claim is no longer in the journal."""
+        with self._reading("list orphaned partitions") as connection:
+            return tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)))
+
+    def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None:
+        """Record that the partition was destroyed; durable. Does nothing when a claim has it (again)."""
+        with self._writing("forget an orphaned partition", durable=True) as connection:
+            if orphan in tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED))):
+                connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (orphan.uid, orphan.position))
+                self._write_backups_best_effort(connection, (orphan.partition.id.gpu_uuid,))
+
+    @property
+    def rebuild_pending(self) -> bool:
+        """Whether the file is new, and the claims that were prepared before are not yet known."""
+        with self._reading("read a note") as connection:
+            return is_pending(connection)
+
+    def note_rebuilt(self) -> None:
+        """Record that the journal is complete."""
+        with self._writing("write a note", durable=True) as connection:
+            connection.execute("DELETE FROM note WHERE key = ?", (REBUILD,))
+
+    def restore_from_backups(self) -> None:
+        """Read the backups into a journal that must be rebuilt; otherwise do nothing. Idempotent: existing rows stay.
+
+        Partitions become orphaned partitions until their claims are adopted. Partitions of an earlier boot are skipped:
+        they no longer exist, and another instance may be in their place.
+        """
+        if not self.rebuild_pending:
+            return
+        with self._writing("restore from backups", durable=True) as connection:
+            if is_pending(connection):  # still pending: another process may have been faster
+                for backup in self._backups.read():
+                    connection.executemany(_KEEP_NOTE, [_note_row(backup.gpu, note) for note in backup.notes])
+                    if not self.boot_id or backup.boot_id in ("", self.boot_id):
+                        connection.executemany(_KEEP_PARTITION, map(_mig_row, backup.partitions))
+
+    def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
+        """The claims among ``uids`` whose names are recorded outside of this file, with or without an entry."""
+        return self._names.find(uids)
+
+    def write_all_backups(self) -> None:
+        """Make the backups equal to the journal, whatever a crash or another version left there.
+
+        Raises `StorageError`. Does nothing while a rebuild is pending: the backups may then hold more than the journal.
+        """
+        with self._writing("write backups", durable=False) as connection:
+            if is_pending(connection):
+                return
+            query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
+            gpus = [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
+            self._write_backups(connection, gpus)
+            self._backups.keep_only(gpus)
+            self._write_names(connection)
+
+    def _write_names(self, connection: sqlite3.Connection) -> None:
+        """Names of all claims; those of claims that are gone stay while a partition of theirs exists."""
+        claims = [rows.claim_ref(row) for row in connection.execute("SELECT uid, namespace, name FROM claim")]
+        left = {values.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
+        self._names.keep(claims, left)
+
+    def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
+        """Write the backups of the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed then."""
+        for gpu in sorted(set(gpus)):
+            self._backups.write(self._backup(connection, gpu))
+
+    def _write_backups_best_effort(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
+        """The same after a release, which succeeds without a backup; `write_all_backups` corrects it later."""
+        try:
+            self._write_backups(connection, gpus)
+        except StorageError as error:
+            log.warning("GPU state backup not written; the next start writes it", extra={"reason": str(error)})
+
+    def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> GpuStateBackup:
+        notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))
+        created = connection.execute(_CREATED, (gpu,)).fetchall()
+        return GpuStateBackup(
+            gpu=gpu,
+            boot_id=self.boot_id,
+            notes=tuple(
+                NoteBackup(
+                    key=values.parse_text("key", row["key"]),
+                    value=values.parse_text("value", row["value"]),
+                    boot_id=values.parse_text("boot_id", row["boot_id"]),
+                )
+                for row in notes.fetchall()
+            ),
+            partitions=tuple(
+                PartitionBackup(orphan=orphan, device=DeviceName(values.parse_text("device", row["mig_device"])))
+                for row, orphan in zip(created, rows.orphaned_partitions(created), strict=True)
+            ),
+        )
+
+
+_SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
+_KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
+_KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
+
+
+def is_pending(connection: sqlite3.Connection) -> bool:
+    """Whether the note about the rebuild is there."""
+    return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
+
+
+def _note_row(gpu: GpuUuid, note: NoteBackup) -> values.Parameters:
+    return {"gpu_uuid": gpu, "key": note.key, "value": note.value, "boot_id": note.boot_id}
+
+
+def _mig_row(saved: PartitionBackup) -> values.Parameters:
+    return details.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

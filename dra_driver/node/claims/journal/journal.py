@@ -1,0 +1,299 @@
+"""The journal of the claims on this node, durable and shared by overlapping node processes.
+
+All reads and writes of entries, and the rule that a device is assigned once.
+
+Durability: what was answered to the kubelet (``finish``, ``forget``) is synced to disk before the call returns, one
+sync per claim. ``begin`` and ``start_unprepare`` are not synced unless asked: they must survive the death of the
+process, which they do, and the sync of the next step covers them. Where a step in between changes hardware in a way
+that outlives a power cut, ``durable=True`` pays for a second sync.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dra_driver.core.errors import StorageError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.terms import Form, Use
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    Assignment,
+    AttemptToken,
+    Blocked,
+    Entry,
+    OrphanedPartition,
+    OwnerId,
+    State,
+)
+from dra_driver.node.claims.journal import details, rows
+from dra_driver.node.claims.journal.file import OpenJournal
+from dra_driver.node.claims.journal.values import corruption, parse_text, parse_uid
+from dra_driver.node.claims.journal.whole_gpus import WholeGpuStore
+from dra_driver.node.claims.planning.conflicts import conflicts, overlaps
+
+# Two partial indexes, without devices of admin access: many monitoring claims make no prepare slower. Also by name: a
+# GPU that was replaced has another UUID, and its claims may not have ended. (SQLite uses one index for each half, and
+# none for an OR of them.)
+_RIVALS = f"""{rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
+{rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
+_ORPHANED_RIVALS = f"{rows.SELECT_ORPHANED} AND m.gpu_uuid = ?1 UNION {rows.SELECT_ORPHANED} AND m.uid = ?2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The number of claims and devices in the journal."""
+
+    claims: int
+    devices: int
+
+
+class Journal(WholeGpuStore):
+    """One open journal; see `database.Database` for opening, closing, errors and waits."""
+
+    def __init__(
+        self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
+    ) -> None:
+        super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
+        self.restore_from_backups()
+
+    def entry(self, uid: ClaimUid) -> Entry | None:
+        """The claim's entry, or None."""
+        with self._reading("look up a claim") as connection:
+            return next(
+                rows.entries(connection.execute(f"{rows.SELECT} WHERE c.uid = ? {rows.BY_POSITION}", (uid,))), None
+            )
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, by UID.
+
+        For the start, collection and people, not for calls: it grows with the number of claims.
+        """
+        with self._reading("list claims") as connection:
+            return tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)))
+
+    def uids(self) -> frozenset[ClaimUid]:
+        """The UIDs of all entries."""
+        with self._reading("list claims") as connection:
+            return frozenset(parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
+
+    def counts(self) -> Counts:
+        """The number of claims and devices, for metrics."""
+        with self._reading("count claims") as connection:
+            query = "SELECT (SELECT count(*) FROM claim), (SELECT count(*) FROM device)"
+            claims, devices = connection.execute(query).fetchone()
+            return Counts(claims=claims, devices=devices)
+
+    def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]:
+        """The devices of claims in any state, without admin access: of one GPU, or of all."""
+        with self._reading("list devices") as connection:
+            if gpu is None:
+                return tuple(rows.assignments(connection.execute(rows.SELECT_ASSIGNMENTS)))
+            return tuple(rows.assignments(connection.execute(f"{rows.SELECT_ASSIGNMENTS} AND d.gpu_uuid = ?", (gpu,))))
+
+    def uses(self) -> tuple[Use, ...]:
+        """The use of every GPU in use. Orphaned partitions count: this driver has to destroy them."""
+        with self._reading("list uses of GPUs"):
+            # In this order: a partition that loses its claim in between is then listed twice, and not missed.
+            assigned = tuple(holding.device.use for holding in self.assignments())
+            orphaned = (orphan.partition.id for orphan in self.orphaned_partitions())
+            return assigned + tuple(
+                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in orphaned
+            )
+
+    def begin(
+        self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False
+    ) -> AttemptToken | Blocked:
+        """Record the intent to prepare ``ref`` and assign its devices, or return what blocks it.
+
+        Check and record are one transaction: of two processes that begin at once, one is blocked. That only holds when
+        both use the same file, so nothing begins in a file that was removed or replaced; entries in it can still be
+        finished and undone.
+        """
+        if problem := self.problem:
+            raise StorageError(f"claim {ref} cannot be recorded: {problem}")
+        with self._writing("begin a claim", durable=durable) as connection:
+            blocked = self._blocked(connection, ref, devices)
+            return blocked or self._insert(connection, ref, devices, State.PREPARING)
+
+    def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice]) -> bool:
+        """Replace the details of the devices of a claim that is being prepared; not synced.
+
+        ``devices`` are those of ``begin`` with other details. False when the entry is no longer this attempt's.
+        """
+        with self._writing("amend a claim", durable=False) as connection:
+            own = connection.execute(
+                "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'preparing'",
+                (uid, attempt.owner, attempt.number),
+            ).fetchone()
+            if own is not None:
+                self._replace_details(connection, uid, devices)
+            return own is not None
+
+    def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool:
+        """Record that the claim is prepared; durable on return. False when the entry is no longer this attempt's.
+
+        ``devices``, when given, are those of ``begin`` with the details that became known.
+        """
+        with self._writing("finish a claim", durable=True) as connection:
+            changed = self._change(
+                connection,
+                "UPDATE claim SET state = 'prepared', changed_at = ? "
+                "WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'preparing'",
+                (self._now(), uid, attempt.owner, attempt.number),
+            )
+            if changed and devices:
+                self._replace_details(connection, uid, devices)
+            return changed
+
+    def start_unprepare(
+        self, uid: ClaimUid, *, only: AttemptToken | None = None, durable: bool = False
+    ) -> AttemptToken | None:
+        """Record that the claim is being undone, and take over its entry from any other attempt.
+
+        None without an entry; with ``only``, also when the entry is another attempt's.
+        """
+        with self._writing("start to unprepare a claim", durable=durable) as connection:
+            attempt = self._next_attempt()
+            changed = self._change(
+                connection,
+                "UPDATE claim SET state = 'unpreparing', owner = ?, attempt = ?, changed_at = ? "
+                "WHERE uid = ? AND (? IS NULL OR (owner = ? AND attempt = ?))",
+                (attempt.owner, attempt.number, self._now(), uid)
+                + ((only.owner, only.owner, only.number) if only else (None, None, None)),
+            )
+            return attempt if changed else None
+
+    def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool:
+        """Remove the entry and free its devices; durable. False when the entry is no longer this attempt's.
+
+        Partitions that were created for it must be destroyed before: no record of them remains. With
+        ``partitions_left`` they may still exist, and become `orphaned_partitions`.
+        """
+        with self._writing("forget a claim", durable=True) as connection:
+            changed = self._change(
+                connection,
+                "DELETE FROM claim WHERE uid = ? AND owner = ? AND attempt = ?",
+                (uid, attempt.owner, attempt.number),
+            )
+            if changed:
+                query = "DELETE FROM mig WHERE uid = ? AND made <= ? RETURNING gpu_uuid"
+                gone = connection.execute(query, (uid, int(not partitions_left))).fetchall()
+                self._write_backups_best_effort(connection, [GpuUuid(parse_text("gpu_uuid", gpu)) for (gpu,) in gone])
+            return changed
+
+    def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None:
+        """Record as prepared a claim that a lost journal had; return what blocks it when this journal differs.
+
+        Orphaned partitions that were created for this very claim become its own again and do not block it.
+        """
+        with self._writing("adopt a claim", durable=True) as connection:
+            blocked = self._blocked(connection, ref, devices, adopting=True)
+            if blocked is None:
+                self._insert(connection, ref, devices, State.PREPARED)
+            return blocked
+
+    def drop_older_boots(self) -> tuple[ClaimUid, ...]:
+        """Remove entries of earlier boots that have files alone, and return their UIDs.
+
+        Entries that changed hardware stay until the hardware was checked. Removes none when this boot's id is unknown.
+        """
+        if not self.boot_id:
+            return ()
+        with self._writing("drop claims of an earlier boot", durable=True) as connection:
+            # Partitions that a claim only used; an older version of the driver freed the claim without them.
+            connection.execute("DELETE FROM mig WHERE made = 0 AND uid NOT IN (SELECT uid FROM claim)")
+            older = connection.execute(
+                "DELETE FROM claim WHERE boot_id NOT IN ('', ?) "
+                "AND uid NOT IN (SELECT uid FROM mig UNION SELECT uid FROM sharing) RETURNING uid",
+                (self.boot_id,),
+            ).fetchall()
+            return tuple(sorted(parse_uid(uid) for (uid,) in older))
+
+    def _blocked(
+        self,
+        connection: sqlite3.Connection,
+        ref: ClaimRef,
+        devices: Sequence[AssignedDevice],
+        *,
+        adopting: bool = False,
+    ) -> Blocked | None:
+        own = self.entry(ref.uid)
+        if own is not None:
+            return Blocked(by=(own,))
+        orphaned_partitions = self._overlapping_orphans(connection, ref, devices)
+        if adopting:
+            created = {
+                device.partition.id
+                for device in devices
+                if device.partition is not None and device.partition.created_by_driver
+            }
+            orphaned_partitions = tuple(
+                each for each in orphaned_partitions if each.uid != ref.uid or each.partition.id not in created
+            )
+        found = tuple(conflicts(devices, self._rivals(connection, ref, devices)))
+        if not found and not orphaned_partitions:
+            return None
+        holders = dict.fromkeys(uid for conflict in found for uid in conflict.holders)
+        return Blocked(
+            by=tuple(self._holder(uid) for uid in holders),
+            orphaned_partitions=orphaned_partitions,
+            conflict=found[0] if found else None,
+        )
+
+    def _holder(self, uid: ClaimUid) -> Entry:
+        found = self.entry(uid)
+        if found is None:
+            raise corruption("a device has no claim")
+        return found
+
+    def _rivals(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice]
+    ) -> list[Assignment]:
+        """What other claims have of the wanted GPUs, or under the wanted names."""
+        wanted = dict.fromkeys((d.gpu_uuid, d.pool, d.device) for d in devices if not d.admin_access)
+        found = (
+            assigned for each in wanted for assigned in rows.assignments(connection.execute(_RIVALS, (ref.uid, *each)))
+        )
+        return list(
+            {(assigned.uid, assigned.device.device, assigned.device.share_id): assigned for assigned in found}.values()
+        )
+
+    def _overlapping_orphans(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice]
+    ) -> tuple[OrphanedPartition, ...]:
+        wanted = dict.fromkeys(d.gpu_uuid for d in devices if not d.admin_access)
+        found = (
+            orphan
+            for gpu in wanted
+            for orphan in rows.orphaned_partitions(connection.execute(_ORPHANED_RIVALS, (gpu, ref.uid)))
+        )
+        return tuple(
+            orphan for orphan in dict.fromkeys(found) if orphan.uid == ref.uid or overlaps(devices, orphan.partition)
+        )
+
+    def _insert(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice], state: State
+    ) -> AttemptToken:
+        attempt = super()._insert(connection, ref, devices, state)
+        self._replace_details(connection, ref.uid, devices)
+        return attempt
+
+    def _replace_details(
+        self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[AssignedDevice]
+    ) -> None:
+        """Replace rows of ``mig`` and ``sharing``.
+
+        Rows of an earlier claim with this UID that only used a partition go too.
+        """
+        if any(device.partition or device.sharing for device in devices):
+            connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))
+            connection.execute("DELETE FROM sharing WHERE uid = ?", (uid,))
+            connection.executemany(details.INSERT_MIG, details.mig_rows(uid, devices))
+            connection.executemany(details.INSERT_SHARING, details.sharing_rows(uid, devices))
+            self._write_backups(connection, [device.gpu_uuid for device in devices if device.partition is not None])
+
+    @staticmethod
+    def _change(connection: sqlite3.Connection, statement: str, values: tuple[object, ...]) -> bool:
+        return connection.execute(statement, values).rowcount == 1

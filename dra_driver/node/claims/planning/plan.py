@@ -1,0 +1,233 @@
+"""The plan for preparing one claim. Pure: an allocation, a snapshot and terms in, a plan or an error out.
+
+Checks that an allocation fits this node and this version of the driver, and chooses the CDI names of its devices. The
+journal decides whether a device is free.
+"""
+
+from collections.abc import Sequence
+from dataclasses import field, replace
+
+from dra_driver.core.errors import ClaimError, UnknownDeviceError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import DeviceName, PoolName
+from dra_driver.core.model.terms import Terms, terms_of
+from dra_driver.hardware.cdi import CdiNames
+from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry
+from dra_driver.node.claims.planning.configs import decode_all
+from dra_driver.node.claims.planning.conflicts import self_conflict
+from dra_driver.node.claims.planning.devices import identify, same_gpu
+from dra_driver.node.claims.planning.shares import share_of
+from dra_driver.node.claims.planning.sharing_plan import Granted, PartitionGroup, sharing_plan
+
+MAX_DEVICES = 32
+"""Results of one claim (resource/v1 ``AllocationResultsMaxSize``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    """One result of the allocation: its GPU, its partition or sharing, and its names.
+
+    ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document. Two results of one
+    claim have the same one when both mean the same device (admin access beside a normal request).
+    """
+
+    request: str
+    pool: PoolName
+    device: DeviceName
+    share_id: str | None
+    admin_access: bool
+    gpu: Gpu
+    cdi_device: str
+    cdi_ids: tuple[str, ...]
+    partition: AssignedPartition | None = None
+    sharing: AssignedSharing | None = None
+
+    @property
+    def prepared(self) -> PreparedDevice:
+        """The device in the answer to the kubelet."""
+        return PreparedDevice(
+            request_names=(self.request,),
+            pool=self.pool,
+            device=self.device,
+            cdi_device_ids=self.cdi_ids,
+            share_id=self.share_id,
+        )
+
+    @property
+    def assigned(self) -> AssignedDevice:
+        """The device in the journal."""
+        return AssignedDevice(
+            request=self.request,
+            pool=self.pool,
+            device=self.device,
+            share_id=self.share_id,
+            admin_access=self.admin_access,
+            gpu_uuid=self.gpu.uuid,
+            partition=self.partition,
+            sharing=self.sharing,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparePlan:
+    """All devices of one claim, in the order of the allocation.
+
+    ``partition_groups`` are partitions whose MPS daemons can be named only when the partitions exist.
+    """
+
+    ref: ClaimRef
+    devices: tuple[PlannedDevice, ...]
+    partition_groups: tuple[PartitionGroup, ...] = field(default=(), compare=False)
+
+    @property
+    def prepared(self) -> tuple[PreparedDevice, ...]:
+        """The answer to the kubelet: one entry per result, because the kubelet uses results as keys of health and pod
+        resources.
+        """
+        return tuple(device.prepared for device in self.devices)
+
+    @property
+    def assigned(self) -> tuple[AssignedDevice, ...]:
+        """The devices in the journal."""
+        return tuple(device.assigned for device in self.devices)
+
+    @property
+    def changes_hardware(self) -> bool:
+        """Whether the claim needs more than files."""
+        return any(device.changes_hardware for device in self.assigned)
+
+    def with_device(self, position: int, **changes: object) -> "PreparePlan":
+        """The plan with changed fields of the device at ``position``."""
+        changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
+        return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
+
+
+def plan_claim(
+    claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName, terms: Terms | None = None
+) -> PreparePlan:
+    """The plan for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default terms.
+
+    Raises `UnknownDeviceError` (another pool, a device that does not exist here or cannot be created), `ClaimError` (no
+    or too many results, devices that exclude each other, a kind of device or a mode of a GPU that is not supported, a
+    share of a GPU that is not shared) or `InvalidParametersError` (a config that is invalid, does not fit, or
+    contradicts the policy).
+    """
+    _check_results(claim, pool)
+    configs = decode_all(claim.ref, claim.configs)
+    granted = [_granted(claim.ref, result, snapshot, terms or {}) for result in claim.results]
+    sharing = sharing_plan(claim.ref, granted, configs)
+    devices = [
+        _device(claim.ref, _assigned(each, shared), each.gpu, names)
+        for each, shared in zip(granted, sharing.devices, strict=True)
+    ]
+    found = PreparePlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
+    if wrong := self_conflict(found.assigned):
+        raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
+    return found
+
+
+def restore_plan(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePlan:
+    """The plan that was carried out for a claim in the journal, checked against the GPUs of the snapshot.
+
+    Equal to what `plan_claim` returned for the claim when nothing changed. A GPU is found by its UUID: after it has got
+    another minor, the claim keeps it under the name of the allocation. Raises `DeviceLostError` when a GPU is gone.
+    Partitions are checked by `verify_prepared`, because a snapshot may be older than they are.
+    """
+    devices = (
+        _device(entry.ref, assigned, same_gpu(entry.ref, assigned, snapshot), names) for assigned in entry.devices
+    )
+    return PreparePlan(ref=entry.ref, devices=tuple(devices))
+
+
+def recorded_answer(entry: Entry, names: CdiNames) -> tuple[PreparedDevice, ...]:
+    """What was answered when the claim was prepared, from its journal entry alone: equal to `restore_plan`'s answer,
+    without any look at GPUs."""
+    return tuple(
+        PreparedDevice(
+            request_names=(assigned.request,),
+            pool=assigned.pool,
+            device=assigned.device,
+            cdi_device_ids=_cdi_ids(entry.ref, assigned, names),
+            share_id=assigned.share_id,
+        )
+        for assigned in entry.devices
+    )
+
+
+def _check_results(claim: AllocatedClaim, pool: PoolName) -> None:
+    if not 0 < len(claim.results) <= MAX_DEVICES:
+        raise ClaimError(
+            f"claim {claim.ref} has {len(claim.results)} devices of this driver, expected 1 to {MAX_DEVICES}"
+        )
+    seen: set[tuple[str, str | None]] = set()
+    for result in claim.results:
+        if result.pool != pool:
+            raise UnknownDeviceError(
+                f"device {result.device} of claim {claim.ref} is allocated from pool {result.pool}, but this node's "
+                f"pool is {pool}: the claim belongs to another node, or the driver was renamed since; delete the pod"
+            )
+        key = (result.device, result.share_id)
+        if not result.admin_access and key in seen:
+            raise ClaimError(
+                f"claim {claim.ref} lists device {result.device} twice without admin access; "
+                "a device can be allocated once only, so the allocation is broken: delete the claim"
+            )
+        if not result.admin_access:
+            seen.add(key)
+
+
+def _granted(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, terms: Terms) -> Granted:
+    gpu, partition = identify(ref, result, snapshot)
+    of_gpu = terms_of(terms, gpu.uuid)
+    share = None
+    if result.share_id is not None and partition is None and not result.admin_access:
+        share = share_of(ref, result, gpu, of_gpu)
+    return Granted(result=result, gpu=gpu, partition=partition, share=share, terms=of_gpu.sharing if share else None)
+
+
+def _assigned(each: Granted, sharing: AssignedSharing | None) -> AssignedDevice:
+    return AssignedDevice(
+        request=each.result.base_request,
+        pool=each.result.pool,
+        device=each.result.device,
+        share_id=each.result.share_id,
+        admin_access=each.result.admin_access,
+        gpu_uuid=each.gpu.uuid,
+        partition=each.partition,
+        sharing=sharing,
+    )
+
+
+def _device(ref: ClaimRef, assigned: AssignedDevice, gpu: Gpu, names: CdiNames) -> PlannedDevice:
+    cdi_device = names.claim_device(ref.uid, assigned.device, assigned.share_id)
+    return PlannedDevice(
+        request=assigned.request,
+        pool=assigned.pool,
+        device=assigned.device,
+        share_id=assigned.share_id,
+        admin_access=assigned.admin_access,
+        gpu=gpu,
+        cdi_device=cdi_device,
+        cdi_ids=_cdi_ids(ref, assigned, names),
+        partition=assigned.partition,
+        sharing=assigned.sharing,
+    )
+
+
+def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[str, ...]:
+    """The device's own id first; that of a share last.
+
+    The kubelet shows the health of a device by its first id (KEP-4680: ``resourceID``, the key of the list
+    ``allocatedResourcesStatus[].resources``): by a common one, of two GPUs one would hide the other. A share hides
+    files of the common edits (`cdi.masks`), so its own edits have to come after those. Runtimes apply a repeated id
+    once, where it stands first (containerd internal/cri/opts/spec_linux_opts.go, WithCDI).
+    """
+    own = names.claim_id(ref.uid, assigned.device, assigned.share_id)
+    return (names.common_id, own) if assigned.share_id is not None else (own, names.common_id)
+
+
+def names_of(devices: Sequence[PlannedDevice]) -> list[str]:
+    """Device names, for logs."""
+    return [device.device for device in devices]

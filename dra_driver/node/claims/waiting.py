@@ -1,0 +1,167 @@
+"""Waiting inside a call, for a limited time and in few calls at once.
+
+A prepare that fails costs its pod 60 to 90 seconds until the kubelet tries again (its pod resync). So a call waits for
+conditions that pass by themselves, until shortly before the kubelet's own deadline of 45 s. A waiting call occupies one
+of the few workers that serve the kubelet, and the unprepare that frees a device needs a worker too. So only some calls
+may wait at once; the others get the error immediately.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from dra_driver.core.errors import (
+    ApiUnreachableError,
+    DeviceInUseError,
+    DraError,
+    DriverUnavailableError,
+    FabricNotReadyError,
+    GpuBusyError,
+    RetryableError,
+    ServerBusyError,
+)
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.node.claims.prepare_gate import PreparesPausedError
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 1.0
+# Reserved for sending the answer to the kubelet.
+ANSWER_S = 2.0
+
+
+class ClaimBusyError(RetryableError):
+    """Another call or another process is working on the same claim."""
+
+
+class GpuLockedError(RetryableError):
+    """Another call or another process is working on a GPU of the claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBudget:
+    """When a call began and when all its claims must be answered, in seconds of the `WakeableClock`."""
+
+    started: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """For how many seconds from the start of a call each kind of error is waited for.
+
+    - ``call_s`` bounds all claims of the call together; the kubelet gives up after 45 s.
+    - ``read_s``: with less time left, no claim is read from the API server.
+    - ``in_use_s``: the device is assigned to a claim whose pod has just ended, or a process has the GPU open (a
+      monitor, an ending container).
+    - ``driver_s``: the NVIDIA driver is being loaded.
+    - ``fabric_s``: the NVLink fabric is being probed, after the last partition or at the start of the node.
+    - ``waiting``: how many calls may wait at the same time; must be less than the number of workers.
+    """
+
+    call_s: float = 40.0
+    read_s: float = 3.0
+    in_use_s: float = 20.0
+    driver_s: float = 10.0
+    fabric_s: float = 30.0
+    waiting: int = 4
+
+    def budget(self, now: float, within_s: float | None = None) -> CallBudget:
+        """The budget of a call that begins ``now``.
+
+        ``within_s``: for how much longer the caller waits; None when that is unknown.
+        """
+        left_s = self.call_s if within_s is None else min(self.call_s, max(0.0, within_s - ANSWER_S))
+        return CallBudget(started=now, deadline=now + left_s)
+
+    def pause_left_s(self, error: DraError, budget: CallBudget, now: float) -> float:
+        """The longest pause before another try that still ends in time; 0 or less for none."""
+        return min(budget.started + self.limit_s(error), budget.deadline - self.read_s) - now
+
+    def limit_s(self, error: DraError) -> float:
+        """For how long to wait for ``error`` to pass; 0 when it does not pass by itself."""
+        match error:
+            case (
+                ApiUnreachableError() | ServerBusyError() | ClaimBusyError() | GpuLockedError() | PreparesPausedError()
+            ):
+                return self.call_s
+            case DeviceInUseError() | GpuBusyError():
+                return min(self.in_use_s, self.call_s)
+            case FabricNotReadyError():
+                return min(self.fabric_s, self.call_s)
+            case DriverUnavailableError():
+                return min(self.driver_s, self.call_s)
+            case _:
+                return 0.0
+
+
+class WakeableClock(Protocol):
+    """A clock in seconds, and a wait that `wake_all` ends early."""
+
+    def now(self) -> float: ...
+    def wake_all(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+
+
+class MonotonicClock:
+    """The system's monotonic clock. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()  # guards nothing but itself
+        self._wakes = 0
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wake_all(self) -> None:
+        """Wake the waiting calls: a device was released that they may be waiting for."""
+        with self._condition:
+            self._wakes += 1
+            self._condition.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Return after ``seconds`` or at the next `wake_all`."""
+        with self._condition:
+            before = self._wakes
+            self._condition.wait_for(lambda: self._wakes != before, timeout=seconds)
+
+
+class ClaimLocks:
+    """One lock per claim that is being worked on. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()  # guards the table; never held while waiting for a claim
+        self._table: dict[ClaimUid, _Slot] = {}
+
+    @contextlib.contextmanager
+    def acquire(self, uid: ClaimUid, timeout_s: float) -> Iterator[bool]:
+        """Lock the claim. Yields False, without the lock, when another thread has it for ``timeout_s``."""
+        with self._guard:
+            slot = self._table.setdefault(uid, _Slot())
+            slot.users += 1
+        acquired = slot.lock.acquire(timeout=max(0.0, timeout_s))
+        try:
+            yield acquired
+        finally:
+            with self._guard:
+                if acquired:
+                    slot.lock.release()
+                slot.users -= 1
+                if not slot.users:
+                    del self._table[uid]
+
+    def __len__(self) -> int:
+        """The number of claims that are being worked on."""
+        with self._guard:
+            return len(self._table)
+
+
+class _Slot:
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0

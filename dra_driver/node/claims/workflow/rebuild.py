@@ -1,0 +1,314 @@
+"""Fills a new journal from the CDI files and partitions on the node and the claims that the API server knows.
+
+A partition is adopted as created by this driver where the GPU state backup says so (a new journal begins with the
+backups' content as orphaned partitions) and the present instance does not contradict it; else as a foreign one that the
+claim uses: destroying a foreign partition would be worse than leaving one of the driver's own. What is backed up and
+belongs to no claim is removed after the rebuild is complete, not before.
+
+Claims are read one by one, by the names that `journal.claim_names` keeps: listing would need the right to read all
+claims of the cluster, and their whole list can be larger than this process may be.
+
+Until then in-use checks may miss a running claim, so the rebuild does not wait for the ten-minute rounds. While the API
+server does not answer, a try costs it nothing and comes every half minute. When it answers and a claim still cannot be
+adopted (its GPU is missing, its device is in use), every try reads the node's claims again, and the pauses grow to ten
+minutes.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import (
+    ClaimError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    DeviceInUseError,
+    DeviceLostError,
+    DraError,
+    KubernetesApiError,
+)
+from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import ClaimUid, GpuUuid, PoolName
+from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Terms, terms_of
+from dra_driver.hardware.cdi import CdiNames
+from dra_driver.hardware.gpu.notes import TIME_SLICE
+from dra_driver.node.claims.dependencies import (
+    CdiFileLister,
+    ClaimReader,
+    HasClock,
+    HasCount,
+    HasGpuLocks,
+    HasHardware,
+    HasSnapshot,
+    require_hardware,
+)
+from dra_driver.node.claims.entry import AssignedDevice, Blocked, Entry, InstanceIds, OrphanedPartition, gpus_of
+from dra_driver.node.claims.hardware.apply import with_partition_daemons
+from dra_driver.node.claims.hardware.orphans import LOCK_S, ReclaimDependencies, ReclaimJournal, reclaim_orphans
+from dra_driver.node.claims.hardware.ownership import is_same
+from dra_driver.node.claims.planning import PreparePlan, plan_claim
+from dra_driver.node.claims.waiting import ClaimLocks, GpuLockedError
+
+log = logging.getLogger(__name__)
+
+READ_AT_ONCE = 8
+"""A claim has up to 1.5 MiB."""
+READ_S = 10.0
+FIRST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 600.0
+
+
+class AdoptJournal(Protocol):
+    """What adopting one claim needs of the journal."""
+
+    def entry(self, uid: ClaimUid) -> Entry | None: ...
+    def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None: ...
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None: ...
+    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]: ...
+
+
+class AdoptDependencies(HasHardware, HasGpuLocks, HasSnapshot, HasCount, Protocol):
+    @property
+    def journal(self) -> AdoptJournal: ...
+    @property
+    def writer(self) -> CdiFileLister: ...
+    @property
+    def names(self) -> CdiNames: ...
+    @property
+    def pool(self) -> PoolName: ...
+    @property
+    def terms(self) -> Callable[[], Terms]: ...
+
+
+class RebuildJournal(AdoptJournal, Protocol):
+    """What the rebuild needs of the journal."""
+
+    @property
+    def rebuild_pending(self) -> bool: ...
+    def uids(self) -> frozenset[ClaimUid]: ...
+    def note_rebuilt(self) -> None: ...
+    def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]: ...
+
+
+class RebuildDependencies(AdoptDependencies, Protocol):
+    @property
+    def journal(self) -> RebuildJournal: ...
+    @property
+    def reader(self) -> ClaimReader: ...
+    @property
+    def locks(self) -> ClaimLocks: ...
+
+
+class RetryJournal(RebuildJournal, ReclaimJournal, Protocol):
+    """What `RebuildRetry` needs of the journal."""
+
+
+class RetryDependencies(RebuildDependencies, ReclaimDependencies, HasClock, Protocol):
+    @property
+    def journal(self) -> RetryJournal: ...
+
+
+class RebuildRetry:
+    """Retries a pending rebuild with growing pauses. For one thread; the first pause begins with the object."""
+
+    def __init__(self, deps: RetryDependencies) -> None:
+        self._deps = deps
+        self._backoff = Backoff(first_s=2 * FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        self._due = deps.clock.now() + FIRST_PAUSE_S
+        self._logged: str | None = None
+
+    def try_if_due(self) -> None:
+        """Try, if a rebuild is pending and its pause is over. Logs errors of the `DraError` tree."""
+        if self._deps.clock.now() < self._due:
+            return
+        pause_s = FIRST_PAUSE_S
+        try:
+            if problems := self._try():
+                self._log_once(problems[0])
+                pause_s = self._backoff.next_s()
+        except DraError as error:
+            self._log_once(str(error))
+        self._due = self._deps.clock.now() + pause_s
+
+    def _try(self) -> list[str]:
+        """Sentences about what could not be adopted although the API server answered."""
+        if not self._deps.journal.rebuild_pending:
+            return []
+        problems: list[str] = []
+        adopted = rebuild(self._deps, problems)
+        if not problems:
+            reclaim_orphans(self._deps, problems)
+        log.info("journal rebuilt" if not problems else "journal rebuilt in part", extra={"adopted": len(adopted)})
+        return problems
+
+    def _log_once(self, problem: str) -> None:
+        if problem != self._logged:
+            log.warning("journal is not completely rebuilt yet; will retry", extra={"reason": problem})
+        self._logged = problem
+
+
+def rebuild(deps: RebuildDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
+    """Adopt into a new journal the claims that were prepared before; return those adopted now.
+
+    A claim is adopted as prepared when it has a CDI file of this driver or completely created partitions, is allocated
+    from this pool and fits the hardware. A claim with neither may not have been prepared; the kubelet calls again for
+    it. Until every trace is explained, files and hardware stay as they are, and in-use checks know only claims that
+    were adopted or prepared since. Appends sentences about claims that cannot be adopted to ``problems``. Raises
+    `KubernetesApiError` when the API server does not answer.
+    """
+    if not deps.journal.rebuild_pending:
+        return ()
+    unexplained = _claims_with_traces(deps) - deps.journal.uids()
+    named = deps.journal.names_of(unexplained)
+    failures = [_nameless(deps, uid) for uid in sorted(unexplained - named.keys())]
+    adopted = tuple(claim.ref.uid for claim in _read(deps, named, failures) if _adopt_if_idle(deps, claim, failures))
+    if not failures:
+        deps.journal.note_rebuilt()
+    problems += failures
+    return adopted
+
+
+def _read(
+    deps: RebuildDependencies, named: Mapping[ClaimUid, ClaimRef], failures: list[str]
+) -> Iterator[AllocatedClaim]:
+    """The claims that are allocated from this pool. A claim that is malformed is logged and left out.
+
+    One that the API server cannot serve, such as one that it cannot decrypt, becomes one of ``failures``; where it
+    serves none of those that are read at once, the first error is raised.
+    """
+    refs = [named[uid] for uid in sorted(named)]
+    for at in range(0, len(refs), READ_AT_ONCE):
+        answers = deps.reader.read_all(refs[at : at + READ_AT_ONCE], within_s=READ_S)
+        is_served = any(not isinstance(found, KubernetesApiError) for found in answers.values())
+        for uid, found in answers.items():
+            match found:
+                case AllocatedClaim():
+                    if any(result.pool == deps.pool for result in found.results):
+                        yield found
+                case ClaimReplacedError() | ClaimNotAllocatedError():
+                    log.info("claim is over; its traces are removed", extra={"reason": str(found)})
+                case ClaimError():
+                    log.warning("claim is malformed; left out", extra={"reason": str(found)})
+                case KubernetesApiError() if is_served:
+                    failures.append(f"claim {named[uid]} was prepared before, but cannot be read: {found}")
+                case _:
+                    raise found
+
+
+def _nameless(deps: RebuildDependencies, uid: ClaimUid) -> str:
+    has_file = uid in deps.writer.claim_uids()
+    trace = f"the CDI file {deps.names.claim_file_name(uid)}" if has_file else "a partition of it"
+    return (
+        f"a claim with uid {uid} was prepared before the journal was lost, and its name is not recorded, so the API "
+        f"server cannot be asked for it: {trace} stays until its pod ends; if no pod has the claim, remove it by hand"
+    )
+
+
+def _claims_with_traces(deps: AdoptDependencies) -> frozenset[ClaimUid]:
+    """Claims that have a CDI file, or partitions that were created and have all ids."""
+    created = (orphan.uid for orphan in deps.journal.orphaned_partitions() if orphan.partition.live is not None)
+    return frozenset(deps.writer.claim_uids()).union(created)
+
+
+def _adopt_if_idle(deps: RebuildDependencies, claim: AllocatedClaim, failures: list[str]) -> bool:
+    with deps.locks.acquire(claim.ref.uid, 0.0) as acquired:
+        if not acquired:
+            return False  # a call prepares or unprepares it now, which gives it an entry or removes its traces
+        try:
+            return adopt(deps, claim)
+        except DraError as error:
+            failures.append(f"claim {claim.ref} was prepared before, but cannot be adopted: {error}")
+            return False
+
+
+def adopt(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
+    """Enter the claim into the journal as prepared; False when it has an entry, or no trace says it was prepared.
+
+    The caller holds the claim's lock. Raises as `plan_claim`, `DeviceInUseError` when another claim has a device of it,
+    and `GpuLockedError`. Preparing it anew instead would be wrong: a failure would then tear down what its containers
+    use.
+    """
+    uid = claim.ref.uid
+    if deps.journal.entry(uid) is not None or uid not in _claims_with_traces(deps):
+        return False
+    if uid not in deps.writer.claim_uids() and not _is_complete(deps, claim):
+        return False
+    blocked = _adopt_as_found(deps, claim)
+    if blocked is not None:
+        holder = (
+            f"is assigned to claim {blocked.by[0].ref}"
+            if blocked.by
+            else f"overlaps {blocked.orphaned_partitions[0].partition.id}"
+        )
+        raise DeviceInUseError(f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}")
+    deps.count("adopted")
+    return True
+
+
+def _partitions_of(deps: AdoptDependencies, uid: ClaimUid) -> list[OrphanedPartition]:
+    return [orphan for orphan in deps.journal.orphaned_partitions() if orphan.uid == uid]
+
+
+def _is_complete(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
+    """Whether all backed-up partitions of a claim without a file exist; else its prepare or unprepare was cut off."""
+    backed_up = [orphan.partition for orphan in _partitions_of(deps, claim.ref.uid)]
+    found = [require_hardware(deps).mig.find(partition.id) for partition in backed_up]
+    return all(
+        instance is not None and InstanceIds.of(instance) == partition.live
+        for instance, partition in zip(found, backed_up, strict=True)
+    )
+
+
+def _adopt_as_found(deps: AdoptDependencies, claim: AllocatedClaim) -> Blocked | None:
+    snapshot = deps.snapshot()
+    todo = plan_claim(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
+    if not todo.changes_hardware:
+        return deps.journal.adopt(claim.ref, todo.assigned)
+    with deps.gpu_locks.acquire(gpus_of(todo.assigned), LOCK_S) as acquired:
+        if not acquired:
+            raise GpuLockedError("one of its GPUs is being changed by another call; the driver tries again")
+        return deps.journal.adopt(claim.ref, _as_found(deps, todo).assigned)
+
+
+def _terms_as_found(deps: AdoptDependencies, snapshot: Snapshot) -> Terms:
+    """The terms in force, with sharing as it is on the GPUs: claims keep theirs when a policy changes."""
+    terms = dict(deps.terms())
+    for gpu in snapshot.gpus if deps.hardware is not None else ():
+        now, found = terms_of(terms, gpu.uuid), _sharing_as_found(deps, gpu.uuid)
+        if found is not None and (now.sharing is None or now.sharing.strategy is not found.strategy):
+            terms[gpu.uuid] = replace(now, sharing=found)
+    return terms
+
+
+def _sharing_as_found(deps: AdoptDependencies, gpu: GpuUuid) -> SharingTerms | None:
+    if require_hardware(deps).mps.daemon(gpu) is not None:  # only a shared GPU's daemon has the GPU's UUID as id
+        return SharingTerms(strategy=Strategy.MPS)
+    noted = deps.journal.gpu_note(gpu, TIME_SLICE)
+    if noted is None or noted not in set(Interval):
+        return None
+    return SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval(noted))
+
+
+def _as_found(deps: AdoptDependencies, todo: PreparePlan) -> PreparePlan:
+    """The plan with its partitions as hardware and backups show them; a backed-up partition that is gone keeps its ids.
+
+    The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that does not
+    exist and has no backup.
+    """
+    backups = {orphan.partition.id: orphan.partition for orphan in _partitions_of(deps, todo.ref.uid)}
+    for position, device in enumerate(todo.devices):
+        part = device.partition
+        if part is None or device.admin_access:
+            continue
+        instance, backup = require_hardware(deps).mig.find(part.id), backups.get(part.id)
+        live = InstanceIds.of(instance) if instance else None
+        created = backup is not None and (instance is None or is_same(instance, backup))
+        if created and backup is not None:
+            live = backup.live or live
+        if live is None:
+            raise DeviceLostError(f"partition {device.device} does not exist any more")
+        todo = todo.with_device(position, partition=replace(part, created_by_driver=created, live=live))
+    return with_partition_daemons(todo)

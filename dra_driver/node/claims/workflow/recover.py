@@ -1,0 +1,256 @@
+"""Makes journal, CDI files and hardware agree: at start, and periodically.
+
+An entry or a file is removed only when it is known that no claim needs it.
+
+- *An earlier boot.* Its entries are removed. No container survives a reboot; the kubelet prepares again for pods whose
+  sandbox it creates anew (it does not remember across its own restart what was prepared) and unprepares the others, for
+  which "not prepared" is success. Partitions, compute modes and time slices do not survive one either, but the driver
+  does not rely on that: entries that changed hardware are torn down, which looks for partitions and stops daemons whose
+  files exist.
+- *Incomplete.* Entries in state ``preparing`` or ``unpreparing`` whose run of the driver is dead are torn down: the
+  kubelet never got an answer for the first kind, and wanted the second kind removed.
+- *Orphaned.* MIG modes, settings, daemons and partitions of this driver that no entry needs: see `reclaim_orphans`. Not
+  before a new journal is rebuilt: until then a claim that the journal does not know may need them.
+- *Prepared, but no CDI file.* The file is written again, so that a container that restarts before the next prepare
+  starts.
+- *A CDI file, but no entry.* Removed, unless the journal itself is new: then the files are the only record, and
+  `rebuild.rebuild` asks the API server for their claims.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.node.claims.dependencies import (
+    CdiSources,
+    ClaimCdiFiles,
+    HasClaimLocks,
+    HasCount,
+    HasSnapshot,
+)
+from dra_driver.node.claims.entry import Entry, State
+from dra_driver.node.claims.hardware.orphans import ReclaimDependencies, ReclaimJournal, reclaim_orphans
+from dra_driver.node.claims.hardware.settings import LOST_AT_REBOOT, SettingJournal
+from dra_driver.node.claims.workflow.rebuild import RebuildDependencies, RebuildJournal, rebuild
+from dra_driver.node.claims.workflow.teardown import (
+    AbandonedDependencies,
+    BootJournal,
+    TeardownDependencies,
+    TeardownJournal,
+    is_abandoned,
+    is_of_earlier_boot,
+    teardown,
+)
+from dra_driver.node.claims.workflow.verify import VerifyDependencies, verify_prepared
+
+log = logging.getLogger(__name__)
+
+GPU_BUSY_S = 1.0
+"""Seconds to wait for a busy GPU: the kubelet's next call waits longer, and a start should not."""
+VERIFY_S = 1.0
+MOST_S = 10.0
+"""Seconds after which the rest of a list is left to the next round: the kubelet has to be answered soon after a start,
+and an MPS host or NVIDIA driver that hangs costs every claim its second."""
+
+
+class RewriteJournal(SettingJournal, Protocol):
+    """What writing missing CDI files needs of the journal."""
+
+    def uids(self) -> frozenset[ClaimUid]: ...
+    def exclusive(self) -> AbstractContextManager[None]: ...
+
+
+class RewriteDependencies(VerifyDependencies, HasSnapshot, HasClaimLocks, HasCount, Protocol):
+    @property
+    def journal(self) -> RewriteJournal: ...
+    @property
+    def writer(self) -> ClaimCdiFiles: ...
+    @property
+    def provider(self) -> CdiSources: ...
+
+
+class AbandonedClaimsJournal(TeardownJournal, BootJournal, Protocol):
+    """What tearing down abandoned claims needs of the journal."""
+
+    def entries(self) -> tuple[Entry, ...]: ...
+
+
+class AbandonedClaimsDependencies(TeardownDependencies, AbandonedDependencies, HasClaimLocks, HasCount, Protocol):
+    @property
+    def journal(self) -> AbandonedClaimsJournal: ...
+
+
+class RecoverJournal(AbandonedClaimsJournal, RewriteJournal, RebuildJournal, ReclaimJournal, Protocol):
+    """What `recover` needs of the journal."""
+
+    def drop_older_notes(self, keys: Sequence[str]) -> None: ...
+    def drop_older_boots(self) -> tuple[ClaimUid, ...]: ...
+    def write_all_backups(self) -> None: ...
+
+
+class RecoverDependencies(
+    AbandonedClaimsDependencies, RewriteDependencies, RebuildDependencies, ReclaimDependencies, Protocol
+):
+    @property
+    def journal(self) -> RecoverJournal: ...
+    @property
+    def writer(self) -> ClaimCdiFiles: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryResult:
+    """What was found and done. ``problems`` are sentences about what failed and will be tried again."""
+
+    earlier_boot: tuple[ClaimUid, ...] = ()
+    undone: tuple[ClaimUid, ...] = ()
+    adopted: tuple[ClaimUid, ...] = ()
+    rewritten: tuple[ClaimUid, ...] = ()
+    orphans: tuple[ClaimUid, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def recover(deps: RecoverDependencies) -> RecoveryResult:
+    """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
+
+    Errors of the `DraError` tree become ``problems`` for the caller to report. Reads claims from the API server only
+    when the journal is new and traces of claims exist.
+    """
+    problems: list[str] = []
+    earlier = _run_step(problems, lambda: _drop_older_boots(deps))
+    undone = _run_step(problems, lambda: tuple(teardown_abandoned(deps, problems)))
+    adopted = _run_step(problems, lambda: rebuild(deps, problems))
+    _run_step(problems, lambda: _reclaim_orphans(deps, problems))
+    _run_step(problems, lambda: _write_backups(deps))
+    rewritten = _run_step(problems, lambda: tuple(rewrite_files(deps, problems)))
+    orphans = _run_step(problems, lambda: remove_orphaned_files(deps))
+    found = RecoveryResult(
+        earlier_boot=earlier,
+        undone=undone,
+        adopted=adopted,
+        rewritten=rewritten,
+        orphans=orphans,
+        problems=tuple(problems),
+    )
+    _report(found)
+    return found
+
+
+def teardown_abandoned(deps: AbandonedClaimsDependencies, problems: list[str]) -> Iterator[ClaimUid]:
+    """Tear down claims that dead runs left incomplete, and claims of earlier boots, for about `MOST_S`."""
+    deadline = deps.clock.now() + MOST_S
+    for entry in deps.journal.entries():
+        if entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry):
+            continue
+        if deps.clock.now() > deadline:
+            problems.append(
+                f"claim {entry.ref}, perhaps with others, stays incomplete: tearing down the claims before it took all "
+                "of the time; the driver tries again"
+            )
+            return
+        with deps.locks.acquire(entry.ref.uid, 0.0) as acquired:
+            now = deps.journal.entry(entry.ref.uid) if acquired else None
+            if now is None or not is_abandoned(deps, now):
+                continue
+            try:
+                done = teardown(deps, now.ref.uid, only=now.attempt, within_s=GPU_BUSY_S)
+            except DraError as error:
+                problems.append(f"claim {entry.ref} stays incomplete: {error}")
+                continue
+        if done:
+            deps.count("undone")
+            yield entry.ref.uid
+
+
+def rewrite_files(deps: RewriteDependencies, problems: list[str]) -> Iterator[ClaimUid]:
+    """Write the CDI files of prepared claims that have none. A repeated prepare checks files that exist.
+
+    Cheap when none is missing (it lists the directory and the journal's UIDs), so it can run every few seconds. Ends
+    after about `MOST_S`.
+    """
+    deadline = deps.clock.now() + MOST_S
+    without = deps.journal.uids() - frozenset(deps.writer.claim_uids())
+    found = (deps.journal.entry(uid) for uid in sorted(without))
+    missing = [entry for entry in found if entry is not None and entry.state is State.PREPARED]
+    if missing:
+        deps.provider.ensure_base()
+    for entry in missing:
+        if deps.clock.now() > deadline:
+            problems.append(
+                f"the CDI file of claim {entry.ref} is missing, perhaps with others: writing the files before it took "
+                "all of the time; the driver tries again"
+            )
+            return
+        try:
+            if _rewrite(deps, entry):
+                deps.count("file-rewritten")
+                yield entry.ref.uid
+        except DraError as error:
+            problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
+
+
+def rewrite_file(deps: RewriteDependencies, uid: ClaimUid) -> bool:
+    """Write the claim's CDI file if the claim is prepared and the file differs; whether it was written.
+
+    Raises what `verify.verify_prepared` and the writer raise.
+    """
+    entry = deps.journal.entry(uid)
+    return entry is not None and entry.state is State.PREPARED and _rewrite(deps, entry)
+
+
+def remove_orphaned_files(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
+    """Remove this driver's CDI files that belong to no entry; none while a rebuild is pending."""
+    with deps.journal.exclusive():  # otherwise another process could begin a claim and write its file in between
+        if deps.journal.rebuild_pending:
+            return ()
+        removed = tuple(deps.writer.remove_orphans(deps.journal.uids()))
+    for _ in removed:
+        deps.count("orphan-removed")
+    return removed
+
+
+def _drop_older_boots(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
+    deps.journal.drop_older_notes(LOST_AT_REBOOT)
+    return deps.journal.drop_older_boots()
+
+
+def _reclaim_orphans(deps: RecoverDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
+    reclaim_orphans(deps, problems)
+    return ()
+
+
+def _write_backups(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
+    deps.journal.write_all_backups()
+    return ()
+
+
+def _rewrite(deps: RewriteDependencies, entry: Entry) -> bool:
+    _, document = verify_prepared(deps, entry, deps.snapshot(), within_s=VERIFY_S)
+    with deps.locks.acquire(entry.ref.uid, 0.0) as acquired, deps.journal.exclusive():
+        now = deps.journal.entry(entry.ref.uid)
+        if not acquired or now is None or now.attempt != entry.attempt or now.state is not State.PREPARED:
+            return False  # another call works on the claim
+        return deps.writer.write_claim(entry.ref.uid, document)
+
+
+def _run_step(problems: list[str], step: Callable[[], tuple[ClaimUid, ...]]) -> tuple[ClaimUid, ...]:
+    try:
+        return step()
+    except DraError as error:
+        problems.append(str(error))
+        return ()
+
+
+def _report(found: RecoveryResult) -> None:
+    counts = {
+        "earlier_boot": len(found.earlier_boot),
+        "undone": len(found.undone),
+        "adopted": len(found.adopted),
+        "rewritten": len(found.rewritten),
+        "orphans": len(found.orphans),
+    }
+    if any(counts.values()):
+        log.info("claims recovered", extra=counts)

@@ -1,0 +1,222 @@
+"""All operations on the node's claims, as the kubelet plugin and the node process call them.
+
+Every claim of a call gets its own answer: one claim's error or defect does not affect the others.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from dra_driver.core.errors import DraError, RetryableError
+from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.claims.hardware.orphans import reclaim_orphans
+from dra_driver.node.claims.waiting import CallBudget
+from dra_driver.node.claims.workflow.outdated_files import OutdatedFiles
+from dra_driver.node.claims.workflow.prepare import PrepareDependencies, PrepareJournal, Preparer
+from dra_driver.node.claims.workflow.rebuild import RebuildRetry, RetryDependencies, RetryJournal
+from dra_driver.node.claims.workflow.recover import (
+    RecoverDependencies,
+    RecoverJournal,
+    RecoveryResult,
+    recover,
+    rewrite_files,
+)
+from dra_driver.node.claims.workflow.stale_claims import CollectDependencies, CollectJournal, StaleClaimCollector
+from dra_driver.node.claims.workflow.unprepare import UnprepareDependencies, unprepare_claim
+from dra_driver.node.claims.workflow.whole_gpus import (
+    Beginning,
+    WholeGpuDependencies,
+    WholeGpuJournal,
+    forget_whole_gpus,
+    prepare_whole_gpus,
+)
+
+log = logging.getLogger(__name__)
+
+READ_FOR_S = 2.0
+"""For how long what the short way read of a claim is used. A turn that comes later reads again: meanwhile the claim's
+pod may have ended, and the scheduler may have allocated other devices to the same claim."""
+
+Answer = TypeVar("Answer")
+Prepared = tuple[PreparedDevice, ...]
+
+
+class ServiceJournal(PrepareJournal, RecoverJournal, CollectJournal, RetryJournal, WholeGpuJournal, Protocol):
+    """What the service needs of the journal."""
+
+    def tidy(self) -> None: ...
+
+
+class ServiceDependencies(
+    PrepareDependencies,
+    UnprepareDependencies,
+    RecoverDependencies,
+    CollectDependencies,
+    RetryDependencies,
+    WholeGpuDependencies,
+    Protocol,
+):
+    """What the service needs; `assembly.ClaimDependencies` satisfies it."""
+
+    @property
+    def journal(self) -> ServiceJournal: ...
+
+
+class ClaimService:
+    """Prepares, unprepares, recovers and collects claims.
+
+    Call ``recover`` before the first call of the kubelet. Then call, from one thread, ``maintain`` every ten minutes,
+    ``reclaim_orphans`` every half minute and ``finish_rebuild`` every few seconds, and from the same or another thread
+    ``rewrite_missing_files`` every few seconds; ``prepare`` and ``unprepare`` from any number of threads. The service
+    needs no stop: calls end by themselves within `waiting.RetryPolicy.call_s`.
+    """
+
+    def __init__(self, deps: ServiceDependencies) -> None:
+        self._deps = deps
+        self._preparer = Preparer(deps)
+        self._stale_claims = StaleClaimCollector(deps)
+        self._rebuild = RebuildRetry(deps)
+        self._outdated_files = OutdatedFiles(deps)
+        self._file_problems: tuple[str, ...] = ()
+        self._orphan_problems: tuple[str, ...] = ()
+
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, Prepared | DraError]:
+        """Prepare the claims; each one's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
+
+        Claims for whole GPUs are prepared together, see `whole_gpus`, the others one after the other, within
+        `waiting.RetryPolicy.call_s`, or less when the caller waits only ``within_s`` more seconds. A claim whose turn
+        comes after that gets an error and stays unchanged.
+        """
+        budget = self._budget(within_s)
+        begun = _begun(lambda: prepare_whole_gpus(self._deps, refs, budget), Beginning())
+        clock, reads_until = self._deps.clock, self._deps.clock.now() + READ_FOR_S
+
+        def read(uid: ClaimUid) -> AllocatedClaim | DraError | None:
+            return begun.read.get(uid) if clock.now() < reads_until else None
+
+        def prepare(ref: ClaimRef) -> Prepared:
+            return self._preparer.prepare(ref, budget=budget, read=lambda: read(ref.uid))
+
+        rest = [ref for ref in refs if ref.uid not in begun.answers]
+        return begun.answers | self._answers(prepare, rest, "prepared", budget)
+
+    def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> dict[ClaimUid, DraError | None]:
+        """Unprepare the claims; None for each that has nothing any more, else its error. Time as in ``prepare``."""
+        budget = self._budget(within_s)
+        gone = _begun(lambda: forget_whole_gpus(self._deps, refs), frozenset[ClaimUid]())
+        rest = [ref for ref in refs if ref.uid not in gone]
+        return dict.fromkeys(gone) | self._answers(
+            partial(unprepare_claim, self._deps, budget=budget), rest, "unprepared", budget
+        )
+
+    def recover(self) -> RecoveryResult:
+        """Make journal, CDI files and hardware agree; errors become ``problems``. See `recover.recover`."""
+        with self._deps.gate.work():
+            return recover(self._deps)
+
+    def rewrite_missing_files(self, *, may_miss: bool = True) -> tuple[str, ...]:
+        """Write CDI files of prepared claims that are missing, or outdated because the driver has changed.
+
+        For containers that restart before their next prepare. Makes no API call. The caller may know that no file has
+        gone: without ``may_miss``, files are not listed, and nothing is done while the driver stays the same.
+        Returns a sentence for each missing file that cannot be written, and logs new ones.
+        """
+        problems: list[str] = []
+        try:
+            for uid in rewrite_files(self._deps, problems) if may_miss else ():
+                log.warning("CDI file of a prepared claim was missing; written again", extra={"uid": uid})
+            for uid in self._outdated_files.rewrite():
+                log.warning("driver changed; CDI file of a prepared claim was written again", extra={"uid": uid})
+        except DraError as error:
+            problems.append(str(error))
+        before, self._file_problems = self._file_problems, tuple(problems)
+        for problem in self._file_problems:
+            if problem not in before:
+                log.warning("CDI file cannot be restored; will retry", extra={"reason": problem})
+        return self._file_problems
+
+    @property
+    def rebuild_pending(self) -> bool:
+        """Whether a new journal may not have all claims yet that were prepared before it. Raises `StorageError`."""
+        return self._deps.journal.rebuild_pending
+
+    def finish_rebuild(self) -> None:
+        """Rebuild a new journal if that is pending and due, see `rebuild.RebuildRetry`. Logs errors.
+
+        Calls the API server, so it may take half a minute or more; for the thread that ``maintain`` uses.
+        """
+        self._rebuild.try_if_due()
+
+    def reclaim_orphans(self) -> None:
+        """Restore GPUs that no claim needs in their changed state, see `orphans.reclaim_orphans`.
+
+        For every half minute, and cheap while no GPU has a note: a MIG mode that could not be switched off, because a
+        process had the GPU open, keeps whole-GPU claims from the GPU. Logs new problems.
+        """
+        problems: list[str] = []
+        try:
+            with self._deps.gate.work():
+                reclaim_orphans(self._deps, problems)
+        except DraError as error:
+            problems.append(str(error))
+        before, self._orphan_problems = self._orphan_problems, tuple(problems)
+        for problem in self._orphan_problems:
+            if problem not in before:
+                log.warning("GPU settings are not restored yet; will retry", extra={"reason": problem})
+
+    def maintain(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """The work of every ten minutes: `recover`, free stale claims, compact the journal. Logs errors."""
+        try:
+            for problem in self.recover().problems:
+                log.warning("claims are not fully recovered; will retry", extra={"reason": problem})
+            self._stale_claims.collect(stopping)
+            self._deps.journal.tidy()
+        except DraError as error:
+            log.warning("maintenance of claims failed; will retry", extra={"reason": str(error)})
+
+    def _budget(self, within_s: float | None) -> CallBudget:
+        return self._deps.retry_policy.budget(self._deps.clock.now(), within_s)
+
+    def _answers(
+        self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: CallBudget
+    ) -> dict[ClaimUid, Answer | DraError]:
+        answers: dict[ClaimUid, Answer | DraError] = {}
+        for ref in refs:
+            in_time = self._deps.clock.now() < budget.deadline
+            answers[ref.uid] = _guarded(work, ref, what) if in_time else _late(ref, what)
+        return answers
+
+
+def _begun(work: Callable[[], Answer], nothing: Answer) -> Answer:
+    """The short way for all claims of a call; after a defect in it, every claim goes the long way by itself."""
+    try:
+        return work()
+    except Exception:  # a fence: the answers come all the same
+        log.exception("claims could not be worked on together")
+        metrics.internal_error("claims")
+        return nothing
+
+
+def _late(ref: ClaimRef, what: str) -> DraError:
+    return RetryableError(
+        f"claim {ref} was not {what}: the time of this call was over before this claim's turn (many calls at once, or "
+        "other claims of the pod that had to wait); the kubelet tries again"
+    )
+
+
+def _guarded(work: Callable[[ClaimRef], Answer], ref: ClaimRef, what: str) -> Answer | DraError:
+    try:
+        return work(ref)
+    except DraError as error:
+        return error
+    except Exception as error:  # a defect in one claim must not affect the answers of others
+        log.exception("claim failed unexpectedly", extra={"claim": str(ref)})
+        metrics.internal_error("claims")
+        return DraError(
+            f"claim {ref} could not be {what}: unexpected {type(error).__name__}; the driver's log has the details"
+        )

@@ -1,0 +1,167 @@
+"""Undoes what was done for a claim, from any state, as often as needed.
+
+In reverse order of prepare: record the intent, remove the CDI file, release the GPUs, remove the entry. Every step is
+repeatable. A process that dies between two of them leaves an entry in state ``unpreparing``; the next unprepare, a
+claim that needs the device, or `recover` continues.
+
+Callers hold the claim's lock, and no GPU's.
+"""
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.node.claims.dependencies import CdiFileRemover, RunLiveness
+from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
+from dra_driver.node.claims.hardware.partitions import OrphanDependencies, OrphanJournal, remove_orphaned_partitions
+from dra_driver.node.claims.hardware.release import ReleaseDependencies, release
+from dra_driver.node.claims.hardware.settings import SettingJournal, settings_of
+from dra_driver.node.claims.waiting import GpuLockedError
+
+LEAST_S = 3.0
+"""Seconds to wait for a GPU when the caller names no limit, or when a call's time is over: incomplete work blocks other
+claims."""
+MOST_S = 15.0
+"""Seconds after which the rest is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
+
+
+class FileJournal(Protocol):
+    """What removing a file without an entry needs of the journal."""
+
+    def entry(self, uid: ClaimUid) -> Entry | None: ...
+    def exclusive(self) -> AbstractContextManager[None]: ...
+
+
+class FileDependencies(Protocol):
+    @property
+    def journal(self) -> FileJournal: ...
+    @property
+    def writer(self) -> CdiFileRemover: ...
+
+
+class TeardownJournal(FileJournal, SettingJournal, OrphanJournal, Protocol):
+    """What `teardown` needs of the journal."""
+
+    def start_unprepare(self, uid: ClaimUid, *, only: AttemptToken | None = None) -> AttemptToken | None: ...
+    def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool: ...
+
+
+class TeardownDependencies(FileDependencies, ReleaseDependencies, OrphanDependencies, Protocol):
+    @property
+    def journal(self) -> TeardownJournal: ...
+
+
+class BootJournal(Protocol):
+    @property
+    def boot_id(self) -> str: ...
+
+
+class BootDependencies(Protocol):
+    @property
+    def journal(self) -> BootJournal: ...
+
+
+class AbandonedDependencies(BootDependencies, Protocol):
+    @property
+    def owners(self) -> RunLiveness: ...
+
+
+def teardown(
+    deps: TeardownDependencies,
+    uid: ClaimUid,
+    *,
+    only: AttemptToken | None = None,
+    within_s: float = LEAST_S,
+    without_driver: bool = False,
+) -> bool:
+    """Remove the claim's CDI file, release its GPUs, and remove its entry, durably; False when it had no entry.
+
+    With ``only``, an entry of another attempt stays: False. Waits for GPUs for about ``within_s``, at most `MOST_S`.
+    ``without_driver`` as in `release`. Raises `StorageError`, `HardwareError` (mostly `GpuBusyError`: a process still
+    runs in a partition) and `GpuLockedError`; the claim then stays in state ``unpreparing`` and keeps its devices.
+    """
+    attempt = deps.journal.start_unprepare(uid, only=only)
+    if attempt is None:
+        if only is None:
+            _teardown_without_entry(deps, uid, max(0.0, min(within_s, MOST_S)))
+        remove_file_without_entry(deps, uid)
+        return False
+    deps.writer.remove_claim(uid)
+    entry = deps.journal.entry(uid)
+    if entry is not None and entry.changes_hardware:
+        forgotten = _teardown_hardware(deps, entry, attempt, max(0.0, min(within_s, MOST_S)), without_driver)
+    else:
+        forgotten = deps.journal.forget(uid, attempt)
+    if not forgotten:
+        # Another process took the entry over meanwhile. It continues, and its CDI file stays.
+        remove_file_without_entry(deps, uid)
+    deps.clock.wake_all()
+    return True
+
+
+def _teardown_hardware(
+    deps: TeardownDependencies, entry: Entry, attempt: AttemptToken, within_s: float, without_driver: bool
+) -> bool:
+    gpus = gpus_of(entry.devices)
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
+            raise _locked(f"claim {entry.ref}", gpus, within_s)
+        # Read again: while this call waited, another run may have torn the claim down and prepared it anew.
+        now = deps.journal.entry(entry.ref.uid)
+        if now is None or now.attempt != attempt:
+            return False
+        complete = release(deps, now, within_s=within_s, without_driver=without_driver)
+        return deps.journal.forget(entry.ref.uid, attempt, partitions_left=not complete)
+
+
+def _teardown_without_entry(deps: TeardownDependencies, uid: ClaimUid, within_s: float) -> None:
+    """Release what remains of a claim without an entry: the journal was lost, or an older driver version freed it.
+
+    First settings of this claim alone, then its partitions. `reclaim_orphans` restores what it shared with others.
+    """
+    orphans = [orphan for orphan in deps.journal.orphaned_partitions() if orphan.uid == uid]
+    if deps.hardware is None or not orphans:
+        return
+    gpus = {orphan.partition.id.gpu_uuid for orphan in orphans}
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
+            raise _locked(f"claim {uid}", gpus, within_s)
+        for setting in settings_of(deps):
+            setting.release_without_entry(uid, within_s=within_s)
+        for gpu in sorted(gpus):
+            remove_orphaned_partitions(deps, gpu, within_s=within_s, of=uid)
+
+
+def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLockedError:
+    return GpuLockedError(
+        f"{claim} cannot be torn down: another call has locked {', '.join(sorted(gpus))} for more than "
+        f"{within_s:.0f} s; the driver tries again"
+    )
+
+
+def remove_file_without_entry(deps: FileDependencies, uid: ClaimUid) -> None:
+    """Remove the claim's CDI file if the claim has no entry. Raises `StorageError`.
+
+    Under the journal's lock, because another process may be about to begin the same claim and write its file.
+    """
+    with deps.journal.exclusive():
+        if deps.journal.entry(uid) is None:
+            deps.writer.remove_claim(uid)
+
+
+def is_abandoned(deps: AbandonedDependencies, entry: Entry) -> bool:
+    """Whether no run works on the entry and no container needs it: incomplete work of a dead run, or an earlier boot's.
+
+    For entries of this run the caller holds the claim's lock.
+    """
+    if is_of_earlier_boot(deps, entry):
+        return True
+    if entry.state is State.PREPARED:
+        return False
+    return entry.attempt.owner == deps.owners.own or not deps.owners.is_alive(entry.attempt.owner)
+
+
+def is_of_earlier_boot(deps: BootDependencies, entry: Entry) -> bool:
+    """Whether the node has rebooted since: no container of the claim runs. False while either boot is unknown."""
+    return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)

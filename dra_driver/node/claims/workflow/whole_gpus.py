@@ -1,0 +1,170 @@
+"""Prepares and unprepares claims for whole GPUs in their present state, all claims of a call together.
+
+    prepare:    GET the claims side by side, make the plans
+                journal: record them as prepared, in one durable transaction
+                write their CDI files
+                look whether another run has taken a claim over meanwhile
+    unprepare:  journal: in one durable transaction, remove the files and the entries
+
+Most claims of most clusters go this way. Nothing here waits, changes hardware or resolves a conflict: a claim that is
+recorded already, that another call works on, whose GPU has a note, a partition or a claim, whose GPU may not be ready
+in the NVLink fabric, or that fails in any way is left to `prepare.Preparer` and `unprepare`, which begin anew with what
+was read here.
+
+A process that dies in between leaves claims that are recorded and lack their file: `recover` writes it, and the
+kubelet, which got no answer, prepares or unprepares again.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import field
+from typing import Protocol
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
+from dra_driver.core.model.ids import ClaimUid, PoolName
+from dra_driver.core.model.terms import Terms
+from dra_driver.node.claims.dependencies import (
+    CdiSources,
+    ClaimCdiFiles,
+    ClaimReader,
+    HasClaimLocks,
+    HasCount,
+    HasGate,
+    HasSnapshot,
+)
+from dra_driver.node.claims.entry import AssignedDevice, AttemptToken
+from dra_driver.node.claims.hardware.apply import taken_over
+from dra_driver.node.claims.hardware.fabric import needs_fabric_check
+from dra_driver.node.claims.planning import PreparePlan, names_of, plan_claim
+from dra_driver.node.claims.waiting import CallBudget, RetryPolicy
+from dra_driver.node.claims.workflow.cdi_document import document_of
+from dra_driver.node.claims.workflow.teardown import (
+    TeardownDependencies,
+    TeardownJournal,
+    remove_file_without_entry,
+    teardown,
+)
+from dra_driver.node.claims.workflow.verify import VerifyDependencies
+
+log = logging.getLogger(__name__)
+
+Prepared = tuple[PreparedDevice, ...]
+
+
+class WholeGpuJournal(TeardownJournal, Protocol):
+    """What the short ways need of the journal."""
+
+    def unrecorded(self, uids: Collection[ClaimUid]) -> frozenset[ClaimUid]: ...
+    def record_prepared(
+        self, claims: Sequence[tuple[ClaimRef, Sequence[AssignedDevice]]]
+    ) -> dict[ClaimUid, AttemptToken]: ...
+    def still_prepared(self, tokens: dict[ClaimUid, AttemptToken]) -> frozenset[ClaimUid]: ...
+    def forget_prepared(
+        self, uids: Collection[ClaimUid], remove_file: Callable[[ClaimUid], object]
+    ) -> frozenset[ClaimUid]: ...
+
+
+class ForgetDependencies(TeardownDependencies, HasClaimLocks, HasCount, HasGate, Protocol):
+    @property
+    def journal(self) -> WholeGpuJournal: ...
+
+
+class WholeGpuDependencies(ForgetDependencies, VerifyDependencies, HasSnapshot, Protocol):
+    @property
+    def reader(self) -> ClaimReader: ...
+    @property
+    def writer(self) -> ClaimCdiFiles: ...
+    @property
+    def provider(self) -> CdiSources: ...
+    @property
+    def pool(self) -> PoolName: ...
+    @property
+    def terms(self) -> Callable[[], Terms]: ...
+    @property
+    def retry_policy(self) -> RetryPolicy: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What came of the short way: final answers, and what was read of the claims that are left."""
+
+    answers: dict[ClaimUid, Prepared | DraError] = field(default_factory=dict)
+    read: dict[ClaimUid, AllocatedClaim | DraError] = field(default_factory=dict)
+
+
+def prepare_whole_gpus(deps: WholeGpuDependencies, refs: Sequence[ClaimRef], budget: CallBudget) -> Beginning:
+    """Prepare the claims that need nothing but a record and a file. Raises nothing of the `DraError` tree."""
+    found = Beginning()
+    left_s = budget.deadline - deps.clock.now()
+    if left_s < deps.retry_policy.read_s:
+        return found
+    # What is not in the answers yet is tried again the long way.
+    with ExitStack() as locked, suppress(DraError), deps.gate.work():
+        if deps.gate.closed is not None:
+            return found
+        free = [ref for ref in refs if locked.enter_context(deps.locks.acquire(ref.uid, 0.0))]
+        new = deps.journal.unrecorded([ref.uid for ref in free])
+        found.read.update(deps.reader.read_all([ref for ref in free if ref.uid in new], within_s=left_s))
+        plans = _plans(deps, found.read.values())
+        if plans:
+            deps.provider.ensure_base()  # if it fails no container can start
+            _prepare(deps, plans, found.answers)
+    if deps.clock.now() >= budget.deadline:  # too late for the long way; the error says what took the time
+        found.answers.update({uid: read for uid, read in found.read.items() if isinstance(read, DraError)})
+    return found
+
+
+def _plans(deps: WholeGpuDependencies, claims: Collection[AllocatedClaim | DraError]) -> list[PreparePlan]:
+    """The plans of claims for whole GPUs. A claim that cannot be planned is left out."""
+    found: list[PreparePlan] = []
+    for claim in claims:
+        with suppress(DraError):
+            if not isinstance(claim, DraError):
+                found.append(plan_claim(claim, deps.snapshot(), deps.names, deps.pool, deps.terms()))
+    whole = [plan for plan in found if not any(device.partition or device.sharing for device in plan.devices)]
+    return [plan for plan in whole if not needs_fabric_check(plan)]
+
+
+def _prepare(
+    deps: WholeGpuDependencies, plans: Sequence[PreparePlan], answers: dict[ClaimUid, Prepared | DraError]
+) -> None:
+    """Record the claims and write their files; ``answers`` gets the devices of each that is prepared then."""
+    documents = [(plan, document_of(deps, plan)) for plan in plans]
+    tokens = deps.journal.record_prepared([(plan.ref, plan.assigned) for plan in plans])
+    recorded = [(plan, document) for plan, document in documents if plan.ref.uid in tokens]
+    for plan, document in recorded:
+        try:
+            deps.writer.write_claim(plan.ref.uid, document)
+        except DraError:
+            with suppress(DraError):  # the long way begins anew, and reports the error
+                teardown(deps, plan.ref.uid, only=tokens.pop(plan.ref.uid))
+    ours = deps.journal.still_prepared(tokens)
+    for plan, _ in recorded:
+        uid = plan.ref.uid
+        if uid in ours:
+            answers[uid] = plan.prepared
+            deps.count("prepared")
+            log.info("claim prepared", extra={"claim": str(plan.ref), "devices": names_of(plan.devices)})
+        elif uid in tokens:
+            remove_file_without_entry(deps, uid)
+            answers[uid] = taken_over(plan)
+
+
+def forget_whole_gpus(deps: ForgetDependencies, refs: Sequence[ClaimRef]) -> frozenset[ClaimUid]:
+    """Unprepare the claims that need no more than that file and entry go; the others stay as they are.
+
+    Raises nothing of the `DraError` tree.
+    """
+    with ExitStack() as locked, suppress(DraError), deps.gate.work():  # the long way reports the error
+        free = [ref for ref in refs if locked.enter_context(deps.locks.acquire(ref.uid, 0.0))]
+        gone = deps.journal.forget_prepared([ref.uid for ref in free], deps.writer.remove_claim)
+        deps.clock.wake_all()
+        for ref in free:
+            if ref.uid in gone:
+                deps.count("unprepared")
+                log.info("claim unprepared", extra={"claim": str(ref)})
+        return gone
+    return frozenset()

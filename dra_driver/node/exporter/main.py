@@ -1,0 +1,53 @@
+"""``dra-driver exporter``: reads the settings and runs the usage exporter.
+
+Flags, environment variables, defaults and checks come from ``config.exporter_settings``.
+"""
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.flags import add_flags
+from dra_driver.config.options import flags_of, load
+
+DESCRIPTION = """\
+Tell what each claim, container and device uses: memory against its grant, utilisation, energy, processes, idleness.
+/metrics is for Prometheus, /usage for `kubectl dra usage`. Claims over their grant, idle claims and processes of no
+claim are written to a file, which the node process passes on.
+
+The chart runs it beside the node process (exporter.enabled=true). It changes nothing, needs no token, and reads the
+host's /proc, the names of the kubelet's links to logs, and the kubelet's PodResources. Where something is missing it
+goes on and says what it cannot know.
+
+Each flag can also be set by the environment variable in brackets; the flag takes precedence. Runs until SIGTERM.
+
+Example:
+  dra-driver exporter --node-name node-a --interval 5
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "exporter",
+        help="run the usage exporter of a node",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
+    )
+    add_flags(parser, flags_of(ExporterSettings), bare_switches=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until SIGTERM. Raises ConfigurationError when it cannot start."""
+    given = {flag.field: getattr(args, flag.field) for flag in flags_of(ExporterSettings)}
+    settings = load(ExporterSettings, given, os.environ)
+    from dra_driver.core.telemetry import logs
+
+    logs.configure(settings.log_format, settings.log_level)
+    from dra_driver.node.exporter import process
+
+    process.run(settings)
+    logging.shutdown()
+    return 0

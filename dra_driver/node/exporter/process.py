@@ -1,0 +1,170 @@
+"""The usage exporter: wires its parts, looks again and again, and serves what it saw.
+
+Start, in this order: telemetry, so that it says "not ready" from the first moment; the parts; the loop in the main
+thread. Between two looks the file of the node process is looked at every `OBEY_S`: a driver that is given up, and a GPU
+that is about to be cut, are closed at once. Stop: the loop ends, NVML is closed, the endpoint ends. Nothing is kept but
+the findings file, which the node process forgets by itself.
+"""
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from dra_driver import __version__
+from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.usage_findings import FOLDER as FINDINGS
+from dra_driver.config.usage_findings import LOCK
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.telemetry import exporter_metrics as metrics
+from dra_driver.core.telemetry.http import ObservabilityServer
+from dra_driver.node.exporter import hardware
+from dra_driver.node.exporter.assignments_reader import AssignmentsReader
+from dra_driver.node.exporter.findings_writer import FindingsWriter
+from dra_driver.node.exporter.gpus import UsageBackend, UsedGpus
+from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.observer import LookResult, Observer, Sources
+from dra_driver.node.exporter.pod_resources import PodResourcesReader
+from dra_driver.node.exporter.proc import ProcReader
+from dra_driver.node.usage.answer import document
+from dra_driver.node.usage.series import families
+
+log = logging.getLogger(__name__)
+
+FOLDER: Final = "usage"
+"""In the driver's directory: what node process and exporter tell each other."""
+OBEY_S: Final = 0.25
+LATE_S: Final = 120.0
+"""A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
+
+
+class ExporterProcess:
+    """One process. ``run`` once; ``ready``, ``live``, ``remarks`` and ``usage`` from any thread."""
+
+    def __init__(
+        self,
+        settings: ExporterSettings,
+        choose: Callable[[ExporterSettings, Path], UsageBackend] = hardware.choose,
+    ) -> None:
+        self._settings = settings
+        plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
+        self._assignments = AssignmentsReader(plugin_dir / FOLDER)
+        self._gpus = UsedGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK)
+        self._pods = PodResourcesReader(settings.pod_resources_socket, settings.driver_name)
+        self._findings = FindingsWriter(plugin_dir / FOLDER)
+        sources = Sources(
+            assignments=self._assignments,
+            gpus=self._gpus,
+            processes=ProcReader(settings.proc_dir),
+            logs=LogLinks(settings.log_dir),
+            pods=self._pods,
+        )
+        self._observer = Observer(
+            sources, settings.node_name, window_s=settings.window, keep_ended_s=settings.keep_ended
+        )  # fmt: skip
+        self._observed: LookResult | None = None  # replaced as a whole
+        self._moved_s = time.monotonic()
+        self.stopping = threading.Event()
+
+    def ready(self) -> list[str]:
+        """Reasons why nothing is told yet."""
+        return [] if self._observed is not None else ["the first look is not over"]
+
+    def live(self) -> list[str]:
+        """Reasons why only a restart would help."""
+        silent_s = time.monotonic() - self._moved_s
+        return [f"the exporter has not moved for {silent_s:.0f} s"] if silent_s > LATE_S else []
+
+    def remarks(self) -> list[str]:
+        """What cannot be known, one sentence each."""
+        observed = self._observed
+        if observed is None:
+            return []
+        knows = observed.joined.knows
+        found = [getattr(knows, source) for source in metrics.SOURCES]
+        return [*dict.fromkeys(reason for reason in found if reason is not None)]
+
+    def usage(self) -> tuple[str, bytes]:
+        """Content type and body of ``/usage``."""
+        observed = self._observed
+        found = (
+            {"version": 1, "node": self._settings.node_name, "knows": {"driver": "the first look is not over"}}
+            if observed is None
+            else document(observed.joined, observed.ledger, window_s=observed.window_s)
+        )
+        return "application/json", json.dumps(found, separators=(",", ":")).encode() + b"\n"
+
+    def run(self) -> None:
+        """Look until ``stopping``. Raises ConfigurationError when the address cannot be used."""
+        endpoint = self._serve()
+        try:
+            while not self.stopping.is_set():
+                began = time.monotonic()
+                self._step()
+                self._rest(began + self._settings.interval)
+        finally:
+            self._gpus.close()
+            self._pods.close()
+            if endpoint is not None:
+                endpoint.stop()
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        try:
+            observed = self._observer.look()
+            self._findings.write(observed.findings)
+            self._count(observed)
+            self._observed = observed
+        except Exception:  # loop boundary: the next look may succeed
+            log.exception("a look failed with an internal error")
+            metrics.internal_error()
+        metrics.look_seconds.observe(time.monotonic() - began)
+        metrics.last_look.set(time.time())
+        self._moved_s = time.monotonic()
+
+    def _rest(self, until: float) -> None:
+        """Until the next look is due; the node process is obeyed meanwhile."""
+        while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, OBEY_S)):
+            self._gpus.obey(self._assignments.read())
+            self._moved_s = time.monotonic()
+
+    def _count(self, observed: LookResult) -> None:
+        joined, knows = observed.joined, observed.joined.knows
+        for source in metrics.SOURCES:
+            reason = getattr(knows, source)
+            metrics.knows.labels(source).set(reason is None)
+            if reason is not None:
+                metrics.errors_total.labels(source).inc()
+        metrics.knows_processes.set(all(getattr(knows, each) is None for each in ("processes", "containers", "claims")))
+        metrics.driver_open.set(self._gpus.is_open)
+        metrics.rows_left_out.set(observed.ledger.left_out)
+        metrics.usage.set(families(joined, observed.ledger, observed.judged, dcgm=self._settings.dcgm_names))
+
+    def _serve(self) -> ObservabilityServer | None:
+        metrics.initialise(__version__)
+        address = self._settings.http_addr
+        if not address:
+            return None
+        try:
+            server = ObservabilityServer(
+                address, self.ready, self.live, self.remarks, scrape=metrics.render, pages={"/usage": self.usage}
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
+            ) from error
+        server.start()
+        log.info("serving metrics, usage and health", extra={"port": server.port})
+        return server
+
+
+def run(settings: ExporterSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
+    process = ExporterProcess(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: process.stopping.set())
+    process.run()

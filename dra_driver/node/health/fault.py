@@ -1,0 +1,95 @@
+"""One cause of bad health on one GPU or GPU instance, over its life, as a value.
+
+    open        it holds; recovery was not seen
+    recovering  recovery was seen; it still taints until its calm time is over
+    over        it does not taint any more; it is remembered, because a cause that comes back soon waits longer
+
+Times are monotonic seconds since boot, which all processes of a node share; ``since`` alone is of the wall clock.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.health import HealthCause, Severity
+
+MOST_ID: Final = 65535
+"""The largest number of an XID or a GPU instance; what is larger comes from a damaged event or file."""
+
+MOST_XIDS: Final = 64
+"""Different XIDs that are remembered of one GPU or GPU instance."""
+
+MOST_DETAIL: Final = 160
+"""Characters of a detail; it comes from the hardware and is shown to users."""
+
+
+class FaultPhase(IntEnum):
+    """Of two phases the lower is the worse."""
+
+    OPEN = 0
+    RECOVERING = 1
+    OVER = 2
+
+
+class FaultKey(NamedTuple):
+    """What makes two faults of one GPU the same.
+
+    ``xid`` is 0 for another cause than `HealthCause.XID`, and for an XID whose number makes no sense.
+    """
+
+    gi_id: int | None
+    cause: HealthCause
+    xid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthFault:
+    """``detail`` is what was read: a recovery action, numbers of links, the reason why a GPU does not answer.
+
+    ``since`` is when it reached ``severity``. ``opened`` is when it began or came back, ``seen`` when it was seen last,
+    ``recovered`` when recovery was seen (``evidence`` says how), ``ended`` when its calm time was over. ``repeats``
+    counts how often it came back. ``passing``: that it ended would show no reset.
+    """
+
+    severity: Severity
+    since: float
+    opened: float
+    seen: float
+    detail: str = ""
+    recovered: float | None = None
+    evidence: str = ""
+    ended: float | None = None
+    repeats: int = 0
+    passing: bool = False
+
+    @property
+    def phase(self) -> FaultPhase:
+        if self.ended is not None:
+            return FaultPhase.OVER
+        return FaultPhase.OPEN if self.recovered is None else FaultPhase.RECOVERING
+
+
+Faults = Mapping[FaultKey, HealthFault]
+"""All faults of one GPU."""
+
+RANK: Final = {Severity.COUNTED: 0, Severity.NO_NEW_CLAIMS: 1, Severity.EVICT: 2}
+"""Severities from weak to strong."""
+
+
+def trimmed(faults: Faults) -> Faults:
+    """At most `MOST_XIDS` XIDs of each device: those that hold before the others, then the stronger, then the older.
+
+    The strongest stays, so that what the device's taint does, does not change.
+    """
+    if len(faults) <= MOST_XIDS:
+        return faults
+    dropped = set()
+    for gi_id in {key.gi_id for key in faults}:
+        same = [key for key in faults if key.cause is HealthCause.XID and key.gi_id == gi_id]
+        dropped.update(sorted(same, key=lambda key: _rank(key, faults[key]))[MOST_XIDS:])
+    return {key: fault for key, fault in faults.items() if key not in dropped}
+
+
+def _rank(key: FaultKey, fault: HealthFault) -> tuple[bool, int, int, float, int]:
+    return (fault.phase is FaultPhase.OVER, -RANK[fault.severity], fault.phase, fault.opened, key.xid)

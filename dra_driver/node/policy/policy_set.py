@@ -1,0 +1,153 @@
+"""All policies of a node as one value: decoded, and as they were written.
+
+In a set every document is a valid GpuPolicy and names are unique. Files and objects of the API server are one set
+(`merge`). Nothing here needs GPUs, so the command line can check files offline (`examine`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
+from dra_driver.config.schema import FieldProblem, printable
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.node.policy.document import Document, UnreadableError, read_documents
+from dra_driver.node.policy.folder import PolicyFile
+from dra_driver.node.policy.objects import ReadObject
+
+MAX_POLICIES: Final = 128
+_MAX_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """Policies in the order of their files, then those of objects. ``written`` are they as in the files or objects.
+
+    ``generations`` has the names of those that are objects with their ``metadata.generation``; None where objects of
+    the API server are not known or not wanted.
+    """
+
+    policies: tuple[GpuPolicy, ...] = ()
+    written: tuple[Mapping[str, Any], ...] = ()
+    generations: Mapping[str, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A problem in a file; ``line`` is None when it is not known."""
+
+    file: str
+    line: int | None
+    problem: FieldProblem
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.problem}"
+
+
+class RefusedSetError(ConfigurationError):
+    """Files and objects that are no set. ``reasons`` has the problem of each object that has one of its own."""
+
+    def __init__(self, message: str, reasons: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
+def read_set(files: Sequence[PolicyFile]) -> PolicySet:
+    """The set of the files. Raises ConfigurationError with the first problems."""
+    found, wrong = examine(files)
+    if wrong:
+        more = len(wrong) - _MAX_SHOWN
+        shown = [str(complaint) for complaint in wrong[:_MAX_SHOWN]]
+        raise ConfigurationError("; ".join([*shown, *([f"and {more} more"] if more > 0 else [])]))
+    return found
+
+
+def merge(files: PolicySet, objects: Sequence[ReadObject]) -> PolicySet:
+    """Files and objects as one set. Raises RefusedSetError with the first problems.
+
+    An object that says the same as a file of its name takes the file's place, so that policies can be moved from files
+    to objects; one that says something else is refused.
+    """
+    specs = {item["metadata"]["name"]: item["spec"] for item in files.written}
+    reasons = {found.name: reason for found in objects if (reason := _object_problem(found, specs))}
+    good = [found.written for found in objects if found.written is not None and found.name not in reasons]
+    named = {item["metadata"]["name"] for item in good}
+    written = [*(item for item in files.written if item["metadata"]["name"] not in named), *good]
+    total = len(written) + len(reasons)
+    if total > MAX_POLICIES:
+        raise RefusedSetError(
+            f"{total} policies are for this node, at most {MAX_POLICIES} are accepted: delete some, or select with"
+            " spec.select.nodeNames, which nodes look at first",
+            reasons,
+        )
+    if reasons:
+        shown = [f"GpuPolicy {name}: {reason}" for name, reason in list(reasons.items())[:_MAX_SHOWN]]
+        more = len(reasons) - _MAX_SHOWN
+        raise RefusedSetError("; ".join([*shown, *([f"and {more} more"] if more > 0 else [])]), reasons)
+    return PolicySet(
+        policies=tuple(policy_of(item) for item in written),
+        written=tuple(written),
+        generations={found.name: found.generation for found in objects},
+    )
+
+
+def _object_problem(found: ReadObject, specs: Mapping[str, object]) -> str | None:
+    if found.written is not None and found.name in specs and specs[found.name] != found.written["spec"]:
+        return "a file on this node defines a policy of the same name otherwise: remove one of them"
+    return found.problem
+
+
+def decode_set(written: Sequence[object], generations: object = None) -> PolicySet:
+    """The set of policies that an earlier run saved. Raises ConfigurationError when they are not valid now.
+
+    ``generations`` are those of the policies that were objects, None where none were known.
+    """
+    for item in written:
+        if wrong := policy_problems(item):
+            raise ConfigurationError(str(wrong[0]))
+    objects = tuple(item for item in written if isinstance(item, Mapping))
+    known = None
+    if isinstance(generations, Mapping):
+        known = {str(name): found if isinstance(found, int) else None for name, found in generations.items()}
+    return PolicySet(tuple(policy_of(item) for item in objects), objects, known)
+
+
+def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
+    """The valid policies and all problems, in order of files and documents."""
+    wrong: list[Complaint] = []
+    places: dict[str, str] = {}
+    written: list[Mapping[str, Any]] = []
+    for file in files:
+        for document in _documents(file, wrong):
+            if found := _problems(document, places):
+                places_of = [(document.line_of(problem.path), problem) for problem in found]
+                places_of.sort(key=lambda item: item[0] or 0)
+                wrong.extend(Complaint(file.name, line, problem) for line, problem in places_of)
+                continue
+            places[document.value["metadata"]["name"]] = _place(file, document)
+            written.append(document.value)
+    if len(written) > MAX_POLICIES:
+        wrong.append(Complaint(files[-1].name, None, FieldProblem((), f"more than {MAX_POLICIES} policies together")))
+    return PolicySet(tuple(policy_of(item) for item in written), tuple(written)), wrong
+
+
+def _documents(file: PolicyFile, wrong: list[Complaint]) -> Iterator[Document]:
+    try:
+        yield from read_documents(file.data, is_json=file.is_json)
+    except UnreadableError as error:
+        wrong.append(Complaint(file.name, error.line or None, FieldProblem((), str(error))))
+
+
+def _problems(document: Document, places: Mapping[str, str]) -> list[FieldProblem]:
+    if found := policy_problems(document.value):
+        return found
+    name = document.value["metadata"]["name"]
+    if name in places:
+        return [FieldProblem(("metadata", "name"), f"policy {name} is defined already in {places[name]}")]
+    return []
+
+
+def _place(file: PolicyFile, document: Document) -> str:
+    line = document.line_of(("metadata", "name"))
+    return printable(f"{file.name}:{line}" if line else file.name)

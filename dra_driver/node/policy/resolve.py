@@ -1,0 +1,178 @@
+"""Choose the policy that applies to each GPU, and derive the GPU's terms. Pure.
+
+The matching policy of highest priority applies, whole and alone: nothing is merged, so that one object describes a GPU.
+Two matching policies of the same highest priority conflict unless they give the same terms.
+
+Selection uses plain matchers and not CEL: policies distinguish GPUs by what the node reads of them anyway, and an
+expression engine would cost each node more memory than everything else in this package.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, GRACE_ATTRIBUTE
+from dra_driver.core.model.terms import DEFAULT_TERMS, AttributeValue, GpuTerms, Taint, Terms, Use
+from dra_driver.core.quantity import Quantity
+from dra_driver.node.policy.in_use import keep_in_use
+
+RESERVED_TAINT = "gpu.dra-driver.io/reserved"
+CLOSED_TERMS = GpuTerms(offered=False)
+_MAX_SHOWN_CONFLICTS = 3
+_SPEC = {
+    "availability": "availability",
+    "whole": "forms.whole",
+    "mig_profiles": "forms.migProfiles",
+    "sharing": "sharing",
+    "taints": "taints",
+    "attributes": "attributes",
+    "health": "health",
+    "usage": "usage",
+}
+"""Attributes of a policy that decide terms, and their fields in its spec."""
+
+
+def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
+    """The terms of GPUs, without those that have the default terms.
+
+    A form in use stays until it is free (see `keep_in_use`). Raises ConfigurationError, naming policies and GPU, when
+    policies contradict each other for a GPU of this node, or one reserves all memory of a GPU.
+    """
+    terms, conflicts = survey(policies, snapshot, uses, node_name)
+    if conflicts:
+        more = len(conflicts) - _MAX_SHOWN_CONFLICTS
+        raise ConfigurationError(
+            "; ".join([*conflicts[:_MAX_SHOWN_CONFLICTS], *([f"and {more} more GPUs"] if more > 0 else [])])
+        )
+    return terms
+
+
+def survey(
+    policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str
+) -> tuple[Terms, tuple[str, ...]]:
+    """As `resolve`, but a GPU with conflicting policies is not offered; also returns the conflicts as sentences."""
+    in_use = _by_gpu(uses)
+    terms: dict[str, GpuTerms] = {}
+    conflicts: list[str] = []
+    for gpu in snapshot.gpus:
+        try:
+            wanted = wanted_terms(policies, gpu, node_name)
+        except ConfigurationError as error:
+            conflicts.append(str(error))
+            wanted = CLOSED_TERMS
+        terms[gpu.uuid] = keep_in_use(wanted, gpu, in_use.get(gpu.uuid, ()))
+    return {gpu.uuid: terms[gpu.uuid] for gpu in snapshot.gpus if terms[gpu.uuid] != DEFAULT_TERMS}, tuple(conflicts)
+
+
+def closed(snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+    """Terms that offer only what is in use."""
+    in_use = _by_gpu(uses)
+    return {gpu.uuid: keep_in_use(CLOSED_TERMS, gpu, in_use.get(gpu.uuid, ())) for gpu in snapshot.gpus}
+
+
+def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
+    """The terms of a GPU by policies alone, without its uses. Raises ConfigurationError as `resolve` does."""
+    matching = sorted(
+        (policy for policy in policies if matches(policy.select, gpu, node_name)),
+        key=lambda policy: (-policy.priority, policy.name),
+    )
+    if not matching:
+        return DEFAULT_TERMS
+    first = matching[0]
+    terms = _terms(first, gpu)
+    _check_reserve(terms, gpu)
+    for other in matching[1:]:
+        if other.priority != first.priority:
+            break
+        if not agree((first, other), gpu):
+            raise ConfigurationError(
+                f"policies {first.name} and {other.name} both match {gpu.device_name} ({gpu.uuid}) with priority"
+                f" {first.priority} and differ in {_differences(first, other)}:"
+                " give one of them a higher priority, or let only one match"
+            )
+    return terms
+
+
+def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
+    """Whether all give the GPU the same terms."""
+    if len(policies) < 2:
+        return True
+    first = _terms(policies[0], gpu)
+    return all(_terms(other, gpu) == replace(first, policy=other.name) for other in policies[1:])
+
+
+def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
+    """Whether every field that is set matches. A property that a GPU does not report matches nothing."""
+    memory = gpu.memory_bytes
+    return (
+        like(node_name, select.node_names)
+        and (select.uuids is None or gpu.uuid.lower() in select.uuids)
+        and (select.minors is None or gpu.minor in select.minors)
+        and (select.pci_bus_ids is None or (gpu.pci_bus_id or "").lower() in select.pci_bus_ids)
+        and like(gpu.product_name, select.product_names)
+        and like(gpu.architecture, select.architectures)
+        and (select.min_memory_bytes is None or (memory is not None and memory >= select.min_memory_bytes))
+        and (select.max_memory_bytes is None or (memory is not None and memory <= select.max_memory_bytes))
+        and (select.mig_capable is None or gpu.mig_capable is select.mig_capable)
+    )
+
+
+def like(name: str | None, patterns: Sequence[str] | None) -> bool:
+    """Whether the name matches a shell pattern; without patterns every name does."""
+    return patterns is None or (name is not None and any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
+    if policy.availability is Availability.HIDDEN:
+        return GpuTerms(policy=policy.name, offered=False, health=policy.health, usage=policy.usage)
+    reserved = (Taint(key=RESERVED_TAINT, value=policy.name, effect="NoSchedule"),)
+    profiles = (
+        None
+        if policy.mig_profiles is None
+        else frozenset(p.profile_id for p in gpu.mig_profiles if like(p.name, policy.mig_profiles))
+    )
+    return GpuTerms(
+        policy=policy.name,
+        whole=policy.whole,
+        profiles=profiles,
+        sharing=policy.sharing,
+        taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
+        attributes=_attributes(policy),
+        health=policy.health,
+        usage=policy.usage,
+    )
+
+
+def _attributes(policy: GpuPolicy) -> Mapping[str, AttributeValue]:
+    """The policy's own, and what the controller has to know of it."""
+    if policy.health.grace_s == DEFAULT_GRACE_S:
+        return policy.attributes
+    return MappingProxyType({**policy.attributes, GRACE_ATTRIBUTE: int(policy.health.grace_s)})
+
+
+def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
+    """Refuse a policy that leaves claims nothing to share."""
+    wanted = terms.sharing.reserved_bytes if terms.sharing is not None else None
+    if wanted is None or gpu.memory_bytes is None or wanted < gpu.memory_bytes:
+        return
+    raise ConfigurationError(
+        f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
+        f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory has to leave memory for claims"
+    )
+
+
+def _differences(first: GpuPolicy, second: GpuPolicy) -> str:
+    """The fields of two policies that differ; two that reserve a GPU differ in the taint, which names the policy."""
+    found = {f"spec.{_SPEC[name]}" for name in _SPEC if getattr(first, name) != getattr(second, name)}
+    return ", ".join(sorted(found)) or "spec.availability"
+
+
+def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
+    found: dict[str, list[Use]] = {}
+    for use in uses:
+        found.setdefault(use.gpu_uuid, []).append(use)
+    return found

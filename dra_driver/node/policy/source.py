@@ -1,0 +1,248 @@
+"""The policies in force on this node: those of a folder and of the API server, or the last that could be applied.
+
+Files and objects are one set. A set is applied when all of it is valid and its policies do not contradict each other
+for the node's GPUs. Until then the last good set stays in force, and ``problem`` says why. That set is saved in a file
+for the next start. Without any good set no GPU is offered: a spelling mistake must not make a reserved GPU available to
+all. The caller polls with `check`.
+
+Objects that are not known (the API server is away) are those of the last good set. A start without a saved set waits
+for the first answer; that the kind is not served counts as none then, and only then.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from dra_driver.core.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.terms import Terms, Use
+from dra_driver.node.policy import last_good
+from dra_driver.node.policy.folder import Print, fingerprint, read_folder
+from dra_driver.node.policy.objects import PolicyObject, ReadObject, read_objects
+from dra_driver.node.policy.policy_set import PolicySet, RefusedSetError, merge, read_set
+from dra_driver.node.policy.resolve import closed, resolve, survey
+from dra_driver.node.policy.standing import PolicySets
+
+log = logging.getLogger(__name__)
+
+_NOTHING = PolicySet()
+
+
+class Objects(Protocol):
+    """GpuPolicy objects as ``node/process/policy_watch.py`` has them: None before the first answer."""
+
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def is_absent(self) -> bool: ...
+    def current(self) -> tuple[PolicyObject, ...] | None: ...
+
+
+class PolicySource:
+    """Policies of ``folder`` and ``objects``; without both, default terms for every GPU. Thread-safe.
+
+    ``last_good`` is the file for the last set that could be applied; its folder has to exist.
+    """
+
+    def __init__(self, folder: Path | None, last_good: Path, node_name: str, objects: Objects | None = None) -> None:
+        self._folder, self._objects = folder, objects
+        self._file = last_good
+        self._node_name = node_name
+        has_none = folder is None and objects is None
+        self._lock = threading.Lock()  # guards everything below
+        self._seen: Print | None = None
+        self._seen_objects: tuple[object, bool] = (None, False)
+        self._newest: PolicySet | None = _NOTHING if has_none else None  # valid, not checked for conflicts yet
+        self._good: PolicySet | None = _NOTHING if has_none else None
+        self._saved: PolicySet | None = None
+        self._is_waiting = objects is not None  # for the first answer of the API server, with nothing to go by
+        self._unreadable: str | None = None
+        self._refused: Mapping[str, str] = {}  # why, by names of objects
+        self._conflict: str | None = None
+        self._unsaved: str | None = None
+        self._logged: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the newest policies are not in force, and which are; None while they are. For logs and probes."""
+        with self._lock:
+            return self._problem()
+
+    @property
+    def remark(self) -> str | None:
+        """Why objects of the API server may be outdated; None while they are not, or where there never were any."""
+        problem = self._objects.problem if self._objects is not None else None
+        if problem is None or self._objects is None:
+            return None
+        with self._lock:
+            known = self._newest or self._good
+        count = len(known.generations or ()) if known is not None else 0
+        if self._objects.is_absent and not count and self._objects.current() is None:
+            return None  # without the CustomResourceDefinition there are no such policies
+        return f"GpuPolicy objects may be outdated, the last known {count} stay in force: {problem}"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known which policies there are: those of the API server, or those that were last in force."""
+        with self._lock:
+            return not self._is_waiting
+
+    @property
+    def standing(self) -> PolicySets:
+        """The sets of policies as they are now, for `standing_of`. Equal ones are the same objects."""
+        with self._lock:
+            return PolicySets(newest=self._newest, in_force=self._good, problem=self._problem(), refused=self._refused)
+
+    def load(self) -> None:
+        """Read the last good set and the folder. Call it once, first; raises nothing for invalid content."""
+        if self._folder is None and self._objects is None:
+            return
+        with self._lock:
+            try:
+                self._good = self._saved = last_good.load(self._file)
+            except DraError as error:
+                log.warning("cannot use the saved policies", extra={"reason": error})
+            self._read()
+            self._log_problem()
+
+    def check(self) -> bool:
+        """Read the policies again if files or objects changed. True when `terms` must be called again."""
+        if self._folder is None and self._objects is None:
+            return False
+        with self._lock:
+            if self._unsaved is not None and self._good is not None:
+                self._save(self._good)  # the disk may have space again
+                self._log_problem()
+            if not self._is_changed():
+                return False
+            before = (self._newest, self._is_waiting, self._problem())
+            self._read()
+            self._log_problem()
+            return (self._newest, self._is_waiting, self._problem()) != before
+
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+        """The terms of GPUs, without those that have the default terms. Forms in use stay until they are free.
+
+        Saves the newest policies as the last good ones, on disk too, when they can be applied to this node's GPUs.
+        Raises DriverUnavailableError while it is not known which policies there are.
+        """
+        in_use = tuple(uses)
+        with self._lock:
+            if self._is_waiting:
+                raise DriverUnavailableError(self._problem() or "the policies are not known yet")
+            found = self._terms(snapshot, in_use)
+            self._log_problem()
+            return found
+
+    def _terms(self, snapshot: Snapshot, uses: tuple[Use, ...]) -> Terms:
+        self._conflict = None
+        if self._newest is not None:
+            try:
+                terms = resolve(self._newest.policies, snapshot, uses, self._node_name)
+            except ConfigurationError as error:
+                self._conflict = str(error)
+            else:
+                if snapshot.gpus:  # without GPUs no policies conflict, which proves nothing
+                    self._adopt(self._newest)
+                return terms
+        if self._good is None:
+            return closed(snapshot, uses)
+        terms, conflicts = survey(self._good.policies, snapshot, uses, self._node_name)
+        if conflicts and self._conflict is None:
+            self._conflict = "; ".join(conflicts[:3])
+        return terms
+
+    def _adopt(self, found: PolicySet) -> None:
+        if found != self._good:
+            names = ", ".join(sorted(policy.name for policy in found.policies)[:20])
+            log.info("policies in force", extra={"count": len(found.policies), "policies": names})
+        self._good = found
+        if (self._folder is None and self._objects is None) or found == self._saved:
+            self._unsaved = None
+            return
+        self._save(found)
+
+    def _save(self, found: PolicySet) -> None:
+        try:
+            last_good.save(self._file, found)
+        except StorageError as error:
+            self._unsaved = f"the policies in force cannot be saved for the next start: {error}"
+        else:
+            self._saved = found
+            self._unsaved = None
+
+    def _is_changed(self) -> bool:
+        folder = fingerprint(self._folder) if self._folder is not None else None
+        return folder != self._seen or self._object_state() != self._seen_objects
+
+    def _object_state(self) -> tuple[object, bool]:
+        """Differs when objects changed: they are the same value while they did not."""
+        return (self._objects.current(), self._objects.is_absent) if self._objects is not None else (None, False)
+
+    def _read(self) -> None:
+        # Before the read, so that a change during the read is found by the next check.
+        self._seen = fingerprint(self._folder) if self._folder is not None else None
+        self._seen_objects = self._object_state()
+        self._refused = {}
+        objects = self._known_objects()
+        self._is_waiting = self._objects is not None and objects is None and self._good is None
+        try:
+            files = read_set(read_folder(self._folder)) if self._folder is not None else _NOTHING
+            self._newest = _one_set(files, objects) if self._objects is not None else files
+        except ConfigurationError as error:
+            self._newest = None
+            self._unreadable = str(error)
+            if isinstance(error, RefusedSetError):
+                self._refused = error.reasons
+        else:
+            self._unreadable = None
+        self._conflict = None
+
+    def _known_objects(self) -> list[ReadObject] | None:
+        """None while nothing is known of objects."""
+        listed, is_absent = self._seen_objects
+        if isinstance(listed, tuple):
+            return read_objects(listed)
+        if self._good is not None and self._good.generations is not None:
+            return _saved_objects(self._good)
+        return [] if is_absent else None
+
+    def _problem(self) -> str | None:
+        reason = self._unreadable or self._conflict
+        if self._is_waiting:
+            reason = (self._objects.problem if self._objects is not None else None) or "not listed yet"
+            return f"it is not known which GpuPolicy objects there are, so no GPU is offered: {reason}"
+        if reason is None:
+            return self._unsaved
+        if self._good is None:
+            return f"policies cannot be used, so no GPU is offered: {reason}"
+        if self._conflict is not None and self._newest == self._good:
+            return f"policies contradict each other, so the GPU is not offered: {reason}"
+        return f"policies cannot be used, so the previous ones stay in force: {reason}"
+
+    def _log_problem(self) -> None:
+        """Log a new problem once."""
+        problem = self._problem()
+        if self._is_waiting and self._objects is not None and self._objects.problem is None:
+            return  # it was asked a moment ago
+        if problem != self._logged and problem is not None:
+            log.warning("policy problem", extra={"reason": problem})
+        self._logged = problem
+
+
+def _one_set(files: PolicySet, objects: list[ReadObject] | None) -> PolicySet | None:
+    """Both as one set; None while objects are not known. Raises RefusedSetError."""
+    return None if objects is None else merge(files, objects)
+
+
+def _saved_objects(good: PolicySet) -> list[ReadObject]:
+    """The objects of a set."""
+    generations = good.generations or {}
+    named = {item["metadata"]["name"]: item for item in good.written}
+    return [
+        ReadObject(name=name, generation=generation, written=named[name])
+        for name, generation in generations.items()
+        if name in named
+    ]

@@ -1,0 +1,140 @@
+"""What became of each policy on the GPUs of a node: in force, waiting, refused, conflicting or outranked. Pure.
+
+While the newest set cannot be applied, the last good one decides which policy is in force where: a policy that is in
+both as it was stays in force, although it may conflict with a newer one there, and so does one that was deleted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_driver.config.policy import GpuPolicy
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Terms, terms_of
+from dra_driver.node.policy.policy_set import PolicySet
+from dra_driver.node.policy.resolve import agree, matches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySets:
+    """Sets of a node: the newest that is valid (None without one), the one in force, and why the newest is not.
+
+    ``refused`` has the problem of single objects, by name.
+    """
+
+    newest: PolicySet | None
+    in_force: PolicySet | None
+    problem: str | None
+    refused: Mapping[str, str]
+
+
+def standing_of(
+    found: PolicySets, snapshot: Snapshot, terms: Terms, node_name: str, claims: Mapping[GpuUuid, Sequence[str]]
+) -> tuple[NodePolicy, ...]:
+    """One entry for each policy that selects a GPU of the node or is refused by name, in order of names.
+
+    ``terms`` are those in force; ``claims`` are names of the claims that have each GPU. On a GPU for which the newest
+    policies conflict, one that is in force from before is in both lists.
+    """
+    good = found.in_force or PolicySet()
+    newest = found.newest if found.newest is not None else good
+    ranks = _ranks(newest, snapshot, node_name)
+    view = _View(
+        found=found,
+        generations=_generations(newest, good),
+        ranks=ranks,
+        good=ranks if newest == good else _ranks(good, snapshot, node_name),
+        snapshot=snapshot,
+        node_name=node_name,
+        terms=terms,
+        claims=claims,
+    )
+    policies = {policy.name: policy for policy in (*good.policies, *newest.policies)}
+    kept = [entry for policy in policies.values() if (entry := view.entry(policy)).gpus]
+    refused = [
+        NodePolicy(name=name, origin=PolicyOrigin.OBJECT, state=PolicyState.REFUSED, message=reason)
+        for name, reason in found.refused.items()
+    ]
+    shown = [entry for entry in kept if entry.name not in found.refused]
+    return tuple(sorted([*shown, *refused], key=lambda entry: entry.name))
+
+
+def _generations(newest: PolicySet, good: PolicySet) -> Mapping[str, int | None]:
+    """Of the objects among the newest policies, and among those that only the good set has."""
+    names = {policy.name for policy in newest.policies}
+    only_good = {name: value for name, value in (good.generations or {}).items() if name not in names}
+    return {**only_good, **(newest.generations or {})}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """Of the policies that select one GPU those of the highest priority, and whether they agree."""
+
+    first: tuple[str, ...]
+    agree: bool
+
+
+def _ranks(policies: PolicySet, snapshot: Snapshot, node_name: str) -> Mapping[GpuUuid, _Rank]:
+    return {gpu.uuid: _rank(policies.policies, gpu, node_name) for gpu in snapshot.gpus}
+
+
+def _rank(policies: Iterable[GpuPolicy], gpu: Gpu, node_name: str) -> _Rank:
+    matching = [policy for policy in policies if matches(policy.select, gpu, node_name)]
+    highest = max((policy.priority for policy in matching), default=0)
+    first = [policy for policy in matching if policy.priority == highest]
+    names = tuple(sorted(policy.name for policy in first))
+    return _Rank(names, agree(first, gpu))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """``ranks`` are those of the newest policies, ``good`` of those in force."""
+
+    found: PolicySets
+    generations: Mapping[str, int | None]
+    ranks: Mapping[GpuUuid, _Rank]
+    good: Mapping[GpuUuid, _Rank]
+    snapshot: Snapshot
+    node_name: str
+    terms: Terms
+    claims: Mapping[GpuUuid, Sequence[str]]
+
+    def entry(self, policy: GpuPolicy) -> NodePolicy:
+        selected = [gpu for gpu in self.snapshot.gpus if matches(policy.select, gpu, self.node_name)]
+        conflicting = [gpu for gpu in selected if _is_first(policy, self.ranks[gpu.uuid], agreed=False)]
+        is_applied = self.found.in_force is not None and policy in self.found.in_force.policies
+        applied = [gpu for gpu in selected if is_applied and _is_first(policy, self.good[gpu.uuid], agreed=True)]
+        waiting = [gpu for gpu in applied if terms_of(self.terms, gpu.uuid).waiting is not None]
+        state = PolicyState.OUTRANKED
+        message = None
+        if conflicting:
+            state, message = PolicyState.CONFLICTING, self.found.problem
+        elif not is_applied:
+            state, message = PolicyState.REFUSED, self.found.problem
+        elif waiting:
+            state, message = PolicyState.WAITING, terms_of(self.terms, waiting[0].uuid).waiting
+        elif applied:
+            state = PolicyState.IN_FORCE
+        others = {name for gpu in conflicting for name in self.ranks[gpu.uuid].first} - {policy.name}
+        return NodePolicy(
+            name=policy.name,
+            origin=PolicyOrigin.OBJECT if policy.name in self.generations else PolicyOrigin.FILE,
+            state=state,
+            generation=self.generations.get(policy.name),
+            gpus=_names(selected),
+            in_force=_names(gpu for gpu in applied if gpu not in waiting),
+            waiting=_names(waiting),
+            conflicting=_names(conflicting),
+            conflicts_with=tuple(sorted(others)),
+            waiting_for=tuple(dict.fromkeys(claim for gpu in waiting for claim in self.claims.get(gpu.uuid, ()))),
+            message=message,
+        )
+
+
+def _is_first(policy: GpuPolicy, rank: _Rank, *, agreed: bool) -> bool:
+    return policy.name in rank.first and rank.agree is agreed
+
+
+def _names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    return tuple(gpu.device_name for gpu in gpus)

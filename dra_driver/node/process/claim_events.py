@@ -1,0 +1,189 @@
+"""Events on claims, and on the pods that use them, when their device becomes unhealthy or recovers. Opt-in.
+
+The same sentences as the Node's events, and as rarely: `ConditionEvents` decides when. Which claims have the device is
+what the journal says; the pods are those in ``status.reservedFor`` of the claim, which is read once for each event.
+
+One thread, apart from the looks at the hardware, with a recorder of its own, so that many claims never push out events
+on the Node. Best effort, as events are: what cannot be written is dropped.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, Protocol
+
+from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.telemetry import metrics
+from dra_driver.kube import paths
+from dra_driver.kube.types import ObjectReference
+from dra_driver.node.process.health_events import Notice
+from dra_driver.node.process.health_report import ReportedDevice, is_about
+from dra_driver.node.process.usage_events import ClaimNotice
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "claim-events"
+MAX_NOTICES: Final = 64
+MAX_CLAIMS: Final = 32
+"""Of one device that are told of one condition; a shared GPU can have more."""
+MAX_PODS: Final = 16
+"""Of one claim. Kubernetes allows 256 (resource/v1 types.go, ResourceClaimReservedForMaxSize)."""
+MAX_NAME, MAX_UID = 253, 128
+RIGHTS: Final = "claimEvents.enabled of the chart"
+TERMINATING: Final = "because it is being terminated"
+"""In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDevices:
+    """A prepared claim and its devices."""
+
+    ref: ClaimRef
+    devices: tuple[ReportedDevice, ...]
+
+
+class ClaimGetter(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+
+
+class FlushingRecorder(Protocol):
+    """The part of ``kube.events.EventRecorder`` that is needed here; ``flush`` writes what was recorded."""
+
+    def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
+    def flush(self) -> None: ...
+
+
+def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectReference]:
+    """The claim and the pods that it is reserved for; nothing when another claim has its name. Pure."""
+    metadata, status = document.get("metadata"), document.get("status")
+    if not isinstance(metadata, dict) or metadata.get("uid") != ref.uid:
+        return []
+    claim = ObjectReference(
+        apiVersion="resource.k8s.io/v1", kind="ResourceClaim", namespace=ref.namespace, name=ref.name, uid=ref.uid
+    )
+    reserved = status.get("reservedFor") if isinstance(status, dict) else None
+    users = [each for each in reserved if _is_pod(each)] if isinstance(reserved, list) else []
+    return [
+        claim,
+        *(
+            ObjectReference(apiVersion="v1", kind="Pod", namespace=ref.namespace, name=each["name"], uid=each["uid"])
+            for each in users[:MAX_PODS]
+        ),
+    ]
+
+
+class ClaimEvents:
+    """``start`` and ``stop`` once, by one owner; ``tell`` from any thread.
+
+    ``claims`` lists the prepared claims and may raise StorageError. ``recorder`` belongs to this object's thread.
+    """
+
+    def __init__(
+        self, rest: ClaimGetter, recorder: FlushingRecorder, *, claims: Callable[[], Iterable[HeldDevices]]
+    ) -> None:
+        self._rest, self._recorder, self._claims = rest, recorder, claims
+        self._notices: queue.Queue[Notice | ClaimNotice | None] = queue.Queue(MAX_NOTICES)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread; a request in progress may end later, and what waits is dropped. Idempotent."""
+        self._stopping.set()
+        with contextlib.suppress(queue.Full):  # then the thread has something to wake for
+            self._notices.put_nowait(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def tell(self, notice: Notice | ClaimNotice) -> None:
+        """A condition began or ended, or there is news of one claim. Returns at once."""
+        try:
+            self._notices.put_nowait(notice)
+        except queue.Full:
+            log.warning("claims are not told of a condition: too many wait", extra={"condition": notice.message})
+
+    def step(self) -> None:
+        """Wait for one notice and write its events. One step of the thread."""
+        notice = self._notices.get()
+        if notice is not None and not self._stopping.is_set():
+            self._write(notice)
+
+    def _write(self, notice: Notice | ClaimNotice) -> None:
+        try:
+            held = self._concerned(notice)
+            if len(held) > MAX_CLAIMS:
+                log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
+            for ref in held[:MAX_CLAIMS]:
+                if self._stopping.is_set():
+                    return
+                self._tell_claim(ref, notice)
+        except (StorageError, ApiUnreachableError) as error:
+            log.warning("claims are not told of a condition", extra={"condition": notice.message, "reason": error})
+
+    def _concerned(self, notice: Notice | ClaimNotice) -> list[ClaimRef]:
+        if isinstance(notice, ClaimNotice):
+            return [notice.claim]
+        return [claim.ref for claim in self._claims() if _has(claim, notice)]
+
+    def _tell_claim(self, ref: ClaimRef, notice: Notice | ClaimNotice) -> None:
+        try:
+            document = self._rest.get(paths.resource_claim(ref.namespace, ref.name))
+        except NotFoundError:
+            return
+        except ApiUnreachableError:
+            raise  # the next claims would only wait as long
+        except KubernetesApiError as error:
+            log.warning("a claim is not told of a condition", extra={"claim": str(ref), "reason": error})
+            return
+        for about in told_objects(ref, document):
+            self._recorder.record(about, notice.kind, notice.reason, notice.message)
+        self._recorder.flush()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.step()
+            except Exception:  # thread boundary: the next step may succeed
+                log.exception("writing events on claims failed with an internal error")
+                metrics.internal_error("claim-events")
+
+
+class Refusals:
+    """Notes events that the API server did not take: a missing right once, with what gives it. For one thread."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def __call__(self, reason: str, error: KubernetesApiError) -> None:
+        """The event with this reason was dropped for ``error``."""
+        if isinstance(error, NotFoundError) or TERMINATING in str(error):
+            log.debug("the namespace of an event is gone", extra={"reason": reason, "error": str(error)})
+        elif not isinstance(error, ForbiddenError):
+            log.warning("event on a claim not written; dropped", extra={"reason": reason, "error": str(error)})
+        elif not self._said:
+            self._said = True
+            log.warning(
+                f"events on claims and pods are not written: the right to is missing, see {RIGHTS}; "
+                "apply it, or unset CLAIM_EVENTS (--claim-events). This is said once",
+                extra={"error": str(error)},
+            )
+
+
+def _has(claim: HeldDevices, notice: Notice) -> bool:
+    return any(is_about(notice.condition, device, notice.gpu) for device in claim.devices)
+
+
+def _is_pod(user: Any) -> bool:
+    """Whether an entry of ``reservedFor`` names a pod: the core API group is left out or empty."""
+    if not isinstance(user, dict) or user.get("resource") != "pods" or user.get("apiGroup"):
+        return False
+    name, uid = user.get("name"), user.get("uid")
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and isinstance(uid, str) and 0 < len(uid) <= MAX_UID

@@ -1,0 +1,284 @@
+"""Gives the NVIDIA driver up when it is asked to, so that it can be upgraded or a GPU be reset, and takes it again.
+
+    attached     a request comes             new prepares are refused, all devices tainted
+    waiting      for claims to end, where the request says so; then for calls in work
+    closing      every handle of NVML is closed; a call that hangs keeps it here
+    detached     the request ends            a new session is opened with the library that is installed then
+    reattaching  the GPUs have been read     the taint is removed, prepares are admitted
+
+One thread does all of this. It looks once a second while there is a request, else when it is woken: when the Node
+object or the journal changes, and when the request's file is there. What asks: ``detach_request.py``. What is refused
+and answered meanwhile: ``node/claims/prepare_gate.py``; what is published: ``inventory_publisher.py``.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, Literal, Protocol
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.detach_request import DetachRequest
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "detach"
+LOOK_S: Final = 1.0
+REST_S: Final = 30.0
+"""Without a request, should nothing wake the thread."""
+REATTACH_LOOK_S: Final = 0.2
+PUBLISH_LOOK_S: Final = 0.02
+WORK_S: Final = 45.0
+"""How long calls in work are waited for before the driver is closed; they end by themselves within 40 s."""
+PUBLISH_S: Final = 2.0
+"""How long the taint may take to reach the API server before the driver is closed; an API server that is away must not
+keep a node's driver in use."""
+CLOSE_S: Final = 10.0
+"""How long running calls of NVML are waited for at a time."""
+
+Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
+
+_STUCK: Final = (
+    "a call of the driver has not returned, or a device file is still open: see the log of the node process; "
+    "where it stays so, delete the pod of the node process: the next one starts without the driver"
+)
+_EXPORTER: Final = (
+    "the usage exporter of this node has the driver open: see its log; where it stays so, delete its pod: the next one "
+    "starts without the driver"
+)
+
+
+class DetachableGpus(Protocol):
+    """The part of ``gpu.backend.Detachable`` that is needed here."""
+
+    def detach(self, reason: str, timeout_s: float) -> bool: ...
+    def reattach(self) -> None: ...
+
+
+class Reader(Protocol):
+    """The part of ``gpu.inventory.Inventory`` that is needed here."""
+
+    @property
+    def problem(self) -> str | None: ...
+    def refresh(self) -> None: ...
+
+
+class Gate(Protocol):
+    """The part of ``claims.PrepareGate`` that is needed here."""
+
+    def close(self, reason: str) -> None: ...
+    def open(self) -> None: ...
+    def wait_idle(self, timeout_s: float) -> bool: ...
+
+
+class Phase(Enum):
+    ATTACHED = "attached"
+    WAITING = "waiting"
+    CLOSING = "closing"
+    DETACHED = "detached"
+    REATTACHING = "reattaching"
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """``note`` says what is waited for. Replaced as a whole, so that any thread reads it without a lock."""
+
+    phase: Phase = Phase.ATTACHED
+    request: DetachRequest | None = None
+    note: str = ""
+
+
+class Detaching:
+    """``step`` before the hardware is opened, then ``start`` and ``stop`` once, by one owner; the rest from any thread.
+
+    ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
+    ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
+    it; ``tell`` records an event on the Node. ``let_go`` waits for a moment until the usage exporter of this node has
+    closed the driver, too, of which it is told; whether it has.
+    """
+
+    def __init__(
+        self,
+        gpus: DetachableGpus,
+        inventory: Reader,
+        gate: Gate,
+        *,
+        find: Callable[[], DetachRequest | None],
+        prepared: Callable[[], int],
+        changed: Callable[[], None],
+        published: Callable[[], bool],
+        tell: Tell,
+        let_go: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gpus, self._inventory, self._gate = gpus, inventory, gate
+        self._find, self._prepared, self._changed, self._tell = find, prepared, changed, tell
+        self._published, self._let_go, self._clock = published, let_go, clock
+        self._state = _State()
+        self._awake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    @property
+    def taint_value(self) -> str | None:
+        """Why all devices are tainted, in a word; None while they are not."""
+        request = self._state.request
+        return request.taint_value if request is not None else None
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the driver must be left alone."""
+        return self._state.phase in (Phase.CLOSING, Phase.DETACHED)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no new claim is prepared, as a sentence; None while attached."""
+        state = self._state
+        if state.request is None:
+            return None
+        return f"{_TITLES[state.phase]} ({state.request}){'; ' if state.note else ''}{state.note}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread. What is detached stays so until the process ends. Idempotent."""
+        self._stopping.set()
+        self._awake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Look now: a request or the number of claims may have changed. Returns at once."""
+        self._awake.set()
+
+    def step(self) -> float:
+        """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
+
+        Takes up to `WORK_S` and `CLOSE_S` while calls are in work.
+        """
+        request = self._find()
+        if request is not None:
+            self._give_up(request)
+        elif self._state.phase is Phase.REATTACHING:
+            self._await_gpus()
+            return REATTACH_LOOK_S
+        elif self._state.phase in (Phase.CLOSING, Phase.DETACHED):
+            self._take_again()
+            return REATTACH_LOOK_S
+        elif self._state.phase is Phase.WAITING:
+            self._attached("the NVIDIA driver stays in use: the request to give it up was withdrawn")
+        else:
+            return REST_S
+        return LOOK_S
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._awake.clear()
+            try:
+                wait_s = self.step()
+            except Exception:  # thread boundary: the next look may succeed
+                log.exception("detaching failed with an internal error")
+                metrics.internal_error("detach")
+                wait_s = LOOK_S
+            self._awake.wait(wait_s)
+
+    def _give_up(self, request: DetachRequest) -> None:
+        state = self._state
+        if state.phase is Phase.DETACHED:
+            if request != state.request:  # another one asks now, or for another reason
+                self._close(request)
+            return
+        self._gate.close(_refusal(request))
+        if state.phase in (Phase.ATTACHED, Phase.REATTACHING) or state.request != request:
+            log.info("asked to give the NVIDIA driver up", extra={"by": request.source, "reason": request.reason})
+            self._tell("Normal", "DriverDetaching", f"{_TITLES[Phase.WAITING]} ({request})")
+        if state.phase is not Phase.CLOSING:
+            self._set(Phase.WAITING, request, self._waits_for(request))
+            if self._state.note:
+                return
+            if not self._gate.wait_idle(WORK_S):
+                log.warning("calls of the kubelet are in work; closing the NVIDIA driver all the same")
+            if self._find() != request:
+                return  # the next step sees what is asked now
+            if note := self._waits_for(request):  # one of these calls prepared a claim
+                self._set(Phase.WAITING, request, note)
+                return
+            self._wait_published()
+        self._close(request)
+
+    def _wait_published(self) -> None:
+        """The run after this one may find only the slices that this one left: they should have the taint."""
+        until = self._clock() + PUBLISH_S
+        while not self._published() and self._clock() < until and not self._stopping.wait(PUBLISH_LOOK_S):
+            pass
+
+    def _waits_for(self, request: DetachRequest) -> str:
+        """What has to end before the driver is closed; "" for nothing."""
+        if not request.when_unused:
+            return ""
+        try:
+            left = self._prepared()
+        except DraError as error:
+            return f"it is not known whether claims are prepared: {error}"
+        return f"waiting for {left} prepared claim{'s' if left > 1 else ''} to end" if left else ""
+
+    def _close(self, request: DetachRequest) -> None:
+        was, asked_anew = self._state.phase, self._state.request != request
+        if was is Phase.WAITING:  # before the call: nothing else may use the driver, such as a search for its files
+            self._set(Phase.CLOSING, request, "calls of the driver are in work")
+        done = self._gpus.detach(str(request), CLOSE_S)
+        self._inventory.refresh()
+        note = _STUCK if not done else "" if self._let_go() else _EXPORTER
+        if not note:
+            self._gate.close(_refusal(request))
+            self._set(Phase.DETACHED, request)
+            if was is not Phase.DETACHED or asked_anew:
+                log.info("NVIDIA driver given up", extra={"by": request.source, "reason": request.reason})
+                self._tell("Normal", "DriverDetached", f"{_TITLES[Phase.DETACHED]} ({request})")
+            return
+        if self._state.note != note:
+            self._tell("Warning", "DriverDetachIncomplete", f"{_TITLES[Phase.CLOSING]} ({request}); {note}")
+        self._set(Phase.CLOSING, request, note)
+
+    def _take_again(self) -> None:
+        log.info("taking the NVIDIA driver again")
+        self._gpus.reattach()
+        self._set(Phase.REATTACHING, self._state.request, "")
+        self._inventory.refresh()
+
+    def _await_gpus(self) -> None:
+        """The first good read ends it, whenever the driver is back."""
+        problem = self._inventory.problem
+        if problem is None:
+            self._attached("the NVIDIA driver is in use again")
+        else:
+            self._set(Phase.REATTACHING, self._state.request, problem)
+
+    def _attached(self, message: str) -> None:
+        self._gate.open()
+        self._set(Phase.ATTACHED, None)
+        log.info(message)
+        self._tell("Normal", "DriverReattached", message)
+
+    def _set(self, phase: Phase, request: DetachRequest | None, note: str = "") -> None:
+        before, self._state = self._state, _State(phase, request, note)
+        metrics.detached.set(phase is Phase.DETACHED)
+        if (before.request and before.request.taint_value) != self.taint_value or before.phase is not phase:
+            self._changed()
+
+
+_TITLES: Final = {
+    Phase.ATTACHED: "",
+    Phase.WAITING: "this node is about to give its NVIDIA driver up",
+    Phase.CLOSING: "this node gives its NVIDIA driver up",
+    Phase.DETACHED: "this node has given its NVIDIA driver up",
+    Phase.REATTACHING: "this node waits for its NVIDIA driver, which it had given up",
+}
+
+
+def _refusal(request: DetachRequest) -> str:
+    return f"this node gives its NVIDIA driver up, asked by {request}; {request.ends}"

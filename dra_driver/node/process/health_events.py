@@ -1,0 +1,128 @@
+"""Events on the Node for conditions that begin and end.
+
+At most one event per device and cause in ``QUIET_S``; what happens meanwhile is reported afterwards, if it still holds.
+Conditions from before the process started were reported by the process before it; their end is still reported.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import partition_name
+from dra_driver.node.process.health_taints import KEYS, partition_of
+
+UNHEALTHY: Final = "GpuUnhealthy"
+UNMONITORED: Final = "GpuUnmonitored"
+RECOVERED: Final = "GpuRecovered"
+QUIET_S: Final = 60.0
+
+Kind = Literal["Normal", "Warning"]
+Tell = Callable[[Kind, str, str], None]
+_Key = tuple[GpuUuid, int | None, HealthCause]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The last event about a key. ``condition`` is None after its end was reported."""
+
+    at: float
+    condition: HealthCondition | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An event about a condition that began, got worse or ended. ``gpu`` is the condition's, as far as it is known."""
+
+    condition: HealthCondition
+    gpu: Gpu | None
+    kind: Kind
+    reason: str
+    message: str
+
+
+class ConditionEvents:
+    """Not thread-safe: one thread calls ``update``. ``now`` is in seconds of the Unix epoch, as conditions are.
+
+    ``tell`` records an event on the Node; ``notify`` hears of the same events, with what they are about.
+    """
+
+    def __init__(
+        self,
+        tell: Tell,
+        *,
+        notify: Callable[[Notice], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._tell, self._notify, self._clock = tell, notify, clock
+        self._started = now()
+        self._told: dict[_Key, _Told] = {}
+
+    def update(self, conditions: Iterable[HealthCondition], snapshot: Snapshot) -> None:
+        """Record events for what began, got worse or ended. Names of devices are those of ``snapshot``."""
+        now = self._clock()
+        holding = {(each.gpu_uuid, each.gi_id, each.cause): each for each in conditions}
+        for key, condition in holding.items():
+            told = self._told.get(key)
+            if told is None and condition.since < self._started:
+                self._told[key] = _Told(now - QUIET_S, condition)
+            elif told is None or (_differs(told.condition, condition) and now - told.at >= QUIET_S):
+                self._told[key] = _Told(now, condition)
+                self._report(condition, snapshot, "Warning", _reason(condition), _begun(condition, snapshot))
+        for key, told in list(self._told.items()):
+            if key in holding or now - told.at < QUIET_S:
+                continue
+            if told.condition is None:
+                del self._told[key]
+            else:
+                self._told[key] = _Told(now, None)
+                self._report(told.condition, snapshot, "Normal", RECOVERED, _ended(told.condition, snapshot))
+
+    def _report(self, condition: HealthCondition, snapshot: Snapshot, kind: Kind, reason: str, message: str) -> None:
+        self._tell(kind, reason, message)
+        if self._notify is not None:
+            gpu = snapshot.gpu_by_uuid(condition.gpu_uuid)
+            self._notify(Notice(condition=condition, gpu=gpu, kind=kind, reason=reason, message=message))
+
+
+def device_of(gpu_uuid: GpuUuid, gi_id: int | None, snapshot: Snapshot) -> str:
+    """The device's name, as far as it is known; else the GPU's UUID."""
+    gpu = snapshot.gpu_by_uuid(gpu_uuid)
+    if gpu is None or gi_id is None:
+        return str(gpu_uuid if gpu is None else gpu.device_name)
+    place = partition_of(gpu, gi_id)
+    profile = gpu.profile(place.profile_id) if place is not None else None
+    if place is None or profile is None:
+        return f"{gpu.device_name} (GPU instance {gi_id})"
+    return partition_name(gpu.minor, profile.name, profile.profile_id, place.start)
+
+
+def _differs(told: HealthCondition | None, condition: HealthCondition) -> bool:
+    return told is None or (told.severity, told.value) != (condition.severity, condition.value)
+
+
+def _reason(condition: HealthCondition) -> str:
+    return UNMONITORED if condition.cause is HealthCause.UNMONITORED else UNHEALTHY
+
+
+def _begun(condition: HealthCondition, snapshot: Snapshot) -> str:
+    device = device_of(condition.gpu_uuid, condition.gi_id, snapshot)
+    if condition.cause is HealthCause.UNMONITORED:
+        return f"{device}: {condition.message}"
+    effect = "its pods are to be evicted" if condition.severity is Severity.EVICT else "new claims do not get it"
+    return f"{device} is not healthy, {effect} (taint {KEYS[condition.cause]}): {condition.message}"
+
+
+def _ended(condition: HealthCondition, snapshot: Snapshot) -> str:
+    device = device_of(condition.gpu_uuid, condition.gi_id, snapshot)
+    value = f"={condition.value}" if condition.value else ""
+    return f"{device}: the condition {KEYS[condition.cause]}{value} has ended; its taint is removed"
+
+
+def sentences(conditions: Iterable[HealthCondition], snapshot: Snapshot) -> list[str]:
+    """One sentence for each condition, for ``/readyz``."""
+    return [_begun(condition, snapshot) for condition in conditions]

@@ -1,0 +1,271 @@
+"""Keeps driver files, the base CDI document and the slices in step with inventory and policies.
+
+Driver files come first and slices after, so that no device is published before a prepare could serve it.
+
+Devices that no container could get are withdrawn: the scheduler keeps placing pods where slices are, and each of these
+pods waits more than a minute between two tries. When they are withdrawn depends on what is lost by it:
+
+- *This run has published no device*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices of an
+  earlier run may exist. Otherwise an empty pool is published.
+- *Devices are published*, or the first read of the hardware has not returned (it takes long without persistence mode):
+  after ``KEEP_S``. A shorter failure, such as the reload of a driver, moves no pods.
+
+GPUs that claims have stay published, tainted so that no new claim gets them: what reads slices still finds the devices
+of running pods. All are published again after the next good read. Prepared claims are not affected: the kubelet and
+their containers do not read slices, and their devices stay allocated.
+
+They are withdrawn as well, at once, while something else offers the same GPUs (``second_publisher.py``).
+
+While the driver is given up on request (``detaching.py``), nothing is withdrawn: the last inventory stays published
+with a taint, and driver files are left alone, because a search could load the driver again or find half of one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Protocol
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Terms
+from dra_driver.core.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+FIRST_S = 5.0
+KEEP_S = 60.0
+
+NOTHING = Snapshot()
+UNAVAILABLE = "unavailable"
+"""Value of the taint of GPUs that claims have while no container could get one."""
+SECOND_PUBLISHER = "second-publisher"
+"""Value of the taint of GPUs that claims have while something else offers them, too."""
+NO_TERMS: Terms = MappingProxyType({})
+
+
+class HardwareStatus(Protocol):
+    """The part of ``gpu.inventory.Inventory`` that is needed here."""
+
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def failing(self) -> bool: ...
+
+
+class CdiFiles(Protocol):
+    """The part of ``cdi.provider.CdiProvider`` that is needed here."""
+
+    def refresh(self) -> bool: ...
+    def check_base(self) -> bool: ...
+
+
+class SnapshotSink(Protocol):
+    """The part of ``slices.publisher.Publisher`` that is needed here."""
+
+    def set_snapshot(self, snapshot: Snapshot, terms: Terms) -> None: ...
+
+
+class TermsUpdater(Protocol):
+    """The part of ``terms_resolver.TermsResolver`` that is needed here."""
+
+    @property
+    def is_known(self) -> bool: ...
+    def update(self, snapshot: Snapshot) -> Terms: ...
+
+
+class PublishedTaint(Protocol):
+    """The part of ``node_taint.NodeTaint`` that is needed here."""
+
+    value: str | None
+
+
+class DetachStatus(Protocol):
+    """The part of ``detaching.Detaching`` that is needed here."""
+
+    @property
+    def taint_value(self) -> str | None: ...
+    @property
+    def is_detached(self) -> bool: ...
+
+
+class ConflictStatus(Protocol):
+    """The part of ``node_follower.NodeFollower`` that is needed here."""
+
+    @property
+    def conflict(self) -> str | None: ...
+    @property
+    def is_known(self) -> bool: ...
+
+
+class InventoryPublisher:
+    """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
+
+    ``driver_root`` brings a simulated driver root up to date before the driver files are searched. ``taint`` is part of
+    what ``terms`` returns. ``held`` returns the GPUs that claims have; it may raise StorageError. ``complete`` adds
+    GPUs that are missing and stay published; it returns the same object while nothing changed.
+    """
+
+    def __init__(
+        self,
+        hardware: HardwareStatus,
+        files: CdiFiles,
+        slices: SnapshotSink,
+        terms: TermsUpdater,
+        *,
+        detach: DetachStatus,
+        conflict: ConflictStatus,
+        taint: PublishedTaint,
+        held: Callable[[], Collection[GpuUuid]],
+        complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+        driver_root: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hardware = hardware
+        self._files = files
+        self._slices = slices
+        self._terms = terms
+        self._detach = detach
+        self._conflict = conflict
+        self._taint = taint
+        self._held = held
+        self._complete = complete
+        self._driver_root = driver_root
+        self._clock = clock
+        self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
+        self._newest: Snapshot | None = None
+        self._offered: Snapshot | None = None
+        self._offered_terms = NO_TERMS
+        self._unusable_since: float | None = clock()
+        self._problem: str | None = "the driver's files have not been searched yet"
+        self._search_due = False  # a snapshot came while detached
+
+    @property
+    def problem(self) -> str | None:
+        """Why containers could not get a GPU; None while driver files are known and the base document exists."""
+        return self._problem
+
+    @property
+    def known(self) -> tuple[Snapshot, Terms] | None:
+        """All GPUs that are known, and the terms under which they are published; None before the first publication."""
+        with self._lock:
+            snapshot = self._known()
+            if snapshot is None or self._offered is None:
+                return None
+            return snapshot, self._offered_terms
+
+    def changed(self, snapshot: Snapshot) -> None:
+        """Takes a new snapshot; runs in the inventory's thread."""
+        metrics.gpus.labels("usable").set(len(snapshot.gpus))
+        metrics.gpus.labels("left-out").set(len(snapshot.left_out))
+        with self._lock:
+            self._newest = snapshot
+            self._terms.update(
+                self._complete(snapshot)
+            )  # first: prepares use the terms as soon as the inventory is known
+            if self._detach.is_detached:  # read before that
+                self._search_due = True
+            else:
+                self._look_after(lambda: self._refresh_files(snapshot))
+            self._offer()
+
+    def check(self) -> None:
+        """Restores a missing base document, repeats what failed, withdraws devices. Call it every few seconds.
+
+        Costs no more than ``CdiProvider.check_base`` while there is no problem.
+        """
+        with self._lock:
+            newest = self._newest
+            if newest is not None and not self._detach.is_detached:
+                again = self._problem is not None or self._search_due
+                self._look_after(lambda: self._refresh_files(newest) if again else self._ensure_base())
+            self._offer()
+
+    def _look_after(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except DraError as error:
+            if str(error) != self._problem:
+                log.warning("containers cannot get a GPU", extra={"reason": error})
+            self._problem = str(error)
+        else:
+            self._problem = None
+
+    def _refresh_files(self, snapshot: Snapshot) -> None:
+        self._search_due = False
+        if snapshot.driver_version is not None:
+            self._driver_root()
+        self._files.refresh()
+
+    def _ensure_base(self) -> None:
+        if self._files.check_base():
+            log.warning("base CDI document was missing or different; written again")
+
+    def _offer(self) -> None:
+        """Publishes the newest snapshot, a part of it or an empty one, or leaves the slices as they are.
+
+        A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
+        """
+        if self._offered is None and not (self._conflict.is_known and self._has_policies()):
+            return
+        reason = self._hardware.problem or self._problem
+        asked = self._detach.taint_value
+        if asked is not None:
+            self._unusable_since = None
+            self._show(self._known(), asked)
+        elif self._newest is not None and (conflict := self._conflict.conflict) is not None:
+            self._withdraw(conflict, SECOND_PUBLISHER)
+        elif reason is None:
+            self._unusable_since = None
+            self._show(self._known())
+        elif self._is_long():
+            self._withdraw(reason, UNAVAILABLE)
+        elif self._offered not in (None, NOTHING):
+            self._show(self._known(), self._taint.value)
+
+    def _has_policies(self) -> bool:
+        """Whether it is known which policies there are; looks for them."""
+        if not self._terms.is_known and self._newest is not None:
+            self._terms.update(self._complete(self._newest))
+        return self._terms.is_known
+
+    def _withdraw(self, reason: str, taint_value: str) -> None:
+        """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""
+        newest = self._known() or NOTHING
+        try:
+            held = self._held()
+        except DraError as error:
+            log.warning("it is not known which GPUs claims have; none is withdrawn", extra={"reason": error})
+            held = [gpu.uuid for gpu in newest.gpus]
+        kept = tuple(gpu for gpu in newest.gpus if gpu.uuid in held)
+        if self._offered is None or len(kept) != len(self._offered.gpus):
+            facts = {"reason": reason, "kept_for_claims": len(kept)}
+            log.warning("devices are withdrawn until containers can get them", extra=facts)
+        self._show(replace(newest, gpus=kept) if kept else NOTHING, taint_value if kept else None)
+
+    def _known(self) -> Snapshot | None:
+        return self._complete(self._newest) if self._newest is not None else None
+
+    def _is_long(self) -> bool:
+        """Whether devices have been unusable for so long that they must not attract pods."""
+        now = self._clock()
+        if self._unusable_since is None:
+            self._unusable_since = now
+        failed = self._hardware.failing or self._newest is not None
+        limit_s = FIRST_S if self._offered in (None, NOTHING) and failed else KEEP_S
+        return now - self._unusable_since >= limit_s
+
+    def _show(self, snapshot: Snapshot | None, taint_value: str | None = None) -> None:
+        if snapshot is None:
+            return
+        self._taint.value = taint_value
+        # Terms of the whole inventory, whatever part of it is published: prepares use them as well.
+        known = self._known() or snapshot
+        terms = self._terms.update(known) if snapshot is not NOTHING else NO_TERMS
+        if snapshot != self._offered or terms is not self._offered_terms:
+            self._slices.set_snapshot(snapshot, terms)
+            self._offered, self._offered_terms = snapshot, terms
+            metrics.withdrawn.set(snapshot is NOTHING)

@@ -1,0 +1,210 @@
+"""Watches GpuPolicy objects and keeps those that may be for this node.
+
+One list and one watch; at rest nothing is requested but the next watch. The list comes in small pages, each reduced
+before the next, so that neither a thousand objects nor large ones grow this process.
+
+What is no answer changes nothing: while the API server is away, refuses, or does not serve the kind, the last known
+objects stay. Deleting the CustomResourceDefinition deletes all objects first, and nodes hear of each: so objects that
+are gone still count for `HOLD_S`, and that none is left is believed only after a list has said so. A definition that
+is not there is asked for after `ABSENT_S`, then less and less often: where it is installed with the driver it comes
+within seconds of the node's start, and where it never comes, it costs a request every few minutes.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from dra_driver.core.backoff import Backoff
+from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.kube.reflector import Reflector, ReflectorChange, Stream, key
+from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
+
+THREAD_NAME: Final = "policies-watch"
+PAGE: Final = 32
+ABSENT_S: Final = (10.0, 300.0)
+"""The first and the longest wait after an answer that the kind is not served, or not allowed. Each is up to a half
+shorter, at random."""
+FIRST_S, LATER_S = 2.0, 30.0
+"""The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
+HOLD_S: Final = 5.0
+REFUSED_S: Final = 20.0
+"""A refusal counts after this time: an API server that has just started refuses every request until it has read the
+roles, and a new node without a saved set would offer its GPUs as if there were no policies."""
+_REFUSED_PAUSE_S: Final = 0.5
+"""Least pause between tries until then."""
+_KEPT: Final = "kept"
+"""Key of what is kept of a listed object; no JSON has a value of its type."""
+
+
+class ObjectReader(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
+
+
+class PolicyWatch:
+    """``start`` and ``stop`` once, by one owner; everything else from any thread.
+
+    ``changed`` is called after each change, in the watch's thread.
+    """
+
+    def __init__(
+        self,
+        rest: ObjectReader,
+        node_name: str,
+        changed: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node_name, self._changed, self._clock = node_name, changed, clock
+        self._lock = threading.Lock()  # guards the fields below
+        self._counted: dict[str, PolicyObject] = {}
+        self._current: tuple[PolicyObject, ...] | None = None
+        self._held_until: float | None = None
+        self._is_absent = False
+        self._refused_since: float | None = None
+        self._absent = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], rand=random.random)
+        self._backoff = Backoff(first_s=0.5, longest_s=FIRST_S, rand=random.random)
+        self._reflector = Reflector(
+            ObjectPages(rest, self._kept),
+            paths.gpu_policies(),
+            "",
+            self.notice,
+            slim=self._slim,
+            name=THREAD_NAME,
+            place="policies",
+            backoff=self._backoff,
+            patience=self.patience,
+        )
+
+    def start(self) -> None:
+        self._reflector.start()
+
+    def stop(self) -> None:
+        """Ends the watch. Idempotent."""
+        self._reflector.stop()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the objects may be outdated; None while they are current."""
+        return self._reflector.problem
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the kind is not served, or this process may not read it, by the last answers."""
+        with self._lock:
+            return self._is_absent
+
+    def current(self) -> tuple[PolicyObject, ...] | None:
+        """The objects; the same value while nothing changed. None before the first list.
+
+        Takes in deletions that were held. Call it every few seconds.
+        """
+        with self._lock:
+            is_due = self._held_until is not None and self._clock() >= self._held_until
+            is_list_due = is_due and not self._settle()
+        if is_list_due:
+            self._reflector.list_again()
+        with self._lock:
+            return self._current
+
+    def notice(self, change: ReflectorChange) -> None:
+        """Takes in a change of the reflector's copy; runs in the watch's thread."""
+        items = self._reflector.items() if change.kind == "listed" else {}
+        with self._lock:
+            self._is_absent, self._refused_since = False, None
+            self._absent.reset()
+            if change.kind == "deleted":
+                self._held_until = self._clock() + HOLD_S
+                return
+            if change.kind == "listed":
+                self._backoff.longest_s = LATER_S
+                self._counted, self._held_until = items, None
+            else:
+                self._counted[change.name] = change.item
+                if self._held_until is None and any(found.data is None for found in self._counted.values()):
+                    self._held_until = self._clock() + HOLD_S  # the change may have made room for names without content
+            is_new = self._publish()
+        if is_new:
+            self._changed()
+
+    def _settle(self) -> bool:
+        """Takes deletions in. False when a list is due: none would be left, or names without content may have room.
+
+        Runs with the lock: a change that comes between the copy and its use would be lost.
+        """
+        self._held_until = None
+        items = self._reflector.items()
+        if not items or (len(items) <= MAX_POLICIES and any(found.data is None for found in items.values())):
+            return False
+        self._counted = items
+        self._publish()
+        return True
+
+    def _publish(self) -> bool:
+        found = tuple(self._counted[name] for name in sorted(self._counted))
+        is_new = found != self._current
+        if is_new:
+            self._current = found
+        return is_new
+
+    def _slim(self, item: dict[str, Any]) -> PolicyObject | None:
+        found = item.get(_KEPT)
+        if isinstance(found, PolicyObject):
+            return found
+        return self._kept(item, self._reflector.items().values())
+
+    def _kept(self, item: Mapping[str, Any], beside: Iterable[PolicyObject]) -> PolicyObject | None:
+        return kept(item, self._node_name, beside, MAX_POLICIES)
+
+    def patience(self, error: KubernetesApiError) -> float:
+        """The least seconds until the next try after this error; runs in the watch's thread, once for each."""
+        with self._lock:
+            if not isinstance(error, ForbiddenError):
+                self._refused_since = None
+            elif self._refused_since is None:
+                self._refused_since = self._clock()
+            if self._refused_since is not None and self._clock() - self._refused_since < REFUSED_S:
+                return _REFUSED_PAUSE_S
+            if not isinstance(error, NotFoundError | ForbiddenError):
+                return 0.0
+            is_new = not self._is_absent
+            self._is_absent = True
+            wait_s = self._absent.next_s()
+        if is_new:
+            self._changed()
+        return wait_s
+
+
+class ObjectPages:
+    """A ``reflector.ListWatch`` that lists in pages of `PAGE` objects and keeps of each what ``keep`` returns."""
+
+    def __init__(
+        self, rest: ObjectReader, keep: Callable[[Mapping[str, Any], Iterable[PolicyObject]], PolicyObject | None]
+    ) -> None:
+        self._rest, self._keep = rest, keep
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The whole list, each object as its metadata and what is kept of it. Raises what ``rest.get`` raises."""
+        asked = {**(query or {}), "limit": str(PAGE)}
+        found: dict[str, PolicyObject] = {}
+        while True:
+            page = self._rest.get(path, asked)
+            items = page.get("items")
+            for item in items if isinstance(items, list) else ():
+                if (name := key(item)) and (one := self._keep(item, found.values())) is not None:
+                    found[name] = one
+            metadata = page.get("metadata")
+            token = metadata.get("continue") if isinstance(metadata, dict) else None
+            if not isinstance(token, str) or not token:
+                kept_items = [{"metadata": {"name": name}, _KEPT: one} for name, one in found.items()]
+                return {**page, "items": kept_items}
+            asked["continue"] = token
+
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
+        """As ``rest.watch``."""
+        return self._rest.watch(path, query, read_timeout_s)

@@ -1,0 +1,210 @@
+"""Withdraws devices while something else offers the same GPUs: each could be given to two pods at once.
+
+What counts, and where it is seen without any request at rest:
+
+- a device plugin: the own Node's allocatable has ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0 (the mixed MIG
+  strategy shows ``nvidia.com/gpu: 0``). An extended resource of a DeviceClass never appears there: the kubelet takes
+  allocatable from its device manager alone (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004)
+- another DRA driver, or another pool of a driver of this name: its ResourceSlices of this node name the same UUIDs
+
+Two of these drivers under different names find each other: both withdraw, both see the other gone, and both would offer
+again at the same time, for ever. So a driver whose name comes after that of the other one waits `YIELD_S` before it
+offers again; by then the first one offers, and goes on. The order of names needs neither a mark in resource slices, by
+which the other is known to be of this kind, nor an agreement. Where one of them has claims, its GPUs stay published, so
+it is the one that goes on, whatever its name; where both have claims, both stay withdrawn until those of one end.
+
+Both sides of a migration may be here on purpose, with the GPUs divided by hand; ``--allow-second-publisher`` is for
+that. The decision is `judge`, pure; `SecondPublisher` feeds it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.quantity import Quantity
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.second_publisher_file import SecondPublisherFile
+
+log = logging.getLogger(__name__)
+
+WITHDRAW_AFTER_S: Final = 10.0
+OFFER_AFTER_S: Final = 60.0
+YIELD_S: Final = 120.0
+"""Twice the time of the other driver: the two do not begin to wait at exactly the same time."""
+RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
+EVENT: Final = "SecondPublisher"
+_SHOWN: Final = 4
+
+Warn = Callable[[str, str], bool]
+"""Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
+
+
+class OtherPool(Protocol):
+    """The part of ``slices.neighbours.Neighbour`` that is needed here."""
+
+    @property
+    def driver(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def gpus(self) -> Collection[str]: ...
+
+
+class NodeStatus(Protocol):
+    """The part of ``kube.own_node.OwnNode`` that is needed here."""
+
+    @property
+    def allocatable(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Whether devices are withdrawn. ``since`` is when the opposite was first seen, ``found`` what was last found."""
+
+    withdrawn: bool = False
+    since: float | None = None
+    found: tuple[str, ...] = ()
+
+
+def judge(
+    standing: Standing,
+    found: tuple[str, ...],
+    now: float,
+    *,
+    at_once: bool = False,
+    offer_after_s: float = OFFER_AFTER_S,
+) -> Standing:
+    """The standing after a look at ``now`` (seconds) that found these second publishers.
+
+    ``at_once``: the look is of a process that has just started; what it finds was there before.
+    """
+    if bool(found) == standing.withdrawn:
+        return replace(standing, since=None, found=found)
+    since = now if standing.since is None else standing.since
+    limit_s = offer_after_s if standing.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
+    if now - since >= limit_s:
+        return Standing(withdrawn=not standing.withdrawn, found=found)
+    return replace(standing, since=since, found=found)
+
+
+def found_in(allocatable: Mapping[str, str], pools: Sequence[OtherPool]) -> tuple[str, ...]:
+    """The second publishers, each as the beginning of a sentence."""
+    offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
+    plugin = [f"a device plugin offers {_some(offered)} on this node"] if offered else []
+    drivers = [
+        f"driver {pool.driver} publishes {len(pool.gpus)} of this node's GPUs in pool {pool.pool}" for pool in pools
+    ]
+    return (*plugin, *drivers[:_SHOWN])
+
+
+class SecondPublisher:
+    """``look`` and ``report`` from one thread; the rest from any. ``allowed`` reports and withdraws nothing.
+
+    ``node`` returns the last known Node, ``pools`` what else publishes GPUs of this node; ``driver`` is the own name.
+    With ``file``, devices that were withdrawn before a restart are withdrawn after it, for `OFFER_AFTER_S` at least.
+    """
+
+    def __init__(
+        self,
+        node: Callable[[], NodeStatus | None],
+        pools: Callable[[], Sequence[OtherPool]],
+        driver: str,
+        file: SecondPublisherFile,
+        *,
+        allowed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node, self._pools, self._allowed, self._clock = node, pools, allowed, clock
+        self._driver, self._file = driver, file
+        self._began = clock()
+        before = file.read()
+        self._offer_after_s = self._patience(before or ())
+        # Replaced as a whole, so that any thread reads it without a lock.
+        self._standing = Standing(withdrawn=before is not None)
+        self._news: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why devices are withdrawn, as a sentence; None while they are not."""
+        standing = self._standing
+        return _sentence(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence where a second publisher is allowed or has just come."""
+        standing = self._standing
+        if not standing.found or self.problem is not None:
+            return []
+        return [f"second publisher: {'; '.join(standing.found)}"]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether time alone will change the standing."""
+        return self._standing.since is not None
+
+    def look(self) -> bool:
+        """Whether what is to be published changed. Sends no request."""
+        now = self._clock()
+        node = self._node()
+        before, pools = self._standing, self._pools()
+        found = found_in(node.allocatable if node is not None else {}, pools)
+        if node is None and not found and before.withdrawn:
+            return False  # a device plugin may still be there
+        drivers = {pool.driver for pool in pools}
+        if found:
+            self._offer_after_s = self._patience(drivers)
+        at_once = now - self._began < WITHDRAW_AFTER_S
+        self._standing = judge(before, found, now, at_once=at_once, offer_after_s=self._offer_after_s)
+        withdrawn = self._standing.withdrawn
+        metrics.second_publisher.set(withdrawn and not self._allowed)
+        if withdrawn == before.withdrawn:
+            return False
+        facts = {"found": "; ".join(found or before.found), "allowed": self._allowed}
+        if withdrawn:
+            self._file.write(drivers)
+            log.warning("something else offers this node's GPUs", extra=facts)
+            self._news = f"{_sentence(self._standing, self._offer_after_s)}{_ALLOWED if self._allowed else ''}"
+        else:
+            self._file.remove()
+            log.info("nothing else offers this node's GPUs any more", extra=facts)
+            self._news = None
+        return not self._allowed
+
+    def _patience(self, drivers: Iterable[str]) -> float:
+        return YIELD_S if any(driver < self._driver for driver in drivers) else OFFER_AFTER_S
+
+    def report(self, warn: Warn) -> None:
+        """Record an event for a second publisher, once."""
+        if self._news is not None and warn(EVENT, self._news):
+            self._news = None
+
+
+_ALLOWED: Final = ". They stay, because --allow-second-publisher is set: divide the GPUs by hand"
+
+
+def _sentence(standing: Standing, offer_after_s: float) -> str:
+    if not standing.found:
+        return (
+            "devices are withdrawn: a second publisher of this node's GPUs has gone; they are offered again "
+            f"{offer_after_s:.0f} s after that"
+        )
+    return (
+        f"devices are withdrawn, because each GPU could be given to two pods: {'; '.join(standing.found)}. Keep one of "
+        "the two off this node"
+    )
+
+
+def _counts(name: str, amount: str) -> bool:
+    if not name.startswith(RESOURCES):
+        return False
+    try:
+        return Quantity.parse(amount).as_int() > 0
+    except ValueError:
+        return True
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "")

@@ -1,0 +1,244 @@
+"""The DRA service as the kubelet calls it, versions v1 and v1beta1.
+
+Translates messages to values, checks them, and answers every claim of a call: a failure is an entry with a sentence,
+never the end of the call, so that the pod's event names the claim at fault. ``ClaimPreparer`` does the work.
+
+Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. The
+kubelet gives up on a call after 45 s while the call goes on here, so a second call for the same claim may overlap the
+first. Both reach the preparer, which handles that.
+
+A prepare may wait for an API server, a driver or a device. An unprepare needs none of them, and it may release the
+device that a prepare waits for. So prepares have a few threads of their own, and waiting prepares never delay an
+unprepare.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+
+from dra_driver.core._pb.dra_v1 import api_pb2 as v1
+from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver.core.errors import (
+    ClaimError,
+    ConfigurationError,
+    DraError,
+    HardwareError,
+    KubernetesApiError,
+    RetryableError,
+)
+from dra_driver.core.model.claim import ClaimRef, PreparedDevice
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.telemetry import metrics
+from dra_driver.core.telemetry.logs import Deferred
+from dra_driver.node.process.server import generic_handler
+
+log = logging.getLogger(__name__)
+
+# Prepares that run at the same time, each with the claims of one pod locked (see ``endpoints.py``).
+PREPARE_THREADS = 8
+# A pod lists at most a few dozen claims; more is not a kubelet's call.
+MAX_CLAIMS = 256
+# The error becomes an event of the pod, of which the API server keeps 1024 characters; a log keeps more.
+MAX_ERROR_LENGTH = 2000
+# The UID becomes part of file names. The API server generates RFC 4122 UIDs, which all match.
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+Prepared = tuple[PreparedDevice, ...]
+
+
+class ClaimPreparer(Protocol):
+    """Answers per claim, for every claim asked. Several threads call both methods.
+
+    ``within_s`` is the time until the kubelet's deadline, None when the call has none.
+    """
+
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, Prepared | DraError]: ...
+    def unprepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, DraError | None]: ...
+
+
+def prepare_threads() -> ThreadPoolExecutor:
+    """Threads for ``handlers``, started when first needed; the caller shuts the pool down."""
+    return ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+
+
+def handlers(preparer: ClaimPreparer, driver: str, prepares: ThreadPoolExecutor) -> list[grpc.GenericRpcHandler]:
+    """The gRPC handlers of both versions over one preparer; ``prepares`` are the threads of both versions' prepares."""
+    services = [DraService(preparer, driver, messages, prepares) for messages in (v1, v1beta1)]
+    return [service.handler() for service in services]
+
+
+class DraService:
+    """One version of the service. ``messages`` is its generated module; v1beta1 has no share ids. Thread-safe."""
+
+    def __init__(self, preparer: ClaimPreparer, driver: str, messages: Any, prepares: ThreadPoolExecutor) -> None:
+        self._preparer = preparer
+        self._prepares = prepares
+        self._messages = messages
+        self._timer = metrics.CallTimer(driver)
+        self._has_share_ids = "share_id" in messages.Device.DESCRIPTOR.fields_by_name
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods = {"NodePrepareResources": self.prepare, "NodeUnprepareResources": self.unprepare}
+        pools = {"NodePrepareResources": self._prepares}
+        return generic_handler(self._messages.DESCRIPTOR.services_by_name["DRAPlugin"], methods, pools)
+
+    def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Times and counts; ``_prepare`` does the work."""
+        _check_size(request, context)
+        if not context.is_active():
+            # It waited for a thread until the kubelet gave it up; the thread serves calls that still have a caller.
+            log.warning("prepare was given up by the kubelet before it began", extra={"claims": len(request.claims)})
+            return self._messages.NodePrepareResourcesResponse()
+        return self._timed("prepare", context, lambda: self._prepare(request, context.time_remaining()))
+
+    def unprepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Times and counts; ``_unprepare`` does the work."""
+        _check_size(request, context)
+        return self._timed("unprepare", context, lambda: self._unprepare(request, context.time_remaining()))
+
+    def _timed(self, operation: metrics.Operation, context: grpc.ServicerContext, work: Any) -> Any:
+        """The answer of ``work``. Its log lines are written when the kubelet has the answer."""
+        self._timer.started(operation)
+        begin, lines = time.monotonic(), Deferred()
+        results: list[metrics.Result] = ["internal"]
+        try:
+            with lines:
+                response, results = work()
+        finally:
+            self._timer.finished(operation, time.monotonic() - begin, results)
+            if not context.add_callback(lines.write):  # the call has ended already
+                lines.write()
+        return response
+
+    def _prepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:
+        refs, answers = _split(request)
+        answers |= _guarded("prepare", refs, partial(self._preparer.prepare, within_s=within_s))
+        response = self._messages.NodePrepareResourcesResponse()
+        for uid, answer in answers.items():
+            entry = response.claims[uid]
+            if isinstance(answer, DraError):
+                entry.error = _text(answer)
+            else:
+                entry.devices.extend(self._device(device) for device in answer or ())
+        return response, _outcomes("prepare", refs, answers)
+
+    def _unprepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:
+        refs, answers = _split(request)
+        answers |= _guarded("unprepare", refs, partial(self._preparer.unprepare, within_s=within_s))
+        response = self._messages.NodeUnprepareResourcesResponse()
+        for uid, answer in answers.items():
+            response.claims[uid].error = _text(answer) if isinstance(answer, DraError) else ""
+        return response, _outcomes("unprepare", refs, answers)
+
+    def _device(self, device: PreparedDevice) -> Any:
+        message = self._messages.Device(
+            request_names=device.request_names,
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=device.cdi_device_ids,
+        )
+        if device.share_id is not None and self._has_share_ids:
+            message.share_id = device.share_id
+        return message
+
+
+class _InternalError(DraError):
+    """A defect of this driver, as a sentence for the kubelet; the log has the traceback."""
+
+
+Answers = dict[str, Any]
+
+
+def _check_size(request: Any, context: grpc.ServicerContext) -> None:
+    if len(request.claims) > MAX_CLAIMS:
+        message = f"the call names {len(request.claims)} claims, expected at most {MAX_CLAIMS}"
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def _split(request: Any) -> tuple[list[ClaimRef], Answers]:
+    """The well-formed claims, each once, and errors for the others."""
+    refs: dict[str, ClaimRef] = {}
+    errors: Answers = {}
+    for claim in request.claims:
+        problem = _problem(claim)
+        if problem is None:
+            refs[claim.uid] = ClaimRef(namespace=claim.namespace, name=claim.name, uid=ClaimUid(claim.uid))
+        else:
+            errors[claim.uid] = ClaimError(f"the kubelet's call is malformed: {problem}; nothing was done")
+    return list(refs.values()), errors
+
+
+def _problem(claim: Any) -> str | None:
+    if not _UID.fullmatch(claim.uid):
+        return f"claim UID {claim.uid[:80]!r} is no UID"
+    for what, value in (("namespace", claim.namespace), ("name", claim.name)):
+        if not _NAME.fullmatch(value):
+            return f"{what} {value[:80]!r} of claim {claim.uid} is no Kubernetes name"
+    return None
+
+
+def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Any) -> Answers:
+    """The preparer's answers, with an error for each claim that it left out or failed on unexpectedly."""
+    if not refs:
+        return {}
+    reason = "gave no answer"
+    answers: Mapping[ClaimUid, Any] = {}
+    try:
+        answers = work(refs)
+    except DraError as error:
+        return {ref.uid: error for ref in refs}
+    except Exception as error:  # RPC boundary: the kubelet gets a sentence, the log the traceback
+        log.exception("unexpected failure", extra={"operation": operation, "claims": [str(ref) for ref in refs]})
+        reason = f"failed unexpectedly ({type(error).__name__})"
+    complete: Answers = {}
+    for ref in refs:
+        if ref.uid not in answers:
+            metrics.internal_error("grpc")
+            message = f"cannot {operation} claim {ref}: the driver {reason}; see its log; the kubelet repeats the call"
+        complete[ref.uid] = answers[ref.uid] if ref.uid in answers else _InternalError(message)
+    return complete
+
+
+def _outcomes(operation: metrics.Operation, refs: list[ClaimRef], answers: Answers) -> list[metrics.Result]:
+    """One metric label per claim. Logs failures; the preparer has logged successes."""
+    names = {ref.uid: str(ref) for ref in refs}
+    for uid, answer in answers.items():
+        if isinstance(answer, DraError):
+            facts = {"claim": names.get(ClaimUid(uid), uid[:80]), "result": result_of(answer), "reason": _text(answer)}
+            log.warning(f"claim not {operation}d", extra=facts)
+    return [result_of(answer if isinstance(answer, DraError) else None) for answer in answers.values()]
+
+
+def result_of(error: DraError | None) -> metrics.Result:
+    """The ``result`` label for a claim's outcome: its branch of the error tree."""
+    match error:
+        case None:
+            return "ok"
+        case ConfigurationError():
+            return "configuration"
+        case ClaimError():
+            return "claim"
+        case HardwareError():
+            return "hardware"
+        case RetryableError():
+            return "retryable"
+        case KubernetesApiError():
+            return "kubernetes-api"
+        case _:
+            return "internal"
+
+
+def _text(error: DraError) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"

@@ -1,0 +1,123 @@
+"""Lets the pods of claims use simulated GPUs as an annotation of the claim says
+(``hardware/gpu/simulated/use_orders.py``).
+
+Only a node process with simulated GPUs has this. It reads each claim once after it was prepared and writes the file
+``hardware/gpu/simulated/usage_file.py``, which the usage exporter reads. No call of the kubelet waits for it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from dra_driver.core.errors import DraError, NotFoundError
+from dra_driver.core.telemetry import metrics
+from dra_driver.hardware.gpu.simulated.usage_file import NAME, SimulatedUse, change_uses
+from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, UseStep, parse_steps
+from dra_driver.kube import paths
+
+__all__ = ["NAME", "ClaimObjects", "SimulatedUses"]
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "simulated-uses"
+RETRY_S: Final = 5.0
+CHECK_S: Final = 60.0
+"""Should a change have been missed."""
+READ_S: Final = 10.0
+
+
+class ClaimObjects(Protocol):
+    """The part of ``rest.RestClient`` that is needed here."""
+
+    def get(
+        self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
+    ) -> dict[str, Any]: ...
+
+
+class SimulatedUses:
+    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread.
+
+    ``entries`` are the journal's (``claims.entry.Entry``) and may raise StorageError; ``file`` is written.
+    """
+
+    def __init__(self, rest: ClaimObjects, entries: Callable[[], Iterable[Any]], file: Path) -> None:
+        self._rest, self._entries, self._file = rest, entries, file
+        self._steps: dict[str, tuple[UseStep, ...]] = {}  # by the UID of a claim; () without a valid annotation
+        self._awake, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        self._awake.set()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread; pods go on, and so does the file. Idempotent."""
+        self._stopping.set()
+        self._awake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """A claim came or left. Returns at once."""
+        self._awake.set()
+
+    def step(self) -> None:
+        """Write what prepared claims use, and forget those that are gone; uses by process id stay. Raises DraError:
+        call it again later."""
+        prepared = {entry.ref.uid: entry for entry in self._entries() if entry.state == "prepared"}
+        self._steps = {uid: self._read(entry) for uid, entry in prepared.items()}
+        uses = tuple(use for uid, entry in prepared.items() for use in _uses(entry, self._steps[uid]))
+        change_uses(self._file, lambda former: (*(use for use in former if use.claim_uid is None), *uses))
+
+    def _read(self, entry: Any) -> tuple[UseStep, ...]:
+        ref = entry.ref
+        if ref.uid in self._steps:
+            return self._steps[ref.uid]
+        try:
+            claim = self._rest.get(paths.resource_claim(ref.namespace, ref.name), within_s=READ_S)
+        except NotFoundError:
+            return ()
+        metadata = claim.get("metadata") or {}
+        text = (metadata.get("annotations") or {}).get(ANNOTATION)
+        if text is None or metadata.get("uid") != ref.uid:
+            return ()
+        try:
+            return parse_steps(text)
+        except ValueError as error:
+            log.warning("a simulated use is refused", extra={"claim": ref, "annotation": ANNOTATION, "reason": error})
+            return ()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._awake.clear()
+            wait_s = CHECK_S
+            try:
+                self.step()
+            except DraError as error:
+                log.warning("simulated uses cannot be changed; will retry", extra={"reason": error})
+                wait_s = RETRY_S
+            except Exception:  # thread boundary: the next change may be followed
+                log.exception("following simulated uses failed with an internal error")
+                metrics.internal_error("assignments")
+                wait_s = RETRY_S
+            self._awake.wait(wait_s)
+
+
+def _uses(entry: Any, steps: tuple[UseStep, ...]) -> Sequence[SimulatedUse]:
+    """One for each device of the claim that exists, without those that it only watches."""
+    if not steps:
+        return ()
+    return [
+        SimulatedUse(
+            key=f"{entry.ref.uid}/{device.request}/{device.device}/{device.share_id or ''}",
+            gpu_uuid=device.gpu_uuid,
+            gi_id=device.partition.live.gi_id if device.partition is not None else None,
+            since=entry.changed_at,
+            claim_uid=entry.ref.uid,
+            steps=steps,
+        )
+        for device in entry.devices
+        if not device.admin_access and (device.partition is None or device.partition.live is not None)
+    ]

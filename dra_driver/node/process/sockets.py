@@ -1,0 +1,174 @@
+"""The unix sockets of this driver: their names, and publishing them where the kubelet looks.
+
+Names (``kubernetes/dynamic-resource-allocation`` kubeletplugin/draplugin.go): ``<driver>-reg.sock`` and ``dra.sock``
+for one process per node; with a pod's UID ``<driver>-<uid>-reg.sock`` and ``dra-<uid>.sock``, so that two pods can
+overlap in a rolling update. The kubelet accepts any socket in its registry and asks it for the other one's path, so
+hashes replace names that would be too long. The kernel takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
+
+A server binds under a private, hidden name (the kubelet skips names with a leading dot: pkg/kubelet/pluginmanager/
+pluginwatcher/plugin_watcher.go) and ``publish`` renames it into place once the server accepts calls. Without that, gRPC
+listens from the moment of binding, before handlers run; it silently replaces the socket of a living process; and when
+it stops it removes any file at the path it bound, even a successor's socket. After the rename it finds nothing to
+remove, and ``withdraw`` removes the file only if it is still the socket that was published.
+"""
+
+import base64
+import hashlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.lean_dataclasses import dataclass
+
+MAX_PATH_BYTES = 107
+_CONNECT_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketPaths:
+    """The two public paths. ``registration`` is in the kubelet's registry, ``dra`` in the driver's own directory."""
+
+    registration: Path
+    dra: Path
+
+    @classmethod
+    def choose(cls, *, driver: str, registrar_dir: Path, plugin_dir: Path, pod_uid: str | None = None) -> "SocketPaths":
+        """The most readable names that fit. Raises ConfigurationError when a directory's own path is too long."""
+        if pod_uid is None:
+            registration = [f"{driver}-reg.sock", f"dra-{_hashed(driver, size=16)}-reg.sock"]
+            dra = ["dra.sock"]
+        else:
+            short = _hashed(pod_uid, size=8)
+            registration = [
+                f"{driver}-{pod_uid}-reg.sock",
+                f"{driver}-{short}-reg.sock",
+                f"dra-{_hashed(driver, pod_uid, size=16)}-reg.sock",
+            ]
+            # The last fits under /var/lib/kubelet/plugins with a driver name of any length that Kubernetes takes.
+            dra = [f"dra-{pod_uid}.sock", f"dra-{short}.sock", f"dra-{_hashed(pod_uid, size=6)}.sock"]
+        return cls(
+            registration=_first_that_fits(registrar_dir, registration, "--kubelet-registrar-dir"),
+            dra=_first_that_fits(plugin_dir, dra, "--kubelet-plugins-dir or --driver-name"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The file of one published socket, identified by device and inode."""
+
+    path: Path
+    device: int
+    inode: int
+
+    def is_in_place(self) -> bool:
+        """Whether the public path still is this socket."""
+        return self._found() == (self.device, self.inode)
+
+    def is_missing(self) -> bool:
+        """Whether no file of any kind is at the public path."""
+        return self._found() is None
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            status = os.lstat(self.path)  # once a second
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_dev, status.st_ino
+
+    def withdraw(self) -> bool:
+        """Removes the file if it is still this socket; returns whether it was. Idempotent."""
+        if not self.is_in_place():
+            return False
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        return True
+
+
+def private_path(public: Path) -> Path:
+    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``.
+
+    The same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused.
+    """
+    return public.with_name("." + _hashed(public.name, size=4)[:6])
+
+
+def publish(private: Path, public: Path) -> Published:
+    """Renames a bound socket to its public path, over the socket of a dead process if there is one.
+
+    Raises ConfigurationError when another kind of file is there, or a living process answers.
+    """
+    check_free(public)
+    status = private.lstat()
+    private.rename(public)
+    return Published(public, status.st_dev, status.st_ino)
+
+
+def check_free(path: Path) -> None:
+    """Raises ConfigurationError unless ``path`` is missing or a socket on which no process listens."""
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISSOCK(mode):
+            kind = "directory" if stat.S_ISDIR(mode) else "file that is no socket"
+            raise ConfigurationError(
+                f"cannot serve on {path}: there is a {kind}, expected no file or an old socket: remove it"
+            )
+        if is_served(path):
+            raise ConfigurationError(
+                f"another process already serves {path}: stop it first, or give each process its own --pod-uid (two"
+                " drivers of one name on a node would hand out the same devices)"
+            )
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process accepts connections on the socket ``path``."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return True  # a process listens, with a full backlog
+        except OSError:
+            return False
+    return True
+
+
+def remove_dead(directory: Path, pattern: str) -> list[Path]:
+    """Removes sockets matching ``pattern`` on which no process listens, and returns them.
+
+    A killed pod leaves its sockets behind, and the kubelet would dial a dead registration socket for ever. Sockets of
+    living processes accept connections from the moment they are visible, so they are never removed.
+    """
+    removed = []
+    for path in _sockets(directory, pattern):
+        if not is_served(path):
+            with suppress(FileNotFoundError):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def _sockets(directory: Path, pattern: str) -> Iterator[Path]:
+    for path in sorted(directory.glob(pattern)):
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                yield path
+
+
+def _hashed(*parts: str, size: int) -> str:
+    digest = hashlib.sha256("\0".join(parts).encode()).digest()[:size]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _first_that_fits(directory: Path, names: list[str], settings: str) -> Path:
+    for name in names:
+        path = directory / name
+        if len(str(path).encode()) <= MAX_PATH_BYTES:
+            return path
+    raise ConfigurationError(
+        f"socket path {directory / names[-1]} has {len(str(directory / names[-1]).encode())} bytes, a unix socket's may"
+        f" have {MAX_PATH_BYTES}: choose a shorter {settings}"
+    )

@@ -1,0 +1,148 @@
+"""Resolves what each GPU of this node may be published as, from policies, the newest inventory and the forms in use.
+
+What a policy says is in ``node/policy/``; what follows from the terms is in ``node/slices/`` and ``node/claims/``.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from typing import Protocol
+
+from dra_driver.core.errors import DraError, DriverUnavailableError
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import GpuTerms, Terms, Use, terms_of
+
+log = logging.getLogger(__name__)
+
+CLOSED = GpuTerms(offered=False)
+"""For a GPU whose terms could not be resolved yet. The default terms would offer it to every claim."""
+
+
+class Policies(Protocol):
+    """The part of ``policy.source.PolicySource`` that is needed here."""
+
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def is_known(self) -> bool: ...
+    def check(self) -> bool: ...
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """Terms, and the snapshot and uses that they were resolved for; no snapshot before the first success."""
+
+    snapshot: Snapshot | None = None
+    terms: Terms = field(default_factory=dict)
+    uses: tuple[Use, ...] = ()
+
+
+class TermsResolver:
+    """The terms in force. Thread-safe.
+
+    Terms are resolved when the inventory or the policies change. While they depend on the forms in use (newer terms
+    wait for a form to become free, or a GPU is shared), they are resolved when these change, too.
+    """
+
+    def __init__(self, policies: Policies, uses: Callable[[], Iterable[Use]]) -> None:
+        self._policies = policies
+        self._uses = uses
+        self._lock = threading.Lock()  # serialises update(), which alone assigns the fields below
+        # One assignment of a pair: current() reads it without the lock and must not see a new snapshot with old terms.
+        self._resolved = _Resolved()
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the terms in force are not those of the newest policies, or cannot be resolved; None if they are."""
+        return self._problem or self._policies.problem
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known which policies there are; until then nothing should be published."""
+        return self._policies.is_known
+
+    def current(self) -> Terms:
+        """The terms in force. Never waits for the journal or for ``update``.
+
+        Raises DriverUnavailableError until terms were resolved once. The caller retries: with the default terms the
+        driver would refuse a share for good.
+        """
+        resolved = self._resolved
+        if resolved.snapshot is None:
+            reason = self._problem or "the GPUs have not been read yet"
+            raise DriverUnavailableError(f"the terms of this node's GPUs are not known yet: {reason}")
+        return resolved.terms
+
+    def of_gpu(self, gpu: GpuUuid) -> GpuTerms | None:
+        """The terms in force of one GPU; None until they were resolved for it. Never waits."""
+        resolved = self._resolved
+        if resolved.snapshot is None or resolved.snapshot.gpu_by_uuid(gpu) is None:
+            return None
+        return terms_of(resolved.terms, gpu)
+
+    def expected(self, snapshot: Snapshot) -> Terms:
+        """What ``update`` would find for unused GPUs; puts nothing in force. Empty when that is unknown."""
+        try:
+            return self._policies.terms(snapshot, ())
+        except DraError as error:
+            log.warning("policies cannot be applied yet", extra={"reason": error})
+            return {}
+
+    def update(self, snapshot: Snapshot) -> Terms:
+        """Resolves and returns the terms for ``snapshot``; equal terms are the same object as before.
+
+        Keeps the former terms when the journal or the policies cannot be read; new GPUs are then not offered.
+        """
+        with self._lock:
+            changed = self._policies.check()
+            resolved = self._resolved
+            depends_on_uses = any(terms.waiting or terms.sharing for terms in resolved.terms.values())
+            changed = changed or (depends_on_uses and self._uses_changed())
+            if changed or self._problem is not None or snapshot is not resolved.snapshot:
+                self._resolve(snapshot)
+            return self._resolved.terms
+
+    def _uses_changed(self) -> bool:
+        try:
+            return tuple(self._uses()) != self._resolved.uses
+        except DraError:
+            return True  # the resolution meets the error too, and tells it
+
+    def _resolve(self, snapshot: Snapshot) -> None:
+        before = self._resolved
+        try:
+            uses = tuple(self._uses())
+            terms = self._policies.terms(snapshot, uses)
+        except DraError as error:
+            if str(error) != self._problem and self._policies.is_known:
+                log.warning("policies cannot be applied", extra={"reason": error})
+            self._problem = str(error)
+            self._resolved = _with_unknown_gpus_closed(before, snapshot)
+            return
+        self._problem = None
+        if terms == before.terms:
+            terms = before.terms  # callers compare by identity to see whether anything changed
+        else:
+            _log_waiting(before.terms, terms)
+        self._resolved = _Resolved(snapshot, terms, uses)
+
+
+def _log_waiting(before: Terms, terms: Mapping[GpuUuid, GpuTerms]) -> None:
+    for gpu, found in terms.items():
+        former = before.get(gpu)
+        if found.waiting and (former is None or former.waiting != found.waiting):
+            log.info("new terms wait until the GPU is free", extra={"gpu": gpu, "reason": found.waiting})
+
+
+def _with_unknown_gpus_closed(before: _Resolved, snapshot: Snapshot) -> _Resolved:
+    """Closes GPUs that appeared after the last success; the others keep their terms."""
+    known = {gpu.uuid for gpu in before.snapshot.gpus} if before.snapshot is not None else set()
+    new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in before.terms]
+    if not new:
+        return before
+    return _Resolved(before.snapshot, {**before.terms, **dict.fromkeys(new, CLOSED)}, before.uses)

@@ -1,0 +1,11 @@
+"""Publishes the devices of a node as ResourceSlices: `Publisher`, and `build_devices` for what it publishes.
+
+Other packages import from here, not from the modules inside.
+"""
+
+from dra_driver.node.slices.build import Built, build_devices, pool_name
+from dra_driver.node.slices.gates import ApiServerFeatures
+from dra_driver.node.slices.layout import split
+from dra_driver.node.slices.publisher import Publisher
+
+__all__ = ["ApiServerFeatures", "Built", "Publisher", "build_devices", "pool_name", "split"]

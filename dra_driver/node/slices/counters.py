@@ -1,0 +1,139 @@
+"""The counter set of a GPU, and what each partition consumes of it (KEP-4815). Pure.
+
+Names and values are those of NVIDIA's DRA driver but for memory, which is the GPU's real total here.
+
+Memory slices make partitions exclude each other: each is a counter of one, and a placement consumes the memory slices
+that it covers. The other counters must not exclude a layout that the hardware allows, and must run out where an engine
+exists once (the OFA of the ``+me`` profiles).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.mig import MigInstance, MigProfile
+from dra_driver.kube.published import DIMENSIONS, MEMORY, Dimension, amount_text, limits
+from dra_driver.kube.types import Counter, CounterSet
+
+Amounts = dict[str, int]
+"""Counter name to amount; memory in bytes."""
+
+# These add up over partitions and never run out before the memory slices do; an engine may exist only once.
+_ADDITIVE: Final = frozenset({"multiprocessors", MEMORY})
+MAX_MEMORY_SLICES: Final = limits.MAX_COUNTERS - len(DIMENSIONS)
+
+_ONE: Final = Counter(value="1")
+
+
+def set_name(gpu: Gpu) -> str:
+    """``gpu-0-counter-set``, as in NVIDIA's driver."""
+    return f"{gpu.device_name}-counter-set"
+
+
+def profile_of(gpu: Gpu, instance: MigInstance) -> MigProfile | None:
+    """The size of the instance: from the GPU's list of profiles, else from the instance itself."""
+    return gpu.profile(instance.profile_id) or instance.profile
+
+
+def available(gpu: Gpu, taken: Iterable[MigInstance]) -> Amounts:
+    """What remains of the GPU for partitions beside the instances in ``taken``. Never negative."""
+    left = _totals(gpu)
+    for instance in taken:
+        profile = profile_of(gpu, instance)
+        used = _use(profile) if profile is not None else {}
+        for name in left.keys() & used.keys():
+            left[name] = max(0, left[name] - used[name])
+        for index in range(instance.start, instance.start + instance.size):
+            if _memory_slice(index) in left:
+                left[_memory_slice(index)] = 0
+    return left
+
+
+def wire_set(gpu: Gpu, left: Amounts) -> CounterSet:
+    """The counter set as it is published."""
+    return CounterSet(
+        name=set_name(gpu), counters={name: Counter(value=amount_text(name, value)) for name, value in left.items()}
+    )
+
+
+def consumed_by(profile: MigProfile, counters: CounterSet) -> dict[str, Counter]:
+    """What any partition of the profile consumes beside memory slices; only counters that the set has."""
+    known = _use(profile).items()
+    return {name: Counter(value=amount_text(name, value)) for name, value in known if name in counters["counters"]}
+
+
+def memory_slices_taken(start: int, size: int) -> dict[str, Counter]:
+    """The memory slices that a placement consumes."""
+    return {_memory_slice(index): _ONE for index in range(start, start + size)}
+
+
+def leaves_enough(profile: MigProfile, start: int, left: Amounts) -> bool:
+    """Whether ``left`` is enough: an engine that exists once may be in use although the memory slices are free."""
+    wanted = {**_use(profile), **{_memory_slice(index): 1 for index in range(start, start + profile.memory_slices)}}
+    return all(left[name] >= value for name, value in wanted.items() if name in left)
+
+
+def placements_within(placements: Iterable[tuple[MigProfile, int]], left: Amounts, maximum: int, *, whole: bool) -> int:
+    """How many of the placements, from the first on, consume at most ``maximum`` counters together.
+
+    Counted are names of counters, not amounts. The whole GPU, where it is offered too, consumes each of ``left``.
+    """
+    used, found = len(left) if whole else 0, 0
+    for profile, _ in placements:
+        used += len(_use(profile).keys() & left.keys()) + profile.memory_slices
+        if used > maximum:
+            break
+        found += 1
+    return found
+
+
+def _use(profile: MigProfile) -> Amounts:
+    known = ((each.counter, each.of(profile)) for each in DIMENSIONS)
+    return {counter: value for counter, value in known if value is not None}
+
+
+def _totals(gpu: Gpu) -> Amounts:
+    """The GPU's totals: the profile of the whole GPU, NVML's total for memory, and one of each memory slice."""
+    found = {}
+    for each in DIMENSIONS:
+        total = _memory_total(gpu, each) if each.counter == MEMORY else _total(gpu, each)
+        if total is not None:
+            found[each.counter] = total
+    return {**found, **{_memory_slice(index): 1 for index in range(gpu.memory_slices)}}
+
+
+def _memory_total(gpu: Gpu, memory: Dimension) -> int | None:
+    """None on unified memory, where the total is unknown."""
+    if gpu.memory_bytes is None or gpu.memory_bytes <= 0:
+        return None
+    return max(gpu.memory_bytes, _most(gpu, memory))
+
+
+def _total(gpu: Gpu, dimension: Dimension) -> int | None:
+    """None when no profile reports it.
+
+    When the profile of the whole GPU does not report it, the most that a layout can have.
+    """
+    known = [value for profile in gpu.mig_profiles if (value := dimension.of(profile)) is not None]
+    if not known:
+        return None
+    spanning = [profile for profile in gpu.mig_profiles if profile.memory_slices == gpu.memory_slices]
+    is_reported = any(dimension.read(profile) is not None for profile in spanning)
+    return max(known) if is_reported and dimension.counter not in _ADDITIVE else max(*known, _most(gpu, dimension))
+
+
+def _most(gpu: Gpu, dimension: Dimension) -> int:
+    """The greatest sum over placements that do not overlap (weighted intervals, from left to right)."""
+    best = [0]
+    for end in range(1, gpu.memory_slices + 1):
+        ending = (
+            best[end - profile.memory_slices] + (dimension.read(profile) or 0)
+            for profile in gpu.mig_profiles
+            if end - profile.memory_slices in profile.starts
+        )
+        best.append(max(best[-1], *ending, 0))
+    return best[-1]
+
+
+def _memory_slice(index: int) -> str:
+    return f"memory-slice-{index}"

@@ -1,0 +1,274 @@
+"""Which writes turn the existing ResourceSlices into the desired ones: as few as possible. Pure.
+
+Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): resource
+slices are matched by the index in their name, older generations are obsolete, obsolete resource slices are deleted
+first, and the generation stays when at most one resource slice changes in place. One step further here: a resource
+slice that only disappeared is created again in the generation of the others, because the pool then has its former
+meaning again. And after a generation that was written in part, because an API server had no time for the rest, the rest
+is written in place: those of the older generation are updated where client-go deletes and creates them.
+
+Resource slices of counter sets are written last. An API server whose gate was switched off silently drops counters, and
+overlapping devices would be allocated side by side. So the write that completes a pool never has devices that need
+counters: these writes came before, and their answers had the counters. A pool without its counter sets is invalid to
+the scheduler, which is safe. Besides, the scheduler (1.36) considers resource slices with counters relevant on every
+node: a new generation that begins with them would look incomplete to the whole cluster.
+
+Where counter sets are beside the devices (1.34), that would protect nothing: the scheduler of 1.34 allocates devices of
+incomplete pools. `reconcile` writes such a resource slice in two steps.
+
+Existing resource slices come from the API server and may have been edited by any client: nothing in them is trusted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
+from dra_driver.node.slices import untrusted_slice
+from dra_driver.node.slices.compare import digest, same
+from dra_driver.node.slices.layout import DesiredSlice, generate_name, index_of
+from dra_driver.node.slices.taint_times import Times, known_times, with_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolIdentity:
+    """The pool's owner. ``node_uid`` makes the Node the owner, so that resource slices are deleted with it."""
+
+    driver: str
+    node: str
+    node_uid: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """An existing resource slice to delete, if it is still the version that was read."""
+
+    name: str
+    uid: str
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writes:
+    """The writes: ``deletes`` first, then ``in_order``.
+
+    The pool is incomplete until the last write, in the generation that the scheduler uses, so none of its devices is
+    allocated. The exception is a single update in place, of which an API server drops no field that existed before.
+    """
+
+    deletes: tuple[Delete, ...] = ()
+    updates: tuple[ResourceSlice, ...] = ()
+    creates: tuple[ResourceSlice, ...] = ()
+    generation: int = 1
+
+    def in_order(self) -> list[ResourceSlice]:
+        """Updates and creates (those without a name): those with devices by index, then the others by index."""
+        return sorted(
+            (*self.updates, *self.creates),
+            key=lambda body: ("devices" not in body["spec"], index_of_body(body) or 0),
+        )
+
+    def __len__(self) -> int:
+        return len(self.deletes) + len(self.updates) + len(self.creates)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+
+def compute_writes(
+    desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity
+) -> Writes:
+    """The writes for one pool; resource slices of other pools in ``actual`` are ignored, see `foreign_pools`."""
+    own = [item for item in actual if belongs_to_pool(item, identity)]
+    generation = max((untrusted_slice.generation(item) for item in own), default=0)
+    kept, older, obsolete = _match(desired, own, generation)
+    pending = [want for want in desired if want.index not in kept]
+    count = len(desired)
+    changed = [
+        want
+        for want in desired
+        if want.index in kept and not _is_current(kept[want.index], want, identity, generation, count)
+    ]
+    if not kept or (changed and len(changed) + len(pending) > 1) or _completes_with_counters(pending):
+        # Also the very first: 0 + 1. More than one write changes the meaning of the pool, and old and new resource
+        # slices must not be mixed. And devices that need counters must not complete the pool.
+        generation += 1
+        changed = [want for want in desired if want.index in kept]
+    kept |= older
+    changed += [want for want in pending if want.index in older]
+    missing = [want for want in pending if want.index not in older]
+    times = known_times(own) if changed or missing else {}
+    return Writes(
+        deletes=tuple(_delete(item) for item in obsolete),
+        updates=tuple(_updated(kept[want.index], _timed(want, times), identity, generation, count) for want in changed),
+        creates=tuple(_created(_timed(want, times), identity, generation, count) for want in missing),
+        generation=generation,
+    )
+
+
+def belongs_to_pool(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
+    """Whether a resource slice belongs to the pool.
+
+    Driver, pool name and node name of a resource slice are immutable.
+    """
+    spec = untrusted_slice.spec(item)
+    return (
+        spec.get("driver") == identity.driver
+        and spec.get("nodeName") == identity.node
+        and untrusted_slice.pool(item).get("name") == identity.pool
+    )
+
+
+def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -> tuple[str, ...]:
+    """Names of other pools with devices of this driver on this node: of a second publisher, or left behind by one.
+
+    Their resource slices are never changed: only their publisher knows what they mean.
+    """
+    names = {
+        str(untrusted_slice.pool(item).get("name"))
+        for item in actual
+        if untrusted_slice.spec(item).get("driver") == identity.driver
+        and untrusted_slice.spec(item).get("nodeName") == identity.node
+        and not belongs_to_pool(item, identity)
+    }
+    return tuple(sorted(names))
+
+
+def _completes_with_counters(pending: Sequence[DesiredSlice]) -> bool:
+    """Whether the last of these writes (`Writes.in_order`) has devices that need counters."""
+    return any(want.needs_counters for want in pending) and all(want.devices for want in pending)
+
+
+_ByIndex = dict[int, Mapping[str, Any]]
+
+
+def _match(
+    desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, Any]], generation: int
+) -> tuple[_ByIndex, _ByIndex, list[Mapping[str, Any]]]:
+    """Existing resource slices by index: of this generation, those of older ones where it has none, and the rest.
+
+    The rest is obsolete: an index that is not wanted, or a duplicate.
+    """
+    wanted = {want.index: want for want in desired}
+    found: _ByIndex = {}
+    obsolete = []
+    for item in sorted(own, key=untrusted_slice.name):
+        index = index_of(untrusted_slice.name(item))
+        if index is None or index not in wanted:
+            obsolete.append(item)
+            continue
+        former = found.get(index)
+        if former is None:
+            found[index] = item
+        elif _rank(item, wanted[index]) > _rank(former, wanted[index]):
+            found[index] = item  # of two duplicates, the one that needs no write stays
+            obsolete.append(former)
+        else:
+            obsolete.append(item)
+    kept = {index: item for index, item in found.items() if untrusted_slice.generation(item) == generation}
+    return kept, {index: item for index, item in found.items() if index not in kept}, obsolete
+
+
+def _rank(item: Mapping[str, Any], want: DesiredSlice) -> tuple[int, bool]:
+    return untrusted_slice.generation(item), _has(item, want)
+
+
+def _is_current(
+    item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
+) -> bool:
+    return _says(item, want, identity, generation, count) and any(
+        _is_owner(owner, identity) for owner in untrusted_slice.owners(item)
+    )
+
+
+def _says(item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> bool:
+    """Whether the spec is the desired one, or what the API server made of the desired one before."""
+    spec, there = _spec_of(want, identity, generation, count), untrusted_slice.spec(item)
+    if same(spec, there):
+        return True
+    return want.accepted is not None and same(spec["pool"], there.get("pool")) and want.accepted == accepted(there)
+
+
+def accepted(spec: Mapping[str, Any]) -> str:
+    """The digest of a spec without its pool, see `DesiredSlice.accepted`."""
+    return digest({key: value for key, value in spec.items() if key != "pool"})
+
+
+def _is_owner(owner: Mapping[str, Any], identity: PoolIdentity) -> bool:
+    return all(owner.get(key) == value for key, value in _owner(identity).items())
+
+
+def _has(item: Mapping[str, Any], want: DesiredSlice) -> bool:
+    spec = untrusted_slice.spec(item)
+    return same(list(want.devices), spec.get("devices") or []) and same(
+        list(want.counter_sets), spec.get("sharedCounters") or []
+    )
+
+
+def _timed(want: DesiredSlice, times: Times) -> DesiredSlice:
+    return replace(want, devices=with_times(want.devices, times)) if times else want
+
+
+def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSlice:
+    return ResourceSlice(
+        apiVersion="resource.k8s.io/v1",
+        kind="ResourceSlice",
+        metadata=ObjectMeta(
+            generateName=generate_name(want.index, identity.driver, identity.node), ownerReferences=[_owner(identity)]
+        ),
+        spec=_spec_of(want, identity, generation, count),
+    )
+
+
+def _updated(
+    item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
+) -> ResourceSlice:
+    """Labels, annotations and owners of other clients stay; the spec is replaced.
+
+    ``resourceVersion`` stays, so that the API server answers with a conflict when the resource slice changed in
+    between. managedFields are left out: the API server then keeps its own.
+    """
+    metadata = {key: value for key, value in untrusted_slice.metadata(item).items() if key != "managedFields"}
+    others = [
+        owner for owner in untrusted_slice.owners(item) if owner.get("kind") != "Node" and not owner.get("controller")
+    ]
+    metadata["ownerReferences"] = [*others, _owner(identity)]
+    return ResourceSlice(
+        apiVersion="resource.k8s.io/v1",
+        kind="ResourceSlice",
+        metadata=cast(ObjectMeta, metadata),
+        spec=_spec_of(want, identity, generation, count),
+    )
+
+
+def _spec_of(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSliceSpec:
+    spec = ResourceSliceSpec(
+        driver=identity.driver,
+        pool={"name": identity.pool, "generation": generation, "resourceSliceCount": count},
+        nodeName=identity.node,
+    )
+    if want.devices:
+        spec["devices"] = list(want.devices)
+    if want.counter_sets:
+        spec["sharedCounters"] = list(want.counter_sets)
+    return spec
+
+
+def _owner(identity: PoolIdentity) -> OwnerReference:
+    return OwnerReference(apiVersion="v1", kind="Node", name=identity.node, uid=identity.node_uid, controller=True)
+
+
+def _delete(item: Mapping[str, Any]) -> Delete:
+    metadata = untrusted_slice.metadata(item)
+    return Delete(
+        name=untrusted_slice.name(item),
+        uid=str(metadata.get("uid", "")),
+        resource_version=str(metadata.get("resourceVersion", "")),
+    )
+
+
+def index_of_body(body: ResourceSlice) -> int | None:
+    """The index of a resource slice that is about to be written."""
+    return index_of(body["metadata"].get("name") or body["metadata"].get("generateName", ""))

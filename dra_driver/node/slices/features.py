@@ -1,0 +1,145 @@
+"""Which gated fields of a ResourceSlice the API server keeps.
+
+A field whose feature gate is off is silently dropped, or the object is refused; no endpoint shows which gates are on.
+So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation and stores
+nothing, and the answer is compared. Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go
+(dropDisabledFields).
+
+Where counter sets belong has changed: since 1.35 into resource slices without devices, in 1.34 into the resource slice
+of the devices that consume them (pkg/apis/resource/validation/validation.go, validateResourceSliceSpec). Each version
+refuses the other's arrangement, so the canaries tell "gate off" from "arranged otherwise".
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, cast
+
+from dra_driver.core.errors import InvalidObjectError
+from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.types import ResourceSlice
+from dra_driver.node.slices.api import SlicesApi
+from dra_driver.node.slices.compare import dropped_fields
+from dra_driver.node.slices.gates import ApiServerFeatures
+from dra_driver.node.slices.layout import generate_name
+
+log = logging.getLogger(__name__)
+
+
+_SHARES_HIDE_COUNTERS = (1, 35)
+"""The version whose scheduler counts whole devices alone (k8s.io/dynamic-resource-allocation, checkAvailableCounters in
+structured/internal/experimental/allocator_experimental.go). Those of 1.34.9 and 1.36.2 charge shares, too."""
+_FIVE_TAINTS = [{"key": f"canary-{number}", "effect": "None"} for number in range(5)]
+_ONE_COUNTER = {"memory": {"value": "1"}}
+_SETS: Mapping[str, Any] = {"sharedCounters": [{"name": "canary", "counters": _ONE_COUNTER}]}
+_CONSUMERS: Mapping[str, Any] = {
+    "devices": [{"name": "canary", "consumesCounters": [{"counterSet": "canary", "counters": _ONE_COUNTER}]}]
+}
+_CANARIES: dict[str, Mapping[str, Any]] = {
+    "taints": {"devices": [{"name": "canary", "taints": [{"key": "canary", "value": "x", "effect": "NoSchedule"}]}]},
+    "taints_1_35": {"devices": [{"name": "canary", "taints": _FIVE_TAINTS}]},
+    "multi_allocation": {
+        "devices": [
+            {
+                "name": "canary",
+                "allowMultipleAllocations": True,
+                "capacity": {"memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}},
+            }
+        ]
+    },
+}
+
+
+_LIST: Mapping[str, Any] = {"devices": [{"name": "canary", "attributes": {"canary": {"ints": [0]}}}]}
+
+
+def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> ApiServerFeatures:
+    """Ask the API server, in up to six dry runs, and another one for ``lists``. Raises KubernetesApiError when it does
+    not answer."""
+    canaries = {**_CANARIES, "list_attributes": _LIST} if lists else _CANARIES
+    kept = {name: _keeps(api, part, driver, node) for name, part in canaries.items()}
+    return ApiServerFeatures(**_counters(api, driver, node), **kept)
+
+
+def _counters(api: SlicesApi, driver: str, node: str) -> dict[str, bool]:
+    """The features of counters, in one dry run with the gate off."""
+    if not _keeps(api, _SETS, driver, node):
+        return {}  # 1.34 keeps a resource slice of counter sets alone, too, if the gate is on
+    apart = _keeps(api, _CONSUMERS, driver, node)
+    beside = not apart and _keeps(api, {**_SETS, **_CONSUMERS}, driver, node)
+    return {
+        "counters": apart or beside,
+        "counters_beside_devices": beside,
+        "counters_refused": not (apart or beside),
+    }
+
+
+def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> bool:
+    body = _canary(part, driver, node)
+    try:
+        answer = api.create(body, dry_run=True)
+    except InvalidObjectError:
+        return False  # what is left after dropping does not make a valid resource slice
+    return not any(dropped_fields(body["spec"], answer.get("spec")))
+
+
+def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
+    spec = {
+        "driver": driver,
+        "nodeName": node,  # admission policies bind a node's credentials to its own resource slices
+        "pool": {"name": f"{node}/{driver}/canary", "generation": 1, "resourceSliceCount": 1},
+        **part,
+    }
+    return ResourceSlice(
+        apiVersion="resource.k8s.io/v1",
+        kind="ResourceSlice",
+        metadata={"generateName": generate_name(0xFFFFF, driver, node)},
+        spec=cast(Any, spec),
+    )
+
+
+class FeatureWatch:
+    """Keeps the answer, and asks again when the API server's version changes. Only reading is thread-safe.
+
+    Without ``lists``, list attributes count as a feature that the API server lacks.
+    """
+
+    def __init__(
+        self, api: SlicesApi, version: Callable[[], ServerVersion], driver: str, node: str, *, lists: bool = False
+    ) -> None:
+        self._api, self._version, self._lists = api, version, lists
+        self._driver, self._node = driver, node
+        self._asked: ServerVersion | None = None
+        self._features = ApiServerFeatures()
+
+    @property
+    def current(self) -> ApiServerFeatures:
+        """The features; none before the first answer."""
+        return self._features
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server answered at least once."""
+        return self._asked is not None
+
+    def refresh(self) -> bool:
+        """Ask if needed; True when the answer changed. On KubernetesApiError the old answer stays."""
+        version = self._version()
+        if version == self._asked:
+            return False
+        kept = probe(self._api, self._driver, self._node, lists=self._lists)
+        hides = (version.major, version.minor) == _SHARES_HIDE_COUNTERS
+        before, self._features = self._features, replace(kept, shares_hide_counters=hides)
+        self._asked = version
+        found = {field.name: getattr(self._features, field.name) for field in fields(ApiServerFeatures)}
+        log.info("API server features found", extra={"version": str(version), **found})
+        return before != self._features
+
+    def lose(self, names: Iterable[str]) -> bool:
+        """Switch features off until the server's version changes: a write showed that the server drops their fields.
+
+        False when they were off before. API servers behind one address may differ in their gates; the one that drops
+        fields counts.
+        """
+        before, self._features = self._features, replace(self._features, **dict.fromkeys(names, False))
+        return before != self._features

@@ -1,0 +1,114 @@
+"""How devices are spread over the ResourceSlices of a pool, and how the resource slices are named. Pure.
+
+Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation
+order, and resource slices are matched by the index in their name), and the limits in `published.limits`.
+
+Since 1.35 a resource slice has counter sets or devices, not both. Counter sets come first. All devices of one GPU are
+in one resource slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
+
+Kubernetes 1.34 wants a counter set and its devices in one resource slice, which has room for 32 counters. There, each
+GPU that may be cut has a resource slice of its own.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.kube.published import limits
+from dra_driver.kube.types import CounterSet, Device
+from dra_driver.node.slices.build import Built, GpuGroup
+
+# The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here too, so
+# that the validated text (at most 253 characters) is the one that is used.
+MAX_GENERATE_NAME = 58
+
+_INDEX = re.compile(r"([0-9a-f]{5,15})-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredSlice:
+    """The content of one ResourceSlice of the pool: devices, counter sets or (1.34) both.
+
+    The wire objects must not be changed.
+
+    ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
+    when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
+    otherwise the resource slice would be written for ever.
+    """
+
+    index: int
+    devices: Sequence[Device] = ()
+    counter_sets: Sequence[CounterSet] = ()
+    accepted: str | None = None
+
+    @property
+    def needs_counters(self) -> bool:
+        """Whether devices in it exclude each other only through counters of another resource slice."""
+        return not self.counter_sets and any("consumesCounters" in device for device in self.devices)
+
+    def says_the_same(self, other: "DesiredSlice") -> bool:
+        """Whether both have the same content."""
+        return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
+
+
+def split(
+    built: Built, *, per_slice: int = limits.MAX_DEVICES, counters_beside_devices: bool = False
+) -> tuple[DesiredSlice, ...]:
+    """The resource slices of a pool, at least one: an empty one says "no devices", none says "not yet known".
+
+    ``counters_beside_devices``: see `ApiServerFeatures`.
+    """
+    if counters_beside_devices and any(map(_may_be_cut, built.groups)):
+        return tuple(_beside(built.groups, per_slice))
+    sets, devices = built.counter_sets, list(_by_max_devices(built.groups, per_slice)) or [()]
+    starts = range(0, len(sets), limits.MAX_COUNTER_SETS)
+    counted = [
+        DesiredSlice(index=index, counter_sets=tuple(sets[start : start + limits.MAX_COUNTER_SETS]))
+        for index, start in enumerate(starts)
+    ]
+    return (*counted, *(DesiredSlice(index=index, devices=part) for index, part in enumerate(devices, len(counted))))
+
+
+def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice]:
+    """As Kubernetes 1.34 wants it: a resource slice for each GPU that may be cut, and the others together."""
+    index = itertools.count()
+    uncut: list[GpuGroup] = []
+    for group in groups:
+        if not _may_be_cut(group):
+            uncut.append(group)
+            continue
+        sets = () if group.counter_set is None else (group.counter_set,)
+        yield DesiredSlice(index=next(index), devices=group.devices, counter_sets=sets)
+    for devices in _by_max_devices(uncut, per_slice):
+        yield DesiredSlice(index=next(index), devices=devices)
+
+
+def _may_be_cut(group: GpuGroup) -> bool:
+    """Whether the GPU has partitions, or may get them."""
+    return group.counter_set is not None or group.max_devices > 1
+
+
+def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
+    """Fills resource slices in order by the greatest number of devices of each GPU, not by the present number."""
+    devices: list[Device] = []
+    reserved = 0
+    for group in groups:
+        if reserved and reserved + group.max_devices > per_slice:
+            yield tuple(devices)
+            devices, reserved = [], 0
+        devices += group.devices
+        reserved += group.max_devices
+    if reserved:
+        yield tuple(devices)
+
+
+def generate_name(index: int, driver: str, node: str) -> str:
+    """``00000-gpu.nvidia.com-node-a-``; the API server appends a unique suffix."""
+    return f"{index:05x}-{driver}-{node}-"[:MAX_GENERATE_NAME]
+
+
+def index_of(name: str) -> int | None:
+    """The index in a resource slice's name; None for a name of another form (drivers of Kubernetes 1.35 and before)."""
+    match = _INDEX.match(name)
+    return int(match.group(1), 16) if match else None

@@ -1,0 +1,320 @@
+"""Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
+
+Resource slices are not deleted when it stops: a restart must not make devices disappear, and the kubelet deletes the
+resource slices of a driver that stays away (30 s after its last connection; kubernetes/kubernetes
+pkg/kubelet/cm/dra/plugin).
+
+The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
+and leaves them; it repairs edits of its own resource slices ever more slowly and reports them. Its watch covers the
+resource slices of all drivers of the node, so that ``node/process/second_publisher.py`` needs no watch of its own.
+
+What is published depends on which fields the API server keeps. So the API server is probed before anything is built,
+and again when its version changes. When it drops a field later, the next pass follows at once and withdraws what needs
+that field.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
+from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
+from dra_driver.core.model.terms import Terms
+from dra_driver.core.telemetry import metrics
+from dra_driver.kube import paths
+from dra_driver.kube.discovery import server_version
+from dra_driver.kube.newest_version import NewestVersion
+from dra_driver.kube.reflector import Reflector, ReflectorChange
+from dra_driver.kube.rest import RestClient
+from dra_driver.node.slices import neighbours, problems
+from dra_driver.node.slices.api import RestSlicesApi, SlicesApi
+from dra_driver.node.slices.build import NO_TERMS, pool_name
+from dra_driver.node.slices.desired_state import DesiredState
+from dra_driver.node.slices.features import FeatureWatch
+from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
+from dra_driver.node.slices.layout import DesiredSlice
+from dra_driver.node.slices.problems import NodeEventRecorder
+from dra_driver.node.slices.reconcile import Reconciler, ReconcileResult
+from dra_driver.node.slices.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Keeps a slim copy of the node's resource slices and reports its changes (``kube.reflector.Reflector``)."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def items(self) -> Mapping[str, Any]: ...
+
+
+class Publisher:
+    """Call ``start`` and ``stop`` once, from one owner; everything else from any thread."""
+
+    def __init__(
+        self,
+        api: SlicesApi,
+        driver: str,
+        node: str,
+        *,
+        features: FeatureWatch | None = None,
+        recorder: NodeEventRecorder | None = None,
+        schedule: Schedule | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigurationError when driver or node cannot be part of a pool name."""
+        self._driver, self._node = driver, node
+        self._reconciler = Reconciler(api, driver, node, pool_name(node, driver))
+        self._features, self._recorder, self._clock = features, recorder, clock
+        self._changed = threading.Condition()  # guards everything below
+        self._schedule = schedule or Schedule()
+        self._desired = DesiredState()
+        self._asked = features is None  # whether the features are known
+        self._pending: list[tuple[str, str | None]] = []
+        self._woken = self._stopping = self._published = self._disturbed = False
+        self._problem: str | None = None
+        self._watcher: Watcher | None = None
+        self._listed = threading.Event()
+        self._noticed = 0
+        self._on_notice: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    @classmethod
+    def connect(
+        cls,
+        rest: RestClient,
+        driver: str,
+        node: str,
+        recorder: NodeEventRecorder | None = None,
+        *,
+        lists: bool = False,
+    ) -> "Publisher":
+        """A publisher for the API server, with a reflector that wakes it. ``lists``: numaNode becomes a list."""
+        newest = NewestVersion()
+        api = RestSlicesApi(rest, driver, node, newest)
+        features = FeatureWatch(api, lambda: server_version(rest), driver, node, lists=lists)
+        publisher = cls(api, driver, node, features=features, recorder=recorder)
+        publisher._watcher = Reflector(
+            rest,
+            paths.resource_slices(),
+            f"spec.nodeName={node}",
+            publisher.notice,
+            slim=neighbours.slimmed,
+            newest=newest,
+        )
+        return publisher
+
+    @property
+    def published(self) -> bool:
+        """Whether the API server has the newest snapshot, as far as is known."""
+        with self._changed:
+            return self._published
+
+    @property
+    def problem(self) -> str | None:
+        """Why the resource slices are not up to date, as a sentence for the node's owner; None without a problem."""
+        with self._changed:
+            return self._problem
+
+    @property
+    def features(self) -> ApiServerFeatures:
+        """Which gated fields the API server keeps; none before it was asked."""
+        return self._features.current if self._features is not None else NO_FEATURES
+
+    @property
+    def left_out(self) -> tuple[LeftOutGpu, ...]:
+        """What of the GPUs is not published, with reasons; () before the first publication."""
+        with self._changed:
+            return self._desired.left_out
+
+    def wait_listed(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until the node's resource slices are known; whether they are."""
+        return self._listed.wait(timeout_s)
+
+    @property
+    def noticed(self) -> int:
+        """How many changes of the node's resource slices were noticed: while it stays, `neighbours` do."""
+        return self._noticed
+
+    def on_notice(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, which must not block, after each of these changes. One callback at most."""
+        self._on_notice = callback
+
+    def neighbours(self, gpus: Collection[str]) -> tuple[neighbours.Neighbour, ...]:
+        """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
+        known = self._watcher.items().values() if self._watcher is not None else ()
+        return neighbours.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
+
+    def start(self) -> None:
+        self._thread.start()
+        if self._watcher is not None:
+            self._watcher.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End both threads; a write in progress may end later. Resource slices stay. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._watcher is not None:
+            self._watcher.stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def set_snapshot(self, snapshot: Snapshot, terms: Terms = NO_TERMS) -> None:
+        """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns before that is done.
+
+        Equal content causes no write, also when the snapshot differs in what is not published (a partition that was
+        created for a claim).
+        """
+        with self._changed:
+            if not self._desired.offer(snapshot, terms) or (self._asked and not self._desired.build(self.features)):
+                return
+            self._published = False
+            self._schedule.wanted(self._clock())
+            self._wake()
+
+    def notice(self, change: ReflectorChange) -> None:
+        """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
+        self._noticed += 1  # one thread notices
+        self._on_notice()
+        if change.kind == "listed":
+            self._listed.set()
+        if change.item is not None and not neighbours.is_of(change.item, self._driver):
+            return
+        with self._changed:
+            version = None if change.kind == "deleted" or change.item is None else _version(change)
+            self._pending.append((change.name, version))
+            self._wake()
+
+    def step(self) -> float | None:
+        """Run a pass when one is due. Returns the seconds until the next one, None when none is planned.
+
+        The thread calls it in a loop; tests call it instead of starting the thread.
+        """
+        with self._changed:
+            self._sort_out_events()
+            due_s = self._schedule.due_s()
+            if not self._desired.has_inventory or due_s is None:
+                return None
+            if due_s > self._clock():
+                return due_s - self._clock()
+            disturbed, self._disturbed = self._disturbed, False
+        self._pass(disturbed)
+        with self._changed:
+            self._sort_out_events()
+            due_s = self._schedule.due_s()
+            return None if due_s is None else max(0.0, due_s - self._clock())
+
+    def _run(self) -> None:
+        while True:
+            try:
+                wait_s = self.step()
+            except Exception:  # the thread must live; a bug in one pass is logged and retried like a failure
+                log.exception("publishing failed with an internal error")
+                metrics.internal_error("publisher")
+                wait_s = self._unexpected()
+            with self._changed:
+                self._changed.wait_for(lambda: self._woken or self._stopping, timeout=wait_s)
+                self._woken = False
+                if self._stopping:
+                    return
+
+    def _unexpected(self) -> float:
+        with self._changed:
+            self._schedule.failed(self._clock())
+            self._problem = "publishing failed with an internal error; see the log"
+            return 1.0
+
+    def _wake(self) -> None:
+        self._woken = True
+        self._changed.notify()
+
+    def _sort_out_events(self) -> None:
+        """Ignore events of own writes. Their versions are only known between two passes."""
+        pending, self._pending = self._pending, []
+        if any(not name or not self._reconciler.is_own_write(name, version) for name, version in pending):
+            self._disturbed = True
+            self._schedule.disturbed(self._clock())
+
+    def _pass(self, disturbed: bool) -> None:
+        try:
+            unknown = self._ask_for_features()
+            slices = self._wanted()
+            done = self._reconciler.run(slices)
+        except KubernetesApiError as error:
+            self._failed(error, disturbed)
+            return
+        if done.lost and self._features is not None:
+            self._withdraw(done, self._features, disturbed)
+            return
+        with self._changed:
+            now = self._clock()
+            self._schedule.succeeded(now)
+            if disturbed and self._published and done.writes:
+                self._schedule.repaired(now, only_created=done.created == done.writes)
+            edits = self._schedule.edits(now)
+            self._published = self._desired.slices is slices
+            if not self._published:
+                self._schedule.wanted(now)  # another snapshot came during the pass
+        self._report("; ".join([*unknown, *problems.problems_of(done, edits, self._driver, self._node)]) or None)
+
+    def _wanted(self) -> tuple[DesiredSlice, ...]:
+        """The resource slices to publish, now that the API server was asked for its features."""
+        with self._changed:
+            self._asked = True
+            if self._desired.build(self.features):
+                self._published = False
+            return self._desired.slices or ()
+
+    def _withdraw(self, done: ReconcileResult, features: FeatureWatch, disturbed: bool) -> None:
+        """The API server dropped a field that it seemed to keep: nothing that needs it may stay published."""
+        log.warning(
+            "API server drops gated fields; withdrawing what needs them",
+            extra={"features": ",".join(sorted(done.lost)), "dropped": problems.shown(done.dropped)},
+        )
+        news = features.lose(done.lost)
+        with self._changed:
+            self._disturbed = self._disturbed or disturbed
+            self._published = False
+            if news:
+                self._schedule.wanted(self._clock())
+            else:
+                self._schedule.failed(self._clock())  # a pass at once would give the same result
+
+    def _failed(self, error: KubernetesApiError, disturbed: bool) -> None:
+        with self._changed:
+            self._disturbed = self._disturbed or disturbed
+            retry_after_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
+            self._schedule.failed(self._clock(), retry_after_s)
+        self._report(f"ResourceSlices cannot be published: {error}", event=not isinstance(error, ApiUnreachableError))
+
+    def warn(self, reason: str, message: str) -> bool:
+        """Record a Warning event on this node for another component; False while the node's UID is unknown."""
+        return problems.warn(reason, message, self._node, self._reconciler.node_uid, self._recorder)
+
+    def _report(self, problem: str | None, *, event: bool = True) -> None:
+        with self._changed:
+            before, self._problem = self._problem, problem
+        problems.report_change(
+            problem, before, self._node, self._reconciler.node_uid, self._recorder if event else None
+        )
+
+    def _ask_for_features(self) -> list[str]:
+        """Problems with finding the features, for people. Raises when another try soon may help."""
+        if self._features is None:
+            return []
+        try:
+            self._features.refresh()
+        except (ApiUnreachableError, ServerBusyError):
+            raise
+        except KubernetesApiError as error:
+            so = "" if self._features.is_known else ", so nothing that needs a gated field is offered"
+            return [f"cannot find out which ResourceSlice fields the API server keeps{so}: {error}"]
+        return []
+
+
+def _version(change: ReflectorChange) -> str:
+    metadata = (change.item or {}).get("metadata")
+    return str(metadata.get("resourceVersion", "")) if isinstance(metadata, dict) else ""

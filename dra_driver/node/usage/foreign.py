@@ -1,0 +1,99 @@
+"""Processes on a GPU that belong to no claim ("who else is on this GPU?"). Pure.
+
+A pod with ``privileged: true`` and NVIDIA_VISIBLE_DEVICES, a program on the host, or a pod of the device plugin takes
+memory that the scheduler believes to be free. Nothing is done about such processes but to tell them: whose they are is
+not known, and that is no reason to end anything.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, MAX_UNATTRIBUTED, Unattributed
+from dra_driver.node.usage.observed import began, step_s
+
+CONFIRM_S: Final = 30.0
+"""A container's first processes are on the GPU before the kubelet tells whose they are."""
+GROWTH: Final = 1.1
+DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-persistenced"})
+"""Programs of the driver, cut to the 15 characters of /proc/PID/comm below, which claims do not have but need."""
+_DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignProcess:
+    """A process on a GPU that is in no container of a claim that has the GPU. ``memory_bytes`` None is unknown."""
+
+    pid: int
+    command: str = ""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignUse:
+    """All of one GPU at a look."""
+
+    gpu_uuid: str
+    device: str
+    processes: Sequence[ForeignProcess] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignWatched:
+    """Of one GPU: for how long each process was seen (s), and what is told."""
+
+    seen_s: Mapping[int, float]
+    told: Unattributed | None = None
+
+
+ForeignState = Mapping[str, ForeignWatched]
+
+
+def watch_foreign(
+    state: ForeignState, uses: Iterable[ForeignUse], elapsed_s: float, now: datetime
+) -> tuple[ForeignState, tuple[Unattributed, ...]]:
+    """The next state by GPU, and what is told of each GPU, in the order of their names.
+
+    A process is told after it was seen for `CONFIRM_S`. ``elapsed_s`` and ``now`` are as those of `watchdog.watch`.
+    """
+    counted_s = step_s(elapsed_s)
+    found = {use.gpu_uuid: _next(state.get(use.gpu_uuid), use, counted_s, now) for use in uses}
+    told = sorted((each.told for each in found.values() if each.told is not None), key=lambda each: each.device)
+    return found, tuple(told[:MAX_UNATTRIBUTED])
+
+
+def _next(former: ForeignWatched | None, use: ForeignUse, counted_s: float, now: datetime) -> ForeignWatched:
+    known = former.seen_s if former is not None else {}
+    foreign = [each for each in use.processes if each.command[:15] not in _DRIVER_COMMANDS]
+    seen_s = {each.pid: known[each.pid] + counted_s if each.pid in known else 0.0 for each in foreign}
+    lasting = [each for each in foreign if seen_s[each.pid] >= CONFIRM_S]
+    if not lasting:
+        return ForeignWatched(seen_s=seen_s)
+    before = former.told if former is not None else None
+    longest_s = max(seen_s[each.pid] for each in lasting)
+    fresh = _told(use, lasting, before.since if before is not None else began(now, longest_s))
+    return ForeignWatched(seen_s=seen_s, told=_steady(before, fresh))
+
+
+def _told(use: ForeignUse, lasting: Sequence[ForeignProcess], since: datetime) -> Unattributed:
+    by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
+    commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
+    sizes = [each.memory_bytes for each in lasting]
+    return Unattributed(
+        gpu_uuid=use.gpu_uuid,
+        device=use.device,
+        processes=len(lasting),
+        bytes_used=None if None in sizes else sum(size for size in sizes if size is not None),
+        since=since,
+        commands=tuple(commands)[:MAX_COMMANDS],
+    )
+
+
+def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
+    """Memory that changed by less than a tenth is told as before."""
+    if before is None or before.bytes_used is None or fresh.bytes_used is None:
+        return fresh
+    low, high = sorted((before.bytes_used, fresh.bytes_used))
+    return replace(fresh, bytes_used=before.bytes_used) if high <= low * GROWTH else fresh

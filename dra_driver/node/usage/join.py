@@ -1,0 +1,278 @@
+"""Whose processes are on which GPU: process, container, pod, claim, device. Pure.
+
+    driver: PID, GPU, GPU instance, memory
+    /proc/PID/cgroup: UID of the pod, id of the container
+    /var/log/containers: namespace and name of the pod, name of the container
+    PodResources of the kubelet: claims and devices of the container
+    assignments.json: GPU, GPU instance and grant of the device
+
+A process belongs to a claim if its container has a device of the claim on that GPU (and instance). One whose container
+has devices of several claims there is counted as used by claims, and by none of them. What belongs to no claim is
+unattributed. Where a step is missing altogether, nothing is attributed by guess: `Knows` says what is missing, and
+only a device that a claim has alone is still told, by all that is in use of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Form
+from dra_driver.core.model.usage import GpuUsage, InstanceUsage
+from dra_driver.node.usage.attribution import Attribution, HeldPart
+from dra_driver.node.usage.sources import Look, Unread
+from dra_driver.node.usage.values import (
+    AssignedGpu,
+    Assignments,
+    Basis,
+    DeviceUse,
+    GpuUse,
+    JoinedUsage,
+    Knows,
+    SeenProcess,
+)
+
+HIDDEN_BYTES: Final = 2**30
+"""In use on GPUs without a process that is listed: more than the driver keeps for itself."""
+
+
+def join(look: Look) -> JoinedUsage:
+    """The look with every process attributed, as far as that can be known."""
+    knows = _knows(look)
+    assigned = look.assignments
+    if isinstance(assigned, Unread):
+        assigned = Assignments(node=look.node, driver="", process_started=look.at)
+    readings = {} if isinstance(look.readings, Unread) else {each.gpu_uuid: each for each in look.readings}
+    attribution, named = _attribution(look, knows), {gpu.gpu_uuid: gpu for gpu in assigned.gpus}
+    held = _held(assigned)
+    gpus, devices = [], []
+    for uuid in sorted({*named, *readings, *(each.device.gpu_uuid for each in held)}):
+        here = [each for each in held if each.device.gpu_uuid == uuid]
+        found = _Gpu(uuid=uuid, reading=readings.get(uuid), held=here, attribution=attribution)
+        uses, attributed = _devices(found)
+        devices += uses
+        gpus.append(_totals(found, named.get(uuid), uses, attributed))
+    return JoinedUsage(
+        node=assigned.node,
+        at=look.at,
+        elapsed_s=look.elapsed_s,
+        knows=knows,
+        gpus=tuple(gpus),
+        devices=tuple(sorted(devices, key=_order)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpu:
+    """One GPU with the devices of claims on it. ``attribution`` is None where processes cannot be attributed."""
+
+    uuid: GpuUuid
+    reading: GpuUsage | None
+    held: Sequence[HeldPart]
+    attribution: Attribution | None
+
+    @property
+    def is_known(self) -> bool:
+        return self.attribution is not None and self.reading is not None and self.reading.processes is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attributed:
+    """The processes of one GPU: of each device (in the order of `_Gpu.held`), of several claims, and of none."""
+
+    by_device: Sequence[Sequence[SeenProcess]]
+    shared: Sequence[int]
+    foreign: Sequence[SeenProcess]
+    claims_bytes: int | None
+
+
+def _held(assigned: Assignments) -> list[HeldPart]:
+    claims = sorted(assigned.claims, key=lambda claim: (claim.ref.namespace, claim.ref.name, claim.prepared))
+    return [
+        HeldPart(claim.ref, device)
+        for claim in claims
+        for device in sorted(claim.devices, key=lambda each: each.request)
+    ]
+
+
+def _order(use: DeviceUse) -> tuple[str, ...]:
+    claim, device = use.claim, use.assigned
+    return claim.namespace, claim.name, claim.uid, device.request, device.pool, device.device, device.share_id or ""
+
+
+def _attribution(look: Look, knows: Knows) -> Attribution | None:
+    if knows.processes is not None or isinstance(look.processes, Unread):
+        return None
+    if knows.containers is not None or knows.claims is not None:
+        return None
+    if isinstance(look.logs, Unread) or isinstance(look.pods, Unread):
+        return None
+    return Attribution(look.processes, look.logs, look.pods)
+
+
+def _knows(look: Look) -> Knows:
+    readings = () if isinstance(look.readings, Unread) else look.readings
+    return Knows(
+        driver=_reason(look.readings),
+        processes=_reason(look.readings) or _reason(look.processes) or _unlisted(readings) or _hidden(look, readings),
+        utilisation=_reason(look.readings) or _no_utilisation(readings),
+        containers=_reason(look.logs) or _unlinked(look),
+        claims=_reason(look.assignments) or _reason(look.pods) or _unnamed(look),
+    )
+
+
+def _reason(source: object) -> str | None:
+    return source.reason if isinstance(source, Unread) else None
+
+
+def _pods_use_gpus(look: Look) -> bool:
+    return not isinstance(look.processes, Unread) and any(each.place is not None for each in look.processes.values())
+
+
+def _unlinked(look: Look) -> str | None:
+    """Why no container is known: the kubelet links the log of each one, so an empty folder is another folder."""
+    if isinstance(look.logs, Unread) or look.logs.by_uid or not _pods_use_gpus(look):
+        return None
+    return (
+        "processes of pods use GPUs, and the folder of links to logs has no link of the kubelet: mount the host's "
+        "/var/log/containers and set --log-dir (LOG_DIR)"
+    )
+
+
+def _unnamed(look: Look) -> str | None:
+    """Why no container's claims are known: it names those that are prepared from the moment that their pod begins."""
+    if isinstance(look.assignments, Unread) or not look.assignments.claims or look.pods or not _pods_use_gpus(look):
+        return None
+    return (
+        "claims are prepared, and the kubelet's PodResources name none of them: see that its feature gate "
+        "KubeletPodResourcesDynamicResources is on, and that the socket is this node's kubelet's"
+    )
+
+
+def _unlisted(readings: Sequence[GpuUsage]) -> str | None:
+    """Why no GPU's processes can be listed."""
+    if not readings or any(each.processes is not None for each in readings):
+        return None
+    problem = next((each.problem for each in readings if each.problem), "no reason is told")
+    return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
+
+
+def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
+    """Why the processes that are listed are not those of the node."""
+    listed = [process.pid for each in readings for process in each.processes or ()]
+    in_use = sum(each.memory_used or 0 for each in readings)
+    if not listed and in_use > HIDDEN_BYTES and all(each.processes is not None for each in readings):
+        return (
+            f"the NVIDIA driver lists no process, although {in_use // 2**20} MiB are in use: to a container it lists "
+            "the processes of its own PID namespace; set exporter.hostPID=true in the chart"
+        )
+    if len(listed) > 1 and not isinstance(look.processes, Unread) and not look.processes:
+        return (
+            f"none of the {len(listed)} processes that the NVIDIA driver lists is in /proc: see that the host's /proc "
+            "is mounted, and without hidepid"
+        )
+    return None
+
+
+def _no_utilisation(readings: Sequence[GpuUsage]) -> str | None:
+    processes = [process for each in readings for process in each.processes or ()]
+    if not processes or any(process.sm_percent is not None for process in processes):
+        return None
+    return "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
+
+
+def _devices(gpu: _Gpu) -> tuple[list[DeviceUse], _Attributed | None]:
+    attributed = _attributed(gpu)
+    if attributed is None:
+        return [_use(gpu, each, None, 0) for each in gpu.held], None
+    each_of = zip(gpu.held, attributed.by_device, attributed.shared, strict=True)
+    return [_use(gpu, held, processes, shared) for held, processes, shared in each_of], attributed
+
+
+def _attributed(gpu: _Gpu) -> _Attributed | None:
+    if gpu.attribution is None or gpu.reading is None or gpu.reading.processes is None:
+        return None
+    by_device: list[list[SeenProcess]] = [[] for _ in gpu.held]
+    place = {id(held): at for at, held in enumerate(gpu.held)}
+    shared, foreign, of_claims = [0] * len(gpu.held), list[SeenProcess](), list[int | None]()
+    for process in gpu.reading.processes:
+        seen = gpu.attribution.seen(process)
+        owners = gpu.attribution.owners(seen, gpu.held)
+        if not owners:
+            foreign.append(seen)
+            continue
+        of_claims.append(process.memory_bytes)
+        if len({owner.claim.uid for owner in owners}) == 1:
+            by_device[place[id(owners[0])]].append(seen)
+            continue
+        for owner in owners:
+            shared[place[id(owner)]] += 1
+    return _Attributed(by_device=by_device, shared=shared, foreign=foreign, claims_bytes=_sum(of_claims))
+
+
+def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, shared: int) -> DeviceUse:
+    instance, whole = _instance(gpu, held), _alone(gpu, held)
+    basis, used = Basis.PROCESSES, _sum(each.memory_bytes for each in processes) if processes is not None else None
+    percent = _sum(each.sm_percent for each in processes) if processes is not None else None
+    if used is None and not shared and (instance is not None or whole is not None):
+        basis = Basis.DEVICE
+        used = instance.memory_used if instance is not None else whole.memory_used if whole is not None else None
+    if instance is not None:
+        percent = instance.sm_percent
+    elif percent is None and whole is not None:
+        percent = whole.gpu_percent
+    return DeviceUse(
+        claim=held.claim,
+        assigned=held.device,
+        basis=basis,
+        processes=None if processes is None else tuple(processes),
+        shared_processes=shared,
+        used_bytes=None if shared else used,
+        sm_percent=None if shared or percent is None else min(percent, 100),
+        containers=gpu.attribution.containers(held) if gpu.attribution is not None else None,
+    )
+
+
+def _alone(gpu: _Gpu, held: HeldPart) -> GpuUsage | None:
+    """The reading of a whole GPU that the claim has alone."""
+    is_whole = held.device.form is Form.WHOLE and not held.device.admin_access
+    return gpu.reading if is_whole and gpu.reading is not None and not gpu.reading.mig_enabled else None
+
+
+def _instance(gpu: _Gpu, held: HeldPart) -> InstanceUsage | None:
+    """The reading of a partition that the claim has alone."""
+    device = held.device
+    if gpu.reading is None or device.form is not Form.PARTITION or device.gi_id is None or device.admin_access:
+        return None
+    return next((each for each in gpu.reading.instances if each.gi_id == device.gi_id), None)
+
+
+def _totals(gpu: _Gpu, named: AssignedGpu | None, uses: Sequence[DeviceUse], found: _Attributed | None) -> GpuUse:
+    in_use = gpu.reading.memory_used if gpu.reading is not None else None
+    reserved = gpu.reading.memory_reserved if gpu.reading is not None else None
+    claims = found.claims_bytes if found is not None else _sum(
+        each.used_bytes for each in uses if not each.assigned.admin_access
+    )  # fmt: skip
+    if in_use is None:
+        claims = None
+    # Memory of processes is read after that of the GPU, and may have grown.
+    rest = max(0, in_use - claims) if in_use is not None and claims is not None else None
+    used = claims + rest if claims is not None and rest is not None else in_use
+    plain = GpuUse(
+        device=named.device if named is not None else "",
+        gpu_uuid=gpu.uuid,
+        reading=gpu.reading,
+        used_bytes=None if used is None else used + (reserved or 0),
+        reserved_bytes=reserved,
+        claims_bytes=claims,
+        unattributed_bytes=rest,
+        unattributed=tuple(found.foreign) if found is not None else None,
+    )
+    return plain if named is None else replace(plain, model=named.model, changing=named.changing, rules=named.rules)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """None if one of them is."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)

@@ -1,0 +1,234 @@
+"""The metrics of the exporter, as values: names, labels and numbers of one look. Pure.
+
+Names begin with ``dra_claim_`` (one container on one device of a claim), ``dra_gpu_`` and ``dra_gpu_instance_``. What
+is not known has no sample. ``dcgm`` has dcgm-exporter's names for values of whole GPUs that mean the same
+(etc/default-counters.csv there); beside dcgm-exporter itself every sum over them would double.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Literal
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.node.usage.ledger import Row, UsageLedger
+from dra_driver.node.usage.rows import RowKey
+from dra_driver.node.usage.values import GpuUse, JoinedUsage
+
+Kind = Literal["gauge", "counter"]
+Sample = tuple[tuple[str, ...], float]
+CLAIM_LABELS: Final = ("namespace", "claim", "pod", "container", "request", "device", "share")
+DEVICE_LABELS: Final = ("namespace", "claim", "request", "device", "share")
+GPU_LABELS: Final = ("device", "uuid", "model")
+INFO_LABELS: Final = (*DEVICE_LABELS, "form", "profile", "uuid", "gpu_uuid", "gi_id")
+INSTANCE_LABELS: Final = ("device", "profile", "uuid")
+DCGM_LABELS: Final = ("gpu", "UUID", "device", "modelName", "hostname")
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One metric. Counters end in ``_total``. ``samples`` have the values of ``labels`` and a number."""
+
+    name: str
+    about: str
+    kind: Kind
+    labels: tuple[str, ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What was found of claims, by UID and, for grants, device: seconds without use, bytes over what is tolerated."""
+
+    idle_s: Mapping[str, float]
+    over_bytes: Mapping[tuple[str, str], int]
+
+
+def families(joined: JoinedUsage, ledger: UsageLedger, judged: Judged, *, dcgm: bool = False) -> list[Family]:
+    """All metrics of one look, each with or without samples."""
+    rows = _once(ledger)
+    found = [*_claims(rows), *_devices(rows, judged), *_gpus(joined), *_instances(joined)]
+    return [*found, *_dcgm(joined)] if dcgm else found
+
+
+Rows = list[tuple[RowKey, Row]]
+
+
+def _once(ledger: UsageLedger) -> Rows:
+    """The rows, each with labels of its own: a claim that was made anew under its name stands for the ended one."""
+    by_age = sorted(ledger.rows.items(), key=lambda each: (each[1].ended_s is None, each[1].ended_s or 0.0, each[0]))
+    found = {_labels(key): (key, row) for key, row in by_age}
+    return [found[labels] for labels in sorted(found)]
+
+
+def _claims(rows: Rows) -> Iterator[Family]:
+    def family(name: str, about: str, value: Callable[[Row], float | None]) -> Family:
+        samples = ((_labels(key), value(row)) for key, row in rows)
+        return _family(f"dra_claim_{name}", about, CLAIM_LABELS, samples)
+
+    yield family("memory_used_bytes", "Memory of the claim's processes on the device", lambda row: row.use.used_bytes)
+    yield family("memory_peak_bytes", "The most of it within the exporter's window", lambda row: row.peak_bytes)
+    yield family(
+        "sm_utilization_ratio",
+        "Utilisation of multiprocessors since the last look, 0 to 1: of the whole GPU, of a partition its own",
+        lambda row: _ratio(row.use.sm_percent),
+    )
+    yield family("processes", "Processes of the claim on the device", lambda row: row.use.processes)
+    yield family(
+        "last_used_timestamp_seconds",
+        "When the claim computed on the device last, in seconds since 1970; absent before that was seen",
+        lambda row: row.last_used.timestamp() if row.last_used is not None else None,
+    )
+    energy = tuple(
+        ((*_labels(key), str(row.estimated).lower()), row.joules) for key, row in rows if row.joules is not None
+    )
+    yield Family(
+        name="dra_claim_energy_joules_total",
+        about="Energy of the device while the claim had it; estimated=true: of a GPU with several users, divided",
+        kind="counter",
+        labels=(*CLAIM_LABELS, "estimated"),
+        samples=energy,
+    )
+
+
+def _devices(rows: Rows, judged: Judged) -> Iterator[Family]:
+    """Of a claim's device, whatever container has it."""
+    devices = {_device_labels(key): (key, row) for key, row in reversed(rows) if row.ended_s is None}
+
+    def family(name: str, about: str, value: Callable[[RowKey, Row], float | None]) -> Family:
+        samples = ((labels, value(*found)) for labels, found in sorted(devices.items()))
+        return _family(f"dra_claim_{name}", about, DEVICE_LABELS, samples)
+
+    yield family(
+        "memory_granted_bytes", "What the claim was granted of a share", lambda _, row: row.assigned.memory_bytes
+    )
+    infos = [((*labels, *_info(row)), 1.0) for labels, (_, row) in sorted(devices.items())]
+    about = "1; UUIDs and GPU instance of a claim's device, which dcgm-exporter's metrics of MIG instances join by"
+    yield _family("dra_claim_device_info", about, INFO_LABELS, infos)
+    yield family(
+        "over_grant_bytes",
+        "Memory beyond the grant and what is tolerated for each process; 0 for a share that keeps its grant",
+        lambda key, row: judged.over_bytes.get((key.uid, key.device)) if row.assigned.share_id else None,
+    )
+    yield family(
+        "idle_seconds",
+        "How long the claim has not used any of its devices; absent where that is not known",
+        lambda key, _: judged.idle_s.get(key.uid),
+    )
+
+
+def _gpus(joined: JoinedUsage) -> Iterator[Family]:
+    def family(name: str, about: str, value: Callable[[GpuUse], float | None], kind: Kind = "gauge") -> Family:
+        samples = (((gpu.device, gpu.gpu_uuid, gpu.model), value(gpu)) for gpu in joined.gpus)
+        return _family(f"dra_gpu_{name}", about, GPU_LABELS, samples, kind)
+
+    yield family("memory_total_bytes", "Memory of the GPU", lambda gpu: _of(gpu, "memory_total"))
+    yield family("memory_reserved_bytes", "Memory that the driver keeps for itself", lambda gpu: gpu.reserved_bytes)
+    yield family("memory_used_bytes", "Memory in use: claims + unattributed + reserved", lambda gpu: gpu.used_bytes)
+    yield family("memory_claims_bytes", "Memory in use by claims", lambda gpu: gpu.claims_bytes)
+    yield family(
+        "memory_unattributed_bytes", "Memory in use by no claim of this driver", lambda gpu: gpu.unattributed_bytes
+    )
+    yield family(
+        "unattributed_processes",
+        "Processes on the GPU that belong to no claim of this driver",
+        lambda gpu: None if gpu.unattributed is None else len(gpu.unattributed),
+    )
+    yield family(
+        "utilization_ratio", "Utilisation of the GPU, 0 to 1; absent in MIG mode",
+        lambda gpu: _ratio(_of(gpu, "gpu_percent")),
+    )  # fmt: skip
+    yield family("power_watts", "Power, averaged over a second", lambda gpu: _thousandth(_of(gpu, "power_mw")))
+    yield family(
+        "energy_joules_total", "Energy since the NVIDIA driver was loaded",
+        lambda gpu: _thousandth(_of(gpu, "energy_mj")), "counter",
+    )  # fmt: skip
+
+
+def _instances(joined: JoinedUsage) -> Iterator[Family]:
+    profiles = {use.assigned.uuid: use.assigned.profile or "" for use in joined.devices}
+    found = [
+        ((gpu.device, profiles.get(each.uuid, ""), each.uuid or ""), each)
+        for gpu in joined.gpus
+        for each in (gpu.reading.instances if gpu.reading is not None else ())
+    ]
+    for name, value in (("total", "memory_total"), ("used", "memory_used")):
+        yield _family(
+            f"dra_gpu_instance_memory_{name}_bytes",
+            f"Memory of a MIG partition: {name}",
+            INSTANCE_LABELS,
+            ((labels, getattr(each, value)) for labels, each in found),
+        )
+
+
+def _dcgm(joined: JoinedUsage) -> Iterator[Family]:
+    def family(name: str, about: str, value: Callable[[GpuUse], float | None], kind: Kind = "gauge") -> Family:
+        samples = ((_dcgm_labels(joined, gpu), value(gpu)) for gpu in joined.gpus)
+        return _family(f"DCGM_FI_DEV_{name}", about, DCGM_LABELS, samples, kind)
+
+    yield family("FB_USED", "Framebuffer memory used (in MiB)", lambda gpu: _mib(_of(gpu, "memory_used")))
+    yield family("FB_RESERVED", "Framebuffer memory reserved (in MiB)", lambda gpu: _mib(gpu.reserved_bytes))
+    yield family("FB_FREE", "Framebuffer memory free (in MiB)", lambda gpu: _mib(_free(gpu)))
+    yield family("GPU_UTIL", "GPU utilization (in %)", lambda gpu: _of(gpu, "gpu_percent"))
+    yield family("MEM_COPY_UTIL", "Memory utilization (in %)", lambda gpu: _of(gpu, "memory_percent"))
+    yield family("POWER_USAGE", "Power draw (in W)", lambda gpu: _thousandth(_of(gpu, "power_mw")))
+    yield family(
+        "TOTAL_ENERGY_CONSUMPTION",
+        "Total energy consumption since boot (in mJ)",
+        lambda gpu: _of(gpu, "energy_mj"),
+        "counter",
+    )
+    yield family("GPU_TEMP", "GPU temperature (in C)", lambda gpu: _of(gpu, "temperature_c"))
+    yield family("SM_CLOCK", "SM clock frequency (in MHz)", lambda gpu: _of(gpu, "sm_clock_mhz"))
+    yield family("MEM_CLOCK", "Memory clock frequency (in MHz)", lambda gpu: _of(gpu, "memory_clock_mhz"))
+
+
+def _dcgm_labels(joined: JoinedUsage, gpu: GpuUse) -> tuple[str, ...]:
+    number = gpu.device.removeprefix("gpu-")
+    return number, gpu.gpu_uuid, f"nvidia{number}" if number else "", gpu.model, joined.node
+
+
+def _family(
+    name: str,
+    about: str,
+    labels: tuple[str, ...],
+    samples: Iterable[tuple[tuple[str, ...], float | None]],
+    kind: Kind = "gauge",
+) -> Family:
+    known = tuple((found, float(value)) for found, value in samples if value is not None)
+    return Family(name=name, about=about, kind=kind, labels=labels, samples=known)
+
+
+def _labels(key: RowKey) -> tuple[str, ...]:
+    return key.namespace, key.claim, key.pod, key.container, key.request, key.device, key.share
+
+
+def _device_labels(key: RowKey) -> tuple[str, ...]:
+    return key.namespace, key.claim, key.request, key.device, key.share
+
+
+def _info(row: Row) -> tuple[str, ...]:
+    device = row.assigned
+    instance = "" if device.gi_id is None else str(device.gi_id)
+    return device.form.value, device.profile or "", device.uuid or "", device.gpu_uuid, instance
+
+
+def _of(gpu: GpuUse, name: str) -> float | None:
+    value: float | None = getattr(gpu.reading, name) if gpu.reading is not None else None
+    return value
+
+
+def _free(gpu: GpuUse) -> float | None:
+    total, used = _of(gpu, "memory_total"), _of(gpu, "memory_used")
+    return None if total is None or used is None else max(0.0, total - used - (gpu.reserved_bytes or 0))
+
+
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _mib(value: float | None) -> float | None:
+    return None if value is None else float(int(value) // MIB)

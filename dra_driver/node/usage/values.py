@@ -1,0 +1,174 @@
+"""What is in use on the GPUs of a node and whose it is, as values: the result of one look of the exporter.
+
+``join`` makes them of what the driver, /proc, the kubelet and the node process tell; the watchdog, the metrics and
+``/usage`` are made of them. None is never 0 here: it means that nothing tells.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Form
+from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.model.usage_findings import UsingPod
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedUse:
+    """One device of a prepared claim, as ``assignments.json`` has it.
+
+    ``gi_id`` and ``uuid`` of a partition are None while it may not exist. ``uuid`` is what CUDA calls the device.
+    ``memory_bytes`` and ``percent`` are the grant of a share, None for other forms and where there is no limit.
+    """
+
+    request: str
+    pool: str
+    device: str
+    form: Form
+    gpu_uuid: GpuUuid
+    gi_id: int | None = None
+    uuid: str | None = None
+    profile: str | None = None
+    share_id: str | None = None
+    memory_bytes: int | None = None
+    percent: int | None = None
+    admin_access: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedClaim:
+    """A prepared claim."""
+
+    ref: ClaimRef
+    prepared: datetime
+    devices: tuple[AssignedUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedGpu:
+    """A GPU of the node. ``changing``: it is being cut or changes its mode, and must not be held open.
+
+    ``rules`` are those of the policy for this GPU.
+    """
+
+    device: str
+    gpu_uuid: GpuUuid
+    model: str = ""
+    changing: bool = False
+    rules: UsageRules = DEFAULT_USAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignments:
+    """All that the node process tells. ``detached`` says why the NVIDIA driver must not be open; None while it may.
+
+    ``process_started`` is of the node process that wrote it.
+    """
+
+    node: str
+    driver: str
+    process_started: datetime
+    detached: str | None = None
+    gpus: tuple[AssignedGpu, ...] = ()
+    claims: tuple[AssignedClaim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRef:
+    """A container of a pod. ``pod`` has the UID "" where nothing but the name tells which pod it is."""
+
+    pod: UsingPod
+    container: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenProcess:
+    """One process on a GPU. ``container`` is None for one of the host, and where that is not known.
+
+    ``command`` is the name of the program as /proc tells it, which the process chooses; "" if it ended meanwhile.
+    """
+
+    pid: int
+    command: str = ""
+    gi_id: int | None = None
+    memory_bytes: int | None = None
+    sm_percent: int | None = None
+    container: ContainerRef | None = None
+
+
+class Basis(StrEnum):
+    """Of what a claim's use is made. ``DEVICE``: processes cannot be seen, and the claim has the device alone, so that
+    all that is in use of the device counts as the claim's."""
+
+    PROCESSES = "processes"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What one claim has of one device. Grants, form and names are in ``assigned``.
+
+    ``processes`` are those that were attributed to the claim on this device; None if processes are not known.
+    ``used_bytes`` is their memory, and None if that of one of them is unknown, or if one may belong to another claim
+    as well (``shared_processes``: a container that has both). ``sm_percent`` is 0 to 100 of the whole GPU, or of the
+    instance for a partition; None where it is not known. ``containers`` have the device, with and without processes,
+    as the kubelet tells; None if it does not.
+    """
+
+    claim: ClaimRef
+    assigned: AssignedUse
+    basis: Basis = Basis.PROCESSES
+    processes: tuple[SeenProcess, ...] | None = None
+    shared_processes: int = 0
+    used_bytes: int | None = None
+    sm_percent: int | None = None
+    containers: tuple[ContainerRef, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """One GPU: ``used`` = ``claims`` + ``unattributed`` + ``reserved`` bytes, each None where it is not known.
+
+    ``reserved_bytes`` is the driver's. ``unattributed_bytes`` is all that is in use by no claim: the processes in
+    ``unattributed``, processes that ended between two reads, and what the driver attributes to no process.
+    ``unattributed`` is None if processes are not known.
+    """
+
+    device: str
+    gpu_uuid: GpuUuid
+    model: str = ""
+    reading: GpuUsage | None = None
+    changing: bool = False
+    rules: UsageRules = DEFAULT_USAGE
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    claims_bytes: int | None = None
+    unattributed_bytes: int | None = None
+    unattributed: tuple[SeenProcess, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knows:
+    """What the exporter can know on this node now. Each is None where it can, else a sentence that says why not."""
+
+    driver: str | None = None
+    processes: str | None = None
+    utilisation: str | None = None
+    containers: str | None = None
+    claims: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedUsage:
+    """One look. ``at`` is UTC, for people; ``elapsed_s`` is the time since the look before by a clock that does not
+    jump, 0 for the first. ``devices`` are sorted by namespace, claim, request and device; ``gpus`` by UUID."""
+
+    node: str
+    at: datetime
+    elapsed_s: float
+    knows: Knows
+    gpus: tuple[GpuUse, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()

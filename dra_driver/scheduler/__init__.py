@@ -1,0 +1,1 @@
+"""Answer what Kubernetes' scheduler would say."""

@@ -1,0 +1,230 @@
+"""Allocates a pod's claims node by node, from API objects to AllocationResults. Pure: no API server, no queue.
+
+What does not depend on the node (pools, classes, compiled selectors, answers of selectors) is computed once for all
+nodes. The clock that bounds an attempt is a parameter.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from dra_driver.scheduler.allocation.allocated import PoolKey, pool_uses
+from dra_driver.scheduler.allocation.events import PoolLeftOut, SearchRecorder
+from dra_driver.scheduler.allocation.limits import Limits, SearchBudget
+from dra_driver.scheduler.allocation.malformed import guarded
+from dra_driver.scheduler.allocation.node_equivalence import Solution, SolutionCache
+from dra_driver.scheduler.allocation.pools import ContentKey, PoolIndex, ReachablePools
+from dra_driver.scheduler.allocation.requests import ClaimDecoder, DecodedClaim
+from dra_driver.scheduler.allocation.result import allocation_result
+from dra_driver.scheduler.allocation.scheduler_quirks import V1_36, SchedulerFeatures, SchedulerQuirks, SchedulerRules
+from dra_driver.scheduler.allocation.search import Search
+from dra_driver.scheduler.allocation.selectors import DeviceSelector, SelectorSet
+from dra_driver.scheduler.allocation.state import AllocationState
+
+Wire = Mapping[str, Any]
+_DEFAULT_FEATURES: Final = SchedulerFeatures()
+_DEFAULT_LIMITS: Final = Limits()
+
+
+def random_share_id() -> str:
+    """A random UUID (version 4), the form of the scheduler's share IDs."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationOutcome:
+    """The answer for one node: ``allocations`` has one AllocationResult per claim, in their order, or is None.
+
+    Without allocations ``reason`` says why. ``invalid_pools`` are pools of the node with contradictory slices; the
+    scheduler reports them as an error of this node when the claims do not fit.
+    """
+
+    allocations: Sequence[dict[str, Any]] | None
+    reason: str = ""
+    invalid_pools: tuple[str, ...] = ()
+
+
+class Question:
+    """A pod's claims, decoded once for any number of nodes. Thread-safe."""
+
+    def __init__(self, allocator: "Allocator", claims: Sequence[Wire], decoded: Sequence[DecodedClaim]) -> None:
+        self._allocator = allocator
+        self._claims = claims
+        self.decoded = decoded
+        self.solutions = SolutionCache()
+        self._reads = _attributes_read(decoded)
+
+    def content_key(self, node: Wire) -> ContentKey | None:
+        """A key that is equal for nodes with the same answer, except for pool and node names; None if not known.
+
+        Nodes are compared without reading their devices: by the templates of their ResourceSlices (`SharedContent`).
+        """
+        if self._reads is None:
+            return None
+        return self._allocator.content_key(node, self._reads)
+
+    def on(self, node: Wire, recorder: SearchRecorder | None = None) -> AllocationOutcome:
+        """The devices for all claims on ``node``, or why the claims do not fit there.
+
+        Raises AllocationError, CelSyntaxError or CelEvaluationError where the scheduler ends the attempt for all nodes.
+        """
+        wires = {"node": node, "claims": self._claims, **self._allocator.wires}
+        return guarded(lambda: self._allocator.answer(self, node, recorder), wires)
+
+
+class Allocator:
+    """Devices, classes and allocated claims of a cluster at one moment.
+
+    ``slices`` are all ResourceSlices of the cluster with device taints merged, ``allocated`` all claims that may have
+    ``status.allocation``. Objects are as an API server returns them, with defaults; the caller must not change them
+    afterwards. Raises AllocationError on objects that no API server returns. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        slices: Sequence[Wire],
+        classes: Iterable[Wire],
+        allocated: Iterable[Wire],
+        features: SchedulerFeatures = _DEFAULT_FEATURES,
+        quirks: SchedulerQuirks = V1_36,
+        limits: Limits = _DEFAULT_LIMITS,
+        new_share_id: Callable[[], str] = random_share_id,
+    ) -> None:
+        self._rules = SchedulerRules(features=replace(features, one_allocator=quirks.one_allocator), quirks=quirks)
+        self._limits = limits
+        self._new_share_id = new_share_id
+        self._selector_sets: dict[tuple[tuple[str, str], ...], SelectorSet] = {}
+        wires: dict[str, Any] = {"slices": slices, "classes": classes, "allocated": allocated}
+        self.wires: Mapping[str, Any] = guarded(lambda: {name: list(items) for name, items in wires.items()}, wires)
+        self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
+        self._pool_index = guarded(lambda: self._read(self.wires), self.wires)
+
+    def question(self, claims: Sequence[Wire]) -> Question:
+        """Decodes the pod's unallocated claims once for many nodes. Raises AllocationError."""
+        decoder = ClaimDecoder(classes=self._classes, features=self._rules.features, selector_set=self._selector_set)
+        decoded = guarded(lambda: decoder.read(claims), {"claims": claims, **self.wires})
+        return Question(self, claims, decoded)
+
+    def allocate(self, node: Wire, claims: Sequence[Wire], recorder: SearchRecorder | None = None) -> AllocationOutcome:
+        """Short for ``question(claims).on(node, recorder)``."""
+        return self.question(claims).on(node, recorder)
+
+    def reachable(self, node: Wire) -> ReachablePools:
+        """The pools of the node with their devices, for callers that examine devices themselves."""
+        return guarded(lambda: self._pool_index.reachable(node), {"node": node})
+
+    def content_key(self, node: Wire, reads: frozenset[str]) -> ContentKey | None:
+        """Implements `Question.content_key`."""
+        return guarded(lambda: self._pool_index.content_key(node, reads), {"node": node, **self.wires})
+
+    def own_pools(self, node: Wire) -> list[PoolKey]:
+        """Driver and name of the pools with slices for this node alone, sorted."""
+        return guarded(lambda: self._pool_index.own_pools(node), {"node": node})
+
+    def answer(self, question: Question, node: Wire, recorder: SearchRecorder | None) -> AllocationOutcome:
+        """Implements `Question.on`."""
+        decoded = question.decoded
+        reachable = self._pool_index.reachable(node)
+        if recorder is not None:
+            _record_left_out(reachable, recorder)
+        budget = SearchBudget(self._limits)
+        state = AllocationState(
+            decoded, node=node, reachable=reachable, rules=self._rules, budget=budget, recorder=recorder
+        )
+        try:
+            return self._searched(question, node, state, reachable, recorder)
+        finally:
+            state.end()
+
+    def _searched(
+        self,
+        question: Question,
+        node: Wire,
+        state: AllocationState,
+        reachable: ReachablePools,
+        recorder: SearchRecorder | None,
+    ) -> AllocationOutcome:
+        state.prepare()
+        search = Search(state)
+        fits = search.run(None if recorder else self._limits.reuse_after * state.device_count)
+        if fits is None:
+            fits = _solve(question.solutions, state, search, reachable)
+        if not fits:
+            return _misfit(reachable, search, reports_invalid=not self._rules.quirks.pools_as_seen)
+        return AllocationOutcome(
+            allocations=[
+                allocation_result(claim, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
+                for claim, picks, chosen in zip(question.decoded, state.picks, search.chosen, strict=True)
+            ]
+        )
+
+    def _read(self, wires: Mapping[str, Any]) -> PoolIndex:
+        uses = pool_uses(wires["allocated"], shares=self._rules.features.consumable_capacity)
+        return PoolIndex(wires["slices"], uses, self._rules)
+
+    def _selector_set(self, selectors: Sequence[DeviceSelector]) -> SelectorSet:
+        """The same object for the same selectors, so that claims and nodes share the results of evaluation."""
+        key = tuple((selector.where, selector.expression) for selector in selectors)
+        if key not in self._selector_sets:
+            rules = self._rules
+            self._selector_sets[key] = SelectorSet(
+                selectors,
+                sharing=not rules.features.stable,
+                lacks=rules.quirks.functions_lacking,
+                lists=rules.features.list_attributes,
+            )
+        return self._selector_sets[key]
+
+
+def _attributes_read(decoded: Sequence[DecodedClaim]) -> frozenset[str] | None:
+    """The attributes that selectors and constraints read, without their domains; None if that is not known."""
+    names: set[str] = set()
+    for claim in decoded:
+        names.update(constraint.attribute.rpartition("/")[2] for constraint in claim.constraints)
+        for alternative in (one for request in claim.requests for one in request.alternatives):
+            found = alternative.selection.attributes_read()
+            if found is None:
+                return None
+            names |= found
+    return frozenset(names)
+
+
+def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
+    return {item["metadata"]["name"]: item for item in classes}
+
+
+def _solve(solutions: SolutionCache, state: AllocationState, search: Search, reachable: ReachablePools) -> bool:
+    """Continues a long search, unless the answer for an equivalent node is cached."""
+    key = solutions.key(state, reachable.pools)
+    known = solutions.find(key) if key is not None else None
+    if known is not None:
+        search.chosen, search.stuck_at = [list(one) for one in known.chosen], known.stuck_at
+        state.reuse_picks(known.picks)
+        return known.fits
+    fits = bool(search.run())
+    if key is not None:
+        picks = state.pick_positions() if fits else []
+        solutions.keep(key, Solution(fits, search.stuck_at, [list(one) for one in search.chosen], picks))
+    return fits
+
+
+def _misfit(reachable: ReachablePools, search: Search, *, reports_invalid: bool) -> AllocationOutcome:
+    invalid = tuple(str(pool) for pool in reachable.broken if pool.why == "invalid")
+    if invalid and reports_invalid:
+        reason = f"invalid resource pools were encountered: {', '.join(invalid)}"
+        return AllocationOutcome(allocations=None, reason=reason, invalid_pools=invalid)
+    return AllocationOutcome(allocations=None, reason=f"{search.stuck_at}: no combination of free devices matches")
+
+
+def _record_left_out(reachable: ReachablePools, recorder: SearchRecorder) -> None:
+    for pool in reachable.broken:
+        recorder.record(PoolLeftOut(driver=pool.key[0], pool=pool.key[1], why=pool.why, detail=pool.detail))
+    for driver, name in reachable.obsolete:
+        detail = "a newer generation exists, with no slice for this node"
+        recorder.record(PoolLeftOut(driver=driver, pool=name, why="obsolete", detail=detail))

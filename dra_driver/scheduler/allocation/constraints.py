@@ -1,0 +1,230 @@
+"""Constraints between the devices of one claim: matchAttribute and distinctAttribute.
+
+Follows structured/internal/incubating/allocator_incubating.go and constraint.go of k8s.io/dynamic-resource-allocation
+(Kubernetes 1.36): a device without the attribute never satisfies a constraint, and values of different types are
+different.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dra_driver.scheduler.allocation.devices import PoolDevice
+from dra_driver.scheduler.allocation.events import ConstraintBroken
+
+Wire = Mapping[str, Any]
+Value = tuple[str, Any]
+_KINDS: Final = ("string", "int", "bool", "version")
+
+
+class Constraint(ABC):
+    """One constraint and the values of the devices added to it. Used by one search.
+
+    ``requests`` are names (``main`` or ``main/sub``); none means all.
+    """
+
+    __slots__ = ("attribute", "index", "kind", "requests")
+
+    kind: str
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        self.index = index
+        self.attribute = attribute
+        self.requests = requests
+
+    @abstractmethod
+    def add(self, base: str, device: PoolDevice, /) -> bool:
+        """Adds the device and returns True if the constraint still holds then. `remove` undoes each True."""
+
+    @abstractmethod
+    def remove(self, base: str, /) -> None:
+        """Removes the device of the request that was added last."""
+
+    @abstractmethod
+    def values(self) -> list[Wire]:
+        """The values that the next device is compared with."""
+
+    def broken_by(self, device: PoolDevice) -> ConstraintBroken:
+        """Why the device cannot be added."""
+        seen = attribute_of(device, self.attribute)
+        return ConstraintBroken(
+            index=self.index,
+            kind=self.kind,
+            attribute=self.attribute,
+            seen=None if seen is None else _text(seen),
+            others=tuple(map(_text, self.values())),
+        )
+
+
+class MatchAttribute(Constraint):
+    """All devices have the same value."""
+
+    __slots__ = ("_count", "_first")
+
+    kind = "matchAttribute"
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._first: Wire = {}
+        self._count = 0
+
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
+        value = attribute_of(device, self.attribute)
+        if value is None:
+            return False
+        if not self._count:
+            self._first = value
+        elif not _equal(value, self._first):
+            return False
+        self._count += 1
+        return True
+
+    def remove(self, _base: str, /) -> None:
+        self._count -= 1
+
+    def values(self) -> list[Wire]:
+        return [self._first] if self._count else []
+
+
+class DistinctAttribute(Constraint):
+    """All devices have different values.
+
+    Kubernetes 1.36 remembers one value per request, the last one, and forgets it when it deallocates any device of the
+    request.
+    """
+
+    __slots__ = ("_count", "_values")
+
+    kind = "distinctAttribute"
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._values: dict[str, Wire] = {}
+        self._count = 0
+
+    def add(self, base: str, device: PoolDevice, /) -> bool:
+        value = attribute_of(device, self.attribute)
+        if value is None or (self._count and not self._differs(value)):
+            return False
+        self._values[base] = value
+        self._count += 1
+        return True
+
+    def remove(self, base: str, /) -> None:
+        self._values.pop(base, None)
+        self._count -= 1
+
+    def values(self) -> list[Wire]:
+        return list(self._values.values())
+
+    def _differs(self, value: Wire) -> bool:
+        others = self.values()
+        known = any(value.get(kind) is not None for kind in _KINDS)
+        return not others or (known and not any(_equal(value, other) for other in others))
+
+
+class DistinctOfAll(DistinctAttribute):
+    """All devices have different values, with the value of every device remembered: Kubernetes 1.37 and later."""
+
+    __slots__ = ("_added",)
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._added: list[Wire] = []
+
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
+        value = attribute_of(device, self.attribute)
+        if value is None or not self._differs(value):
+            return False
+        self._added.append(value)
+        return True
+
+    def remove(self, _base: str, /) -> None:
+        self._added.pop()
+
+    def values(self) -> list[Wire]:
+        return self._added
+
+
+class DistinctByIdentity(DistinctAttribute):
+    """Kubernetes 1.34 compares the addresses of values: only a device that is added again has an equal value."""
+
+    __slots__ = ()
+
+    def _differs(self, value: Wire) -> bool:
+        others = self.values()
+        known = any(value.get(kind) is not None for kind in _KINDS)
+        return not others or (known and not any(value is other for other in others))
+
+
+class MatchSets(Constraint):
+    """Values are sets, a single one is a set of one, and all devices have one in common: lists, 1.37 and later.
+
+    Follows matchAttributeConstraint of structured/internal/experimental/allocator_experimental.go.
+    """
+
+    __slots__ = ("_common",)
+
+    kind = "matchAttribute"
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._common: list[tuple[Wire, frozenset[Value]]] = []
+
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
+        value = attribute_of(device, self.attribute)
+        common = _set_of(value)
+        if self._common:
+            common &= self._common[-1][1]
+        if value is None or not common:
+            return False
+        self._common.append((value, common))
+        return True
+
+    def remove(self, _base: str, /) -> None:
+        self._common.pop()
+
+    def values(self) -> list[Wire]:
+        return [value for value, _ in self._common[:1]]
+
+
+class DistinctSets(DistinctOfAll):
+    """Values are sets, and no two devices have one in common: lists, 1.37 and later."""
+
+    __slots__ = ()
+
+    def _differs(self, value: Wire) -> bool:
+        found = _set_of(value)
+        return bool(found) and not any(found & _set_of(other) for other in self.values())
+
+
+def attribute_of(device: PoolDevice, name: str) -> Wire | None:
+    """The attribute by its full name, or by the part after the driver's own domain."""
+    attributes = device.wire.get("attributes") or {}
+    value: Wire | None = attributes.get(name)
+    if value is None:
+        domain, slash, identifier = name.partition("/")
+        if slash and domain == device.slice.key[0]:
+            value = attributes.get(identifier)
+    return value
+
+
+def _equal(value: Wire, other: Wire) -> bool:
+    """Whether both have the same value of the same type; a type that 1.36 does not have equals nothing."""
+    for kind in _KINDS:
+        if value.get(kind) is not None:
+            return bool(other.get(kind) is not None and value[kind] == other[kind])
+    return False
+
+
+def _set_of(value: Wire | None) -> frozenset[Value]:
+    """The values with their type, of a list and of a single one alike."""
+    found: list[Value] = []
+    for kind in _KINDS:
+        single, many = (value or {}).get(kind), (value or {}).get(f"{kind}s")
+        found += [(kind, item) for item in (many or ())] if single is None else [(kind, single)]
+    return frozenset(found)
+
+
+def _text(value: Wire) -> str:
+    return next((str(item) for item in value.values()), "")

@@ -1,0 +1,163 @@
+"""Extended resources that devices satisfy: ``nvidia.com/gpu: 2`` in a container becomes requests of a claim.
+
+Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004).
+Where a node offers the resource itself, through a device plugin, no device is requested; whether the plugin has enough
+of it is not checked here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dra_driver.scheduler.allocation.amounts import amount
+
+Wire = Mapping[str, Any]
+
+IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
+"""With the name of a class appended: the extended resource that every class has implicitly."""
+EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
+UNNAMED: Final = "<extended-resources>"
+"""The claim's name until the API server generates one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendedClaim:
+    """The claim before its creation, and for each container's resource the request that satisfies it."""
+
+    claim: Wire
+    mappings: Sequence[Wire]
+
+
+def resource_classes(classes: Iterable[Wire]) -> dict[str, str]:
+    """Extended resource -> name of its class. The newest of several classes wins, then the first by name."""
+    found: dict[str, str] = {}
+    ordered = sorted(classes, key=lambda item: item["metadata"]["name"], reverse=True)
+    for item in sorted(ordered, key=lambda item: item["metadata"].get("creationTimestamp") or ""):
+        name = item["metadata"]["name"]
+        found[IMPLICIT_PREFIX + name] = name
+        if item["spec"].get("extendedResourceName"):
+            found[item["spec"]["extendedResourceName"]] = name
+    return found
+
+
+def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> ExtendedClaim | None:
+    """The claim for resources of the pod that the node does not offer itself; None if there are none.
+
+    ``by_resource`` is the result of `resource_classes`. Raises ValueError on a malformed quantity.
+    """
+    offered = (node.get("status") or {}).get("allocatable") or {}
+    containers = _containers(pod)
+    names = {name for container in containers for name in _wanted(container.wire)}
+    backed = sorted(n for n in names if n in by_resource and not _count(offered.get(n, "0")))
+    requests: list[dict[str, Any]] = []
+    mappings: list[dict[str, str]] = []
+    for name in backed:
+        shared = _Shared(name, by_resource[name])
+        shared.fill(containers)
+        requests += shared.requests()
+        mappings += shared.mappings()
+    if not requests:
+        return None
+    metadata = pod["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata.get("uid", "")}
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": UNNAMED,
+            "generateName": f"{metadata['name']}-extended-resources-",
+            "namespace": metadata.get("namespace", ""),
+            "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"},
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {"devices": {"requests": sorted(requests, key=lambda request: str(request["name"]))}},
+    }
+    return ExtendedClaim(claim=claim, mappings=mappings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """A container. ``ends`` is set for init containers that end before the pod's containers start."""
+
+    index: int
+    wire: Wire
+    ends: bool
+
+
+@dataclass(slots=True)
+class _Shared:
+    """One resource in all containers. Init containers that end share the devices of later containers."""
+
+    resource: str
+    class_name: str
+    lasting: dict[int, dict[str, Any]] = field(default_factory=dict)
+    largest: dict[str, Any] | None = None
+    _of_lasting: list[dict[str, str]] = field(default_factory=list)
+    _of_ending: list[dict[str, str]] = field(default_factory=list)
+    _ending_names: set[str] = field(default_factory=set)
+
+    def fill(self, containers: Sequence[_Container]) -> None:
+        for one in containers:
+            if not one.ends:
+                request = self._request(one, [], self._of_lasting)
+                if request is not None:
+                    self.lasting[one.index] = request
+        for one in containers:
+            if one.ends:
+                later = [request for index, request in self.lasting.items() if index >= one.index]
+                request = self._request(one, later, self._of_ending)
+                if request is not None:
+                    self._ending_names.add(request["name"])
+                    most = self.largest["exactly"]["count"] if self.largest else 0
+                    self.largest = request if request["exactly"]["count"] > most else self.largest
+
+    def requests(self) -> list[dict[str, Any]]:
+        return ([self.largest] if self.largest else []) + list(self.lasting.values())
+
+    def mappings(self) -> list[dict[str, str]]:
+        """Init containers run one after the other, so the largest of their requests satisfies all of them."""
+        for mapping in self._of_ending:
+            if self.largest and mapping["requestName"] in self._ending_names:
+                mapping["requestName"] = self.largest["name"]
+        return self._of_lasting + self._of_ending
+
+    def _request(
+        self, one: _Container, reusable: Sequence[dict[str, Any]], mappings: list[dict[str, str]]
+    ) -> dict[str, Any] | None:
+        wanted = _wanted(one.wire).get(self.resource, 0)
+        found = 0
+        for request in reusable if wanted else ():
+            found += request["exactly"]["count"]
+            mappings.append(self._mapping(one, request["name"]))
+            if found >= wanted:
+                return None
+        if not wanted:
+            return None
+        place = sorted(one.wire["resources"]["requests"]).index(self.resource)
+        name = f"container-{one.index}-request-{place}"
+        mappings.append(self._mapping(one, name))
+        exactly = {"deviceClassName": self.class_name, "allocationMode": "ExactCount", "count": wanted - found}
+        return {"name": name, "exactly": exactly}
+
+    def _mapping(self, one: _Container, request: str) -> dict[str, str]:
+        return {"containerName": one.wire["name"], "resourceName": self.resource, "requestName": request}
+
+
+def _containers(pod: Wire) -> list[_Container]:
+    first, then = pod["spec"].get("initContainers") or [], pod["spec"].get("containers") or []
+    return [
+        _Container(index, wire, index < len(first) and wire.get("restartPolicy") != "Always")
+        for index, wire in enumerate([*first, *then])
+    ]
+
+
+def _wanted(container: Wire) -> dict[str, int]:
+    requests = (container.get("resources") or {}).get("requests") or {}
+    counts = {name: _count(value) for name, value in requests.items() if "/" in name}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _count(value: Any) -> int:
+    """A whole number of devices; a quantity with a fraction requests none."""
+    quantity = amount(value).quantity
+    return quantity.as_int() if quantity.is_integer() else 0

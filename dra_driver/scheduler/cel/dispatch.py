@@ -1,0 +1,104 @@
+"""Selects the implementation of a call from the overloads that the checker left and the types of the arguments.
+
+Follows the run-time guards of cel-go common/decls/decls.go: a value must have the declared type; of lists and maps only
+the first element is checked.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from dra_driver.scheduler.cel import operators as ops
+from dra_driver.scheduler.cel.libraries import convert, formats, kube, lists, net, strings, url
+from dra_driver.scheduler.cel.libraries.format import format_string
+from dra_driver.scheduler.cel.signatures import Overload
+from dra_driver.scheduler.cel.types import Type
+from dra_driver.scheduler.cel.values import no_overload, type_name
+
+_RUNTIME: Final = {
+    "duration": "google.protobuf.Duration",
+    "timestamp": "google.protobuf.Timestamp",
+    "null": "null_type",
+}
+_UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[str, Callable[..., Any]]:
+    return {
+        **ops.FUNCTIONS,
+        **convert.FUNCTIONS,
+        **strings.FUNCTIONS,
+        "format": format_string,
+        **lists.FUNCTIONS,
+        **kube.FUNCTIONS,
+        **net.FUNCTIONS,
+        **url.FUNCTIONS,
+        **formats.FUNCTIONS,
+    }
+
+
+def implementation(name: str, overloads: list[Overload], known: bool) -> Callable[..., Any]:
+    """The function to call with the evaluated arguments. ``known``: their types are certain, no guard is needed."""
+    function = _functions()[name]
+    if len(overloads) == 1:
+        overload = overloads[0]
+        target = lists.OVERLOADS.get(overload.id, function)
+        unguarded = known or overload.binding == "s" or name in _UNGUARDED
+        return target if unguarded else _guarded(name, overload, target)
+    if any(overload.binding == "s" for overload in overloads):
+        return function
+    return _dispatched(name, overloads, function)
+
+
+def _guarded(name: str, overload: Overload, target: Callable[..., Any]) -> Callable[..., Any]:
+    tests = [_test_of(argument) for argument in overload.arguments]
+    if len(tests) == 1:
+        (only,) = tests
+
+        def guarded_one(value: Any) -> Any:
+            if not only(value):
+                raise no_overload(f"{name}({type_name(value)})")
+            return target(value)
+
+        return guarded_one
+
+    def guarded(*values: Any) -> Any:
+        for test, value in zip(tests, values, strict=True):
+            if not test(value):
+                raise no_overload(f"{name}({', '.join(map(type_name, values))})")
+        return target(*values)
+
+    return guarded
+
+
+def _dispatched(name: str, overloads: list[Overload], function: Callable[..., Any]) -> Callable[..., Any]:
+    choices = [
+        ([_test_of(argument) for argument in overload.arguments], lists.OVERLOADS.get(overload.id, function))
+        for overload in overloads
+    ]
+
+    def dispatched(*values: Any) -> Any:
+        for tests, target in choices:
+            if len(tests) == len(values) and all(test(v) for test, v in zip(tests, values, strict=True)):
+                return target(*values)
+        raise no_overload(f"{name}({', '.join(map(type_name, values))})")
+
+    return dispatched
+
+
+def _test_of(term: Type) -> Callable[[Any], bool]:
+    """Whether a value may be passed where ``term`` is declared."""
+    if term.kind in {"dyn", "any", "param"}:
+        return lambda _value: True
+    wanted = _RUNTIME.get(term.name, term.name)
+    if term.kind == "list":
+        element = _test_of(term.parameters[0])
+        return lambda value: type_name(value) == "list" and (not len(value) or element(value[0]))
+    if term.kind == "map":
+        key, item = map(_test_of, term.parameters)
+        return lambda value: (
+            type_name(value) == "map"
+            and (not len(value) or all(key(k) and item(v) for k, v in [next(iter(value.items()))]))
+        )
+    return lambda value: type_name(value) == wanted

@@ -1,0 +1,257 @@
+"""Builds the IR of a checked tree: constant folding and the choice of implementations.
+
+Follows cel-go interpreter/planner.go and decorators.go. Folding makes some run-time errors errors of compilation.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from dra_driver.scheduler.cel.access import check_key
+from dra_driver.scheduler.cel.dispatch import implementation
+from dra_driver.scheduler.cel.equality import list_contains
+from dra_driver.scheduler.cel.ir import (
+    FIRST_SLOT,
+    Chain,
+    Choice,
+    Constant,
+    Equality,
+    FoldLoop,
+    Invoke,
+    IrNode,
+    Logic,
+    MakeList,
+    MakeMap,
+    MakeMessage,
+    Member,
+    OrElse,
+    Qualifier,
+)
+from dra_driver.scheduler.cel.libraries.strings import pattern
+from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Select
+from dra_driver.scheduler.cel.types import Type
+from dra_driver.scheduler.cel.values import CelMap, EvalError, TypeValue, UInt
+from dra_driver.scheduler.cel.work_limits import AbortedError
+
+_CONVERSIONS: Final = frozenset(
+    ["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"]
+)
+_PATTERNS: Final = frozenset({"matches", "find", "findAll"})
+_PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
+
+
+SELECTOR_SLOTS: Final[Mapping[str, int]] = {"device": 0}
+
+
+class IrBuilder:
+    """Builds the IR of one tree. Not reused. Afterwards ``slots`` is the size of an environment."""
+
+    def __init__(self, source: SourceText, variables: Mapping[str, int] = SELECTOR_SLOTS) -> None:
+        self._source = source
+        self._scopes: list[dict[str, int]] = [dict(variables)]
+        self.accumulators: set[int] = set()
+        self.slots = max(FIRST_SLOT, 1 + max(variables.values(), default=0))
+
+    def build(self, node: Expr) -> IrNode:
+        """The IR of a node. Raises CelSyntaxError where the evaluation of a constant part fails."""
+        made: IrNode = getattr(self, "_" + type(node).__name__.lower())(node)
+        return made
+
+    def _literal(self, node: Literal) -> IrNode:
+        return Constant(node.value)
+
+    def _named(self, variable: Any) -> IrNode:
+        if variable.type_value is not None:
+            return Constant(TypeValue(variable.type_value))
+        for scope in reversed(self._scopes):
+            if variable.name in scope:
+                return Chain(scope[variable.name], None)
+        raise AssertionError(variable.name)
+
+    def _ident(self, node: Ident) -> IrNode:
+        return self._named(node.variable)
+
+    def _select(self, node: Select) -> IrNode:
+        if node.variable is not None:
+            return self._named(node.variable)
+        chain = self._chained(self.build(node.operand))
+        chain.test = chain.test or node.test
+        _qualify(chain, Qualifier(node.field, True, False, node.test))
+        return chain
+
+    def _chained(self, built: IrNode) -> Chain | Choice:
+        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
+
+    # --- calls
+
+    def _call(self, node: Call) -> IrNode:
+        arguments = [self.build(node.target)] if node.target is not None else []
+        arguments += [self.build(argument) for argument in node.arguments]
+        special = _SPECIAL.get(node.function)
+        if special is not None:
+            return special(self, node, arguments)
+        return self._invoke(node, arguments)
+
+    def _logic(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        return Logic(node.function == "_||_", tuple(arguments))
+
+    def _conditional(self, _node: Call, arguments: list[IrNode]) -> IrNode:
+        return Choice(arguments[0], self._side(arguments[1]), self._side(arguments[2]))
+
+    def _side(self, built: IrNode) -> Chain | Choice:
+        """A side of ``?:`` is resolved, not evaluated: ``has()`` there counts as its chain, as in cel-go."""
+        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
+
+    def _equality(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        return Equality(node.function == "_!=_", arguments[0], arguments[1])
+
+    def _index(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        chain, key = self._chained(arguments[0]), arguments[1]
+        optional = node.function != "_[_]"
+        if isinstance(key, Constant):
+            try:
+                check_key(key.value)
+            except EvalError as error:
+                raise self._source.error(node.offset, str(error)) from error
+            _qualify(chain, Qualifier(key.value, True, optional))
+        else:
+            _qualify(chain, Qualifier(key, False, optional))
+        return chain
+
+    def _or_else(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        return OrElse(arguments[0], arguments[1], node.function == "orValue")
+
+    def _in(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        items = arguments[1]
+        if len(node.overloads) == 1 and node.overloads[0].id == "in_list" and isinstance(items, Constant):
+            if not len(items.value):
+                return Constant(False)
+            if all(type(item) in _PRIMITIVE for item in items.value):
+                return Member(arguments[0], _membership(items.value))
+        return self._invoke(node, arguments)
+
+    def _invoke(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        overloads = [o for o in node.overloads if o.method == (node.target is not None)]
+        name, single = node.function, overloads[0] if len(overloads) == 1 else None
+        nodes = [node.target, *node.arguments] if node.target is not None else node.arguments
+        call = implementation(name, overloads, known=all(map(_is_sure, nodes, arguments)))
+        overload = single.id if single is not None else ""
+        stops = len(arguments) > 2 or (len(arguments) == 2 and _takes_any_number(single, overloads))
+        constant = arguments[1].value if len(arguments) > 1 and isinstance(arguments[1], Constant) else None
+        if name in _PATTERNS and isinstance(constant, str):
+            self._folded(node, lambda: pattern(constant))
+            stops = True
+        if name in _CONVERSIONS and len(arguments) == 1 and isinstance(arguments[0], Constant):
+            return self._folded(node, lambda: call(arguments[0].value))  # type: ignore[attr-defined]
+        lenient = name == "@not_strictly_false"
+        return Invoke(name, overload, tuple(arguments), call, stops=stops, lenient=lenient)
+
+    def _folded(self, node: Expr, compute: Callable[[], Any]) -> Constant:
+        try:
+            return Constant(compute())
+        except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
+            raise self._source.error(node.offset, f"this constant expression fails: {error}") from error
+
+    # --- literals and folds
+
+    def _listliteral(self, node: ListLiteral) -> IrNode:
+        elements = tuple(self.build(element) for element in node.elements)
+        if not node.optional and all(isinstance(element, Constant) for element in elements):
+            return Constant([element.value for element in elements])  # type: ignore[attr-defined]
+        return MakeList(elements, node.optional)
+
+    def _mapliteral(self, node: MapLiteral) -> IrNode:
+        entries = tuple((self.build(e.key), self.build(e.value), e.optional) for e in node.entries)
+        if all(isinstance(k, Constant) and isinstance(v, Constant) and not optional for k, v, optional in entries):
+            pairs = [(key.value, value.value) for key, value, _ in entries]  # type: ignore[attr-defined]
+            return self._folded(node, lambda: CelMap.of(pairs))
+        return MakeMap(entries)
+
+    def _message(self, node: Message) -> IrNode:
+        return MakeMessage(node.name, tuple((e.key, self.build(e.value), e.optional) for e in node.entries))
+
+    def _fold(self, node: Fold) -> IrNode:
+        over, initial = self.build(node.range), self.build(node.initial)
+        accumulator = self._slot()
+        self.accumulators.add(accumulator)
+        variables = tuple(self._slot() for _ in node.variables)
+        self._scopes.append({node.accumulator: accumulator})
+        self._scopes.append(dict(zip(node.variables, variables, strict=True)))
+        condition, step = self.build(node.condition), self.build(node.step)
+        self._scopes.pop()
+        result = self.build(node.result)
+        self._scopes.pop()
+        return FoldLoop(
+            over=over,
+            variables=variables,
+            accumulator=accumulator,
+            initial=initial,
+            condition=condition,
+            step=step,
+            result=result,
+        )
+
+    def _slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+
+def _qualify(chain: Chain | Choice, qualifier: Qualifier) -> None:
+    if isinstance(chain, Choice):
+        _qualify(chain.yes, qualifier)
+        _qualify(chain.no, qualifier)
+    else:
+        chain.qualifiers.append(qualifier)
+
+
+def _takes_any_number(single: Any, overloads: list[Any]) -> bool:
+    """Whether a call with two arguments is of a function with any number of arguments, which stops at an error."""
+    if single is not None:
+        return bool(single.binding == "f")
+    return all(overload.binding != "s" for overload in overloads)
+
+
+def _is_sure(node: Expr, built: IrNode) -> bool:
+    """Whether the value certainly has the type that the checker determined.
+
+    Not for a value that may have passed through a variable: optionals lose layers there at run time.
+    """
+    if not _is_concrete(node.type):
+        return False
+    if isinstance(built, Chain):
+        return built.slot == 0 and built.base is None and not any(q.optional or q.test for q in built.qualifiers)
+    if isinstance(built, Invoke):
+        return isinstance(node, Call) and all(not overload.result.generic for overload in node.overloads)
+    return isinstance(built, Constant | Equality | Logic | Member)
+
+
+def _is_concrete(term: Type) -> bool:
+    return term.kind not in {"dyn", "any", "param"} and all(map(_is_concrete, term.parameters))
+
+
+def _membership(items: list[Any]) -> Callable[[Any], bool]:
+    texts = frozenset(item for item in items if type(item) is str)
+    mixed = [item for item in items if type(item) is not str]
+
+    def contains(item: Any) -> bool:
+        if type(item) is str:
+            return item in texts
+        CelMap({"": None}).find(item)  # aborts for what cannot be a key
+        return list_contains(mixed, item)
+
+    return contains
+
+
+_SPECIAL: Final[dict[str, Callable[[IrBuilder, Call, list[IrNode]], IrNode]]] = {
+    "_&&_": IrBuilder._logic,
+    "_||_": IrBuilder._logic,
+    "_?_:_": IrBuilder._conditional,
+    "_==_": IrBuilder._equality,
+    "_!=_": IrBuilder._equality,
+    "_[_]": IrBuilder._index,
+    "_[?_]": IrBuilder._index,
+    "_?._": IrBuilder._index,
+    "or": IrBuilder._or_else,
+    "orValue": IrBuilder._or_else,
+    "@in": IrBuilder._in,
+}

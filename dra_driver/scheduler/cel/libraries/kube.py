@@ -1,0 +1,250 @@
+"""Quantities and versions.
+
+Follows k8s.io/apiserver pkg/cel/library/quantity.go and semverlib.go. The results of ``isInteger`` and
+``asApproximateFloat`` depend on the two representations of a number in k8s.io/apimachinery pkg/api/resource: a 64-bit
+mantissa with a power of ten, or a big decimal if that does not fit.
+"""
+
+import math
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from dra_driver.core.quantity import NANO, Format, Quantity
+from dra_driver.core.semver import Semver
+from dra_driver.scheduler.cel.values import CelQuantity, EvalError, no_overload
+
+_NUMBER: Final = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)\Z", re.A)
+_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)\Z", re.A)
+_MAX_TEXT: Final = 1024
+_MAX_EXPONENT: Final = 1024
+_INT_MAX: Final = 2**63 - 1
+# Most digits that always fit a 64-bit mantissa (maxInt64Factors).
+_MANTISSA_DIGITS: Final = 18
+
+
+class _Promoted(threading.local):
+    """Quantities that a comparison in this evaluation turned into big decimals, as Go's Quantity.Cmp does in place."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, CelQuantity] = {}
+
+
+_promoted = _Promoted()
+
+
+def forget_promotions() -> None:
+    """Clears the promoted quantities of this thread. Call it before an evaluation that uses ``isInteger``."""
+    _promoted.ids.clear()
+
+
+def parse_quantity(text: str) -> CelQuantity:
+    """The quantity of a text. Raises EvalError."""
+    found = _NUMBER.match(text) if 0 < len(text) <= _MAX_TEXT else None
+    if found is None:
+        raise EvalError("quantities must be a number with an optional suffix such as 80Gi or 500m")
+    sign, whole, fraction, suffix = found[1], found[2] or "0", found[3] or "", found[4]
+    number_format, exponent = _suffix(suffix)
+    exact = _mantissa(whole, fraction, number_format, exponent)
+    if exact is not None:
+        mantissa, scale = exact
+        nano = mantissa * 10 ** (scale + 9)
+        mantissa, nano = (-mantissa, -nano) if sign == "-" else (mantissa, nano)
+        return CelQuantity(Quantity(nano, number_format), mantissa, scale)
+    return _big(sign, whole, fraction, number_format, exponent)
+
+
+def _suffix(suffix: str) -> tuple[Format, int]:
+    if suffix in _BINARY:
+        return Format.BINARY_SI, _BINARY[suffix]
+    if suffix in _DECIMAL:
+        return Format.DECIMAL_SI, _DECIMAL[suffix]
+    found = _EXPONENT.match(suffix)
+    if found is None:
+        raise EvalError("unable to parse quantity's suffix")
+    if len(found[1]) > 6 or abs(int(found[1])) > _MAX_EXPONENT:
+        raise EvalError(f"exponents of quantities beyond {_MAX_EXPONENT} are not supported")
+    return Format.DECIMAL_EXPONENT, int(found[1])
+
+
+def _mantissa(whole: str, fraction: str, number_format: Format, exponent: int) -> tuple[int, int] | None:
+    """Mantissa and power of ten; None where Go uses a big decimal."""
+    if number_format is Format.BINARY_SI:
+        if fraction or 15 - len(whole) - exponent * 3 // 10 - 1 < 0:
+            return None
+        value = int(whole) << exponent
+        return (value, 0) if value <= _INT_MAX else None
+    scale = exponent - len(fraction)
+    if len(whole) + len(fraction) > _MANTISSA_DIGITS or scale < -9:
+        return None
+    return int(whole + fraction), scale
+
+
+def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: int) -> CelQuantity:
+    digits, capped = int(whole + fraction), False
+    if number_format is Format.BINARY_SI:
+        nano = -(-digits * NANO * (1 << exponent) // 10 ** len(fraction))
+        capped = nano > _INT_MAX * NANO
+        nano = min(nano, _INT_MAX * NANO)
+        if 0 < nano < NANO:
+            number_format = Format.DECIMAL_SI
+    else:
+        power = 9 + exponent - len(fraction)
+        nano = digits * 10**power if power >= 0 else -(-digits // 10**-power)
+    nano = -nano if sign == "-" else nano
+    mantissa, scale = (nano // NANO, 0) if capped else (nano, -9)
+    return CelQuantity(Quantity(nano, number_format), mantissa, scale, big=True)
+
+
+def of_capacity(text: str) -> CelQuantity:
+    """The quantity of a device's capacity. Raises ValueError."""
+    try:
+        return parse_quantity(text)
+    except EvalError as error:
+        raise ValueError(f"{text[:80]!r} is not a quantity: {error}") from error
+
+
+def _is_big(amount: CelQuantity) -> bool:
+    return amount.big or _promoted.ids.get(id(amount)) is amount
+
+
+def _as_int(amount: CelQuantity) -> int | None:
+    if _is_big(amount) or amount.scale < 0:
+        return None
+    value = amount.mantissa * int(10**amount.scale)
+    return value if -(2**63) <= value <= _INT_MAX else None
+
+
+def as_integer(amount: CelQuantity) -> int:
+    value = _as_int(amount)
+    if value is None:
+        raise EvalError("cannot convert value to integer")
+    return value
+
+
+def as_float(amount: CelQuantity) -> float:
+    try:
+        mantissa = float(amount.mantissa)
+    except OverflowError:
+        return math.inf if amount.mantissa > 0 else -math.inf
+    return mantissa * float(f"1e{amount.scale}") if amount.scale else mantissa
+
+
+def compare_amounts(one: CelQuantity, two: CelQuantity) -> int:
+    if not _is_big(one) and _is_big(two):
+        _promoted.ids[id(one)] = one
+    return (one.quantity > two.quantity) - (one.quantity < two.quantity)
+
+
+def _plus(one: CelQuantity, other: Any, factor: int) -> CelQuantity:
+    two = (
+        other
+        if isinstance(other, CelQuantity)
+        else CelQuantity(Quantity(other * NANO, Format.DECIMAL_EXPONENT), other, 0)
+    )
+    quantity = one.quantity + two.quantity if factor > 0 else one.quantity - two.quantity
+    small = not _is_big(one) and not _is_big(two)
+    if small and not two.mantissa:
+        return CelQuantity(quantity, one.mantissa, one.scale, derived=True)
+    if small and not one.mantissa:
+        return CelQuantity(quantity, factor * two.mantissa, two.scale, derived=True)
+    # The sum has the smaller scale; it stays a 64-bit mantissa if every intermediate result fits.
+    scale = min(one.scale, two.scale)
+    left, right = one.mantissa * 10 ** (one.scale - scale), factor * two.mantissa * 10 ** (two.scale - scale)
+    fits = all(-(2**63) <= number <= _INT_MAX for number in (left, right, left + right))
+    return CelQuantity(quantity, left + right, scale, big=not (small and fits), derived=True)
+
+
+# --- versions
+
+
+def parse_semver(text: str, normalize: bool = False) -> Semver:
+    """The version of a text. Raises EvalError."""
+    try:
+        return Semver.parse(_normalized(text) if normalize else text)
+    except ValueError as error:
+        raise EvalError(str(error)) from error
+
+
+def _normalized(text: str) -> str:
+    """``v1.02`` as ``1.2.0``: no v, no leading zeros, three parts."""
+    parts = text.removeprefix("v").split(".", 2)
+    for position, part in enumerate(parts):
+        if len(part) > 1:
+            stripped = part.lstrip("0")
+            parts[position] = stripped if stripped[:1] in set("0123456789") - {""} else "0" + stripped
+    if len(parts) < 3:
+        if "+" in parts[-1] or "-" in parts[-1]:
+            raise ValueError("short version cannot contain PreRelease/Build meta data")
+        parts += ["0"] * (3 - len(parts))
+    return ".".join(parts)
+
+
+def _holds(parse: Callable[..., Any]) -> Callable[..., bool]:
+    def holds(*arguments: Any) -> bool:
+        try:
+            parse(*arguments)
+        except EvalError:
+            return False
+        return True
+
+    return holds
+
+
+def compare_to(one: Any, two: Any) -> int:
+    if isinstance(one, CelQuantity):
+        return compare_amounts(one, two)
+    return int(one.compare(two))
+
+
+def _wrapped(number: int) -> int:
+    """An unsigned number of a version, converted to a signed one as in Go."""
+    return number - 2**64 if number > _INT_MAX else number
+
+
+def _authorization(*_: Any) -> Any:
+    """Never called: no selector can have a value of the types that these functions accept, and the guards refuse."""
+    raise no_overload()
+
+
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "quantity": parse_quantity,
+    "isQuantity": _holds(parse_quantity),
+    "sign": lambda amount: (amount.quantity.nano > 0) - (amount.quantity.nano < 0),
+    "asInteger": as_integer,
+    "isInteger": lambda amount: _as_int(amount) is not None,
+    "asApproximateFloat": as_float,
+    "add": lambda one, two: _plus(one, two, 1),
+    "sub": lambda one, two: _plus(one, two, -1),
+    "compareTo": compare_to,
+    "isLessThan": lambda one, two: compare_to(one, two) < 0,
+    "isGreaterThan": lambda one, two: compare_to(one, two) > 0,
+    "semver": parse_semver,
+    "isSemver": _holds(parse_semver),
+    "major": lambda version: _wrapped(version.major),
+    "minor": lambda version: _wrapped(version.minor),
+    "patch": lambda version: _wrapped(version.patch),
+    **dict.fromkeys(
+        [
+            "allowed",
+            "check",
+            "error",
+            "errored",
+            "fieldSelector",
+            "group",
+            "labelSelector",
+            "name",
+            "namespace",
+            "path",
+            "reason",
+            "resource",
+            "serviceAccount",
+            "subresource",
+        ],
+        _authorization,
+    ),
+}
+"""Implementations by function, for all overloads of each."""

@@ -1,0 +1,285 @@
+"""Functions on lists, sets, maps and optionals, and ``includes``.
+
+Follows k8s.io/apiserver pkg/cel/library/lists.go, cel-go ext/lists.go (version 3), ext/sets.go, cel/library.go
+(optionals) and k8s.io/dynamic-resource-allocation cel/compile.go (includes).
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from dra_driver.scheduler.cel import operators
+from dra_driver.scheduler.cel.equality import comparable, compare, go_equal, list_contains
+from dra_driver.scheduler.cel.libraries.strings import index_of, last_index_of
+from dra_driver.scheduler.cel.values import (
+    LISTS,
+    MAPS,
+    NONE,
+    CelMap,
+    Duration,
+    EvalError,
+    GrowingMap,
+    Optional,
+    Timestamp,
+    UInt,
+    encode_key,
+    no_overload,
+    type_name,
+)
+from dra_driver.scheduler.cel.work_limits import check_size, spend
+
+_MAX_INCLUDES: Final = 48
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Go's ``a.Equal(b) == True``: values that cannot be compared are different."""
+    try:
+        return go_equal(a, b)
+    except EvalError:
+        return False
+
+
+def is_sorted(items: Any) -> bool:
+    spend(len(items))
+    previous, first = None, True
+    for item in items:
+        if not comparable(item):
+            raise no_overload()
+        # A pair that cannot be compared counts as sorted.
+        if not first and _order(previous, item) > 0:
+            return False
+        previous, first = item, False
+    return True
+
+
+def _order(a: Any, b: Any) -> int:
+    try:
+        return compare(a, b)
+    except EvalError:
+        return 0
+
+
+def _sum_from(zero: Any) -> Callable[[Any], Any]:
+    def total(items: Any) -> Any:
+        if type(items) is range:
+            return operators.checked_int(sum(items))
+        spend(len(items))
+        result = zero
+        for item in items:
+            result = operators.add(result, item)
+        return result
+
+    return total
+
+
+def sum_of(items: Any) -> Any:
+    """``sum()`` where the checker left several overloads: the type of the first element decides."""
+    kind = type(items[0]) if len(items) else int
+    zero = {UInt: UInt(0), float: 0.0, Duration: Duration(0)}.get(kind, 0)
+    return _sum_from(zero)(items)
+
+
+def _extreme(name: str, replaced: int) -> Callable[[Any], Any]:
+    def extreme(items: Any) -> Any:
+        if not len(items):
+            raise EvalError(f"{name} called on empty list")
+        spend(len(items))
+        result, first = None, True
+        for item in items:
+            if not comparable(item):
+                raise no_overload()
+            if first or _order(result, item) == replaced:
+                result, first = item, False
+        return result
+
+    return extreme
+
+
+def index_of_any(target: Any, item: Any, *offset: int) -> int:
+    if type(target) is str:
+        return index_of(target, item, *offset)
+    spend(len(target))
+    return next((position for position, other in enumerate(target) if _same(other, item)), -1)
+
+
+def last_index_of_any(target: Any, item: Any, *offset: int) -> int:
+    if type(target) is str:
+        return last_index_of(target, item, *offset)
+    spend(len(target))
+    return next((p for p in range(len(target) - 1, -1, -1) if _same(target[p], item)), -1)
+
+
+def slice_of(items: Any, start: int, end: int) -> list[Any]:
+    if start < 0 or end < 0:
+        raise EvalError(f"cannot slice({start}, {end}), negative indexes not supported")
+    if start > end:
+        raise EvalError(f"cannot slice({start}, {end}), start index must be less than or equal to end index")
+    if len(items) < end:
+        raise EvalError(f"cannot slice({start}, {end}), list is length {len(items)}")
+    return list(items[start:end])
+
+
+def flatten(items: Any, depth: int = 1) -> list[Any]:
+    if type(items) not in LISTS:
+        raise no_overload(f"{type_name(items)}.flatten()")
+    if type(depth) is not int:
+        raise no_overload("list.flatten(int)")
+    if depth < 0:
+        raise EvalError("level must be non-negative")
+    flat: list[Any] = []
+    _flatten(items, depth, flat)
+    return flat
+
+
+def _flatten(items: Any, depth: int, flat: list[Any]) -> None:
+    spend(len(items))
+    for item in items:
+        if type(item) in LISTS and depth:
+            _flatten(item, depth - 1, flat)
+        else:
+            flat.append(item)
+            if len(flat) % 4096 == 0:
+                check_size(len(flat))
+
+
+def sort(items: Any) -> Any:
+    return sort_by_keys(items, items)
+
+
+def sort_by_keys(items: Any, keys: Any) -> Any:
+    if type(items) not in LISTS or type(keys) not in LISTS:
+        raise no_overload("sort")
+    if len(items) != len(keys):
+        raise EvalError(f"sortBy expected {len(items)} keys, got {len(keys)}")
+    if not len(items):
+        return items
+    kind = type(keys[0])
+    if not comparable(keys[0]):
+        raise EvalError("list elements must be comparable")
+    if len(keys) > 1 and any(type(key) is not kind for key in keys):
+        raise EvalError("list elements must have the same type")
+    spend(len(items))
+    by: Callable[[int], Any] = lambda i: keys[i].ns if kind in {Duration, Timestamp} else keys[i]  # noqa: E731
+    if kind is float and any(key != key for key in keys):  # noqa: PLR0124  NaN has no place in an order
+        return list(items)
+    return [items[i] for i in sorted(range(len(items)), key=by)]
+
+
+def distinct(items: Any) -> Any:
+    unique: list[Any] = []
+    simple: set[Any] = set()
+    for item in items:
+        if type(item) in {str, bool, bytes}:
+            if (type(item), item) not in simple:
+                simple.add((type(item), item))
+                unique.append(item)
+            continue
+        spend(len(unique))
+        if not any(_same(item, other) for other in unique):
+            unique.append(item)
+    return unique
+
+
+# --- sets
+
+
+def _covers(items: Any, wanted: Any) -> bool:
+    return all(list_contains(items, item) for item in wanted)
+
+
+def intersects(one: Any, two: Any) -> bool:
+    return any(list_contains(two, item) for item in one)
+
+
+# --- maps
+
+
+def map_insert(target: CelMap, *entry: Any) -> CelMap:
+    """The map with one more key, or with all entries of another map. Raises EvalError for a key that exists."""
+    if type(target) is not GrowingMap:
+        target = GrowingMap(dict(target.data))
+    pairs = [(entry[0], entry[1])] if len(entry) == 2 else list(entry[0].items())
+    for key, value in pairs:
+        if target.contains(key):
+            raise EvalError("insert failed: key already exists")
+        target.data[encode_key(key)] = value
+    return target
+
+
+# --- optionals
+
+
+def of_non_zero(value: Any) -> Optional:
+    kind = type(value)
+    if value is None or ((kind in LISTS or kind in MAPS) and not len(value)):
+        return NONE
+    if kind in {int, UInt, float, str, bytes, bool} and not value:
+        return NONE
+    if kind is Duration and not value.ns:
+        return NONE
+    # cel-go compares with Go's zero time, which is year 1.
+    if kind is Timestamp and value.ns == -62135596800 * 10**9:
+        return NONE
+    return Optional(value)
+
+
+def optional_value(value: Optional) -> Any:
+    if not value.present:
+        raise EvalError("optional.none() dereference")
+    return value.value
+
+
+def unwrap(items: Any) -> list[Any]:
+    spend(len(items))
+    if any(type(item) is not Optional for item in items):
+        raise EvalError("value is not optional")
+    return [item.value for item in items if item.present]
+
+
+def includes(target: Any, item: Any) -> bool:
+    if type(target) not in LISTS:
+        return _same(target, item)
+    for position, other in enumerate(target):
+        if position >= _MAX_INCLUDES:
+            raise EvalError(f"'includes' function cannot be applied to lists longer than {_MAX_INCLUDES} values")
+        if _same(other, item):
+            return True
+    return False
+
+
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "isSorted": is_sorted,
+    "sum": sum_of,
+    "min": _extreme("min", 1),
+    "max": _extreme("max", -1),
+    "indexOf": index_of_any,
+    "lastIndexOf": last_index_of_any,
+    "slice": slice_of,
+    "flatten": flatten,
+    "sort": sort,
+    "@sortByAssociatedKeys": sort_by_keys,
+    "distinct": distinct,
+    "reverse": lambda items: list(items)[::-1] if check_size(len(items)) >= 0 else [],
+    "lists.range": lambda count: range(max(0, count)),
+    "first": lambda items: Optional(items[0]) if len(items) else NONE,
+    "last": lambda items: Optional(items[-1]) if len(items) else NONE,
+    "sets.contains": _covers,
+    "sets.equivalent": lambda one, two: _covers(one, two) and _covers(two, one),
+    "sets.intersects": intersects,
+    "cel.@mapInsert": map_insert,
+    "optional.of": Optional,
+    "optional.ofNonZeroValue": of_non_zero,
+    "optional.none": lambda: NONE,
+    "hasValue": lambda value: value.present,
+    "value": optional_value,
+    "optional.unwrap": unwrap,
+    "unwrapOpt": unwrap,
+    "includes": includes,
+}
+"""Implementations by function, for all overloads of each."""
+OVERLOADS: Final[dict[str, Callable[..., Any]]] = {
+    "list_int_sum_int": _sum_from(0),
+    "list_uint_sum_uint": _sum_from(UInt(0)),
+    "list_double_sum_double": _sum_from(0.0),
+    "list_duration_sum_duration": _sum_from(Duration(0)),
+}
+"""Implementations of overloads that differ from their function's."""

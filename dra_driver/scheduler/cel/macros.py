@@ -1,0 +1,227 @@
+"""Expands macros: calls whose arguments are names or are evaluated several times.
+
+The expansion follows cel-go (parser/macro.go, cel/library.go, ext/bindings.go, ext/comprehensions.go, ext/lists.go)
+node for node, because the cost of an expression is the cost of its expansion.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, Final
+
+from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel.syntax import (
+    Call,
+    Expr,
+    Fold,
+    Ident,
+    ListLiteral,
+    Literal,
+    MapEntry,
+    MapLiteral,
+    Message,
+    Select,
+)
+
+ACCUMULATOR: Final = "@result"
+_MAX_COPIES: Final = 20_000
+_SORT_INPUT: Final = "@__sortBy_input__"
+_Expander = Callable[[SourceText, Call], Expr | None]
+
+
+def expand(source: SourceText, call: Call) -> Expr:
+    """The expansion of the call; the call itself if it is no macro. Raises CelSyntaxError on wrong arguments."""
+    expander = _MACROS.get((call.function, len(call.arguments), call.target is not None))
+    return call if expander is None else (expander(source, call) or call)
+
+
+def _has(source: SourceText, call: Call) -> Expr:
+    argument = call.arguments[0]
+    if not isinstance(argument, Select):
+        raise source.error(argument.offset, "has() needs a field selection such as has(device.attributes['d'].name)")
+    return Select(argument.offset, argument.operand, argument.field, test=True)
+
+
+def _variable(source: SourceText, node: Expr) -> str:
+    if not isinstance(node, Ident):
+        raise source.error(node.offset, "expected a plain name for the variable")
+    if node.name in {ACCUMULATOR, "__result__"}:
+        raise source.error(node.offset, f"{node.name} cannot be the name of a variable here")
+    return node.name
+
+
+def _variables(source: SourceText, call: Call, count: int) -> tuple[str, ...]:
+    names = tuple(_variable(source, node) for node in call.arguments[:count])
+    if count == 2 and names[0] == names[1]:
+        raise source.error(call.arguments[1].offset, f"both variables are named {names[0]}")
+    return names
+
+
+def _accumulator(at: Expr) -> Ident:
+    return Ident(at.offset, ACCUMULATOR)
+
+
+def _fold(call: Call, names: tuple[str, ...], parts: tuple[Expr, Expr, Expr, Expr]) -> Expr:
+    """``parts`` are the initial value, the condition, the step and the result."""
+    assert call.target is not None  # noqa: S101  macros of this kind are registered as methods
+    return Fold(call.offset, call.target, names, ACCUMULATOR, parts)
+
+
+def _all(count: int) -> _Expander:
+    def expander(source: SourceText, call: Call) -> Expr:
+        at, names = call, _variables(source, call, count)
+        condition = Call(at.offset, "@not_strictly_false", [_accumulator(at)])
+        step = Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
+        return _fold(call, names, (Literal(at.offset, True), condition, step, _accumulator(at)))
+
+    return expander
+
+
+def _exists(count: int) -> _Expander:
+    def expander(source: SourceText, call: Call) -> Expr:
+        at, names = call, _variables(source, call, count)
+        unset = Call(at.offset, "!_", [_accumulator(at)])
+        condition = Call(at.offset, "@not_strictly_false", [unset])
+        step = Call(at.offset, "_||_", [_accumulator(at), call.arguments[count]])
+        return _fold(call, names, (Literal(at.offset, False), condition, step, _accumulator(at)))
+
+    return expander
+
+
+def _exists_one(count: int) -> _Expander:
+    def expander(source: SourceText, call: Call) -> Expr:
+        at, names = call, _variables(source, call, count)
+        more = Call(at.offset, "_+_", [_accumulator(at), Literal(at.offset, 1)])
+        step = Call(at.offset, "_?_:_", [call.arguments[count], more, _accumulator(at)])
+        result = Call(at.offset, "_==_", [_accumulator(at), Literal(at.offset, 1)])
+        return _fold(call, names, (Literal(at.offset, 0), Literal(at.offset, True), step, result))
+
+    return expander
+
+
+def _collect(call: Call, names: tuple[str, ...], test: Expr | None, step: Expr, initial: Expr) -> Expr:
+    if test is not None:
+        step = Call(call.offset, "_?_:_", [test, step, _accumulator(call)])
+    return _fold(call, names, (initial, Literal(call.offset, True), step, _accumulator(call)))
+
+
+def _list_of(count: int) -> _Expander:
+    """``map`` with one variable, ``transformList`` with two; with a filter if there is one more argument."""
+
+    def expander(source: SourceText, call: Call) -> Expr:
+        names = _variables(source, call, count)
+        *test, value = call.arguments[count:]
+        step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(value.offset, [value])])
+        return _collect(call, names, test[0] if test else None, step, ListLiteral(call.offset, []))
+
+    return expander
+
+
+def _filter(source: SourceText, call: Call) -> Expr:
+    names = _variables(source, call, 1)
+    element = Ident(call.arguments[0].offset, names[0])
+    step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(call.offset, [element])])
+    return _collect(call, names, call.arguments[1], step, ListLiteral(call.offset, []))
+
+
+def _map_of(with_key: bool) -> _Expander:
+    """``transformMap`` keeps the keys, ``transformMapEntry`` takes entries."""
+
+    def expander(source: SourceText, call: Call) -> Expr:
+        names = _variables(source, call, 2)
+        *test, value = call.arguments[2:]
+        key = [Ident(call.offset, names[0])] if with_key else []
+        step = Call(call.offset, "cel.@mapInsert", [_accumulator(call), *key, value])
+        return _collect(call, names, test[0] if test else None, step, MapLiteral(call.offset, []))
+
+    return expander
+
+
+def _let(at: Expr, name: str, value: Expr, body: Expr) -> Expr:
+    """Binds ``name`` to ``value`` in ``body``; the value is computed on its first use."""
+    parts = (value, Literal(at.offset, False), Ident(at.offset, name), body)
+    return Fold(at.offset, ListLiteral(at.offset, []), (), name, parts)
+
+
+def _bind(source: SourceText, call: Call) -> Expr | None:
+    if not isinstance(call.target, Ident) or call.target.name != "cel":
+        return None
+    name, value, body = call.arguments
+    if not isinstance(name, Ident):
+        raise source.error(name.offset, "the first argument of cel.bind() must be a plain name")
+    return _let(call, name.name, value, body)
+
+
+def _copied(source: SourceText, node: Any) -> Any:
+    """A copy of the tree. Macros that copy double their target, so the number of copied nodes is limited."""
+    source.copied += 1
+    if source.copied > _MAX_COPIES:
+        raise source.error(node.offset, "macros make this expression too large")
+    twin = copy(node)
+    if isinstance(node, Select):
+        twin.operand = _copied(source, node.operand)
+    elif isinstance(node, Call):
+        twin.target = None if node.target is None else _copied(source, node.target)
+        twin.arguments = [_copied(source, argument) for argument in node.arguments]
+    elif isinstance(node, ListLiteral):
+        twin.elements = [_copied(source, element) for element in node.elements]
+    elif isinstance(node, MapLiteral | Message):
+        twin.entries = [_copied_entry(source, entry) for entry in node.entries]
+    elif isinstance(node, Fold):
+        twin.range, twin.initial = _copied(source, node.range), _copied(source, node.initial)
+        twin.condition, twin.step = _copied(source, node.condition), _copied(source, node.step)
+        twin.result = _copied(source, node.result)
+    return twin
+
+
+def _copied_entry(source: SourceText, entry: MapEntry) -> MapEntry:
+    key = _copied(source, entry.key) if isinstance(entry.key, Expr) else entry.key
+    return MapEntry(entry.offset, key, _copied(source, entry.value), entry.optional)
+
+
+def _opt_map(flat: bool) -> _Expander:
+    def expander(source: SourceText, call: Call) -> Expr:
+        name, body = call.arguments
+        if not isinstance(name, Ident):
+            raise source.error(name.offset, f"the first argument of {call.function}() must be a plain name")
+        at = call.offset
+        value = Call(at, "value", [], _copied(source, call.target))
+        result = _let(call, name.name, value, body)
+        if not flat:
+            result = Call(at, "optional.of", [result])
+        return Call(at, "_?_:_", [Call(at, "hasValue", [], call.target), result, Call(at, "optional.none", [])])
+
+    return expander
+
+
+def _sort_by(source: SourceText, call: Call) -> Expr:
+    if not isinstance(call.target, ListLiteral | Select | Ident | Fold | Call):
+        raise source.error(call.offset, "sortBy() sorts a list, a name, a call or a selection")
+    keys = _list_of(1)(source, Call(call.offset, "map", call.arguments, Ident(call.offset, _SORT_INPUT)))
+    assert keys is not None  # noqa: S101  this expander never declines
+    ordered = Call(call.offset, "@sortByAssociatedKeys", [keys], Ident(call.offset, _SORT_INPUT))
+    return _let(call, _SORT_INPUT, call.target, ordered)
+
+
+_MACROS: Final[dict[tuple[str, int, bool], _Expander]] = {
+    ("has", 1, False): _has,
+    ("all", 2, True): _all(1),
+    ("all", 3, True): _all(2),
+    ("exists", 2, True): _exists(1),
+    ("exists", 3, True): _exists(2),
+    ("exists_one", 2, True): _exists_one(1),
+    ("exists_one", 3, True): _exists_one(2),
+    ("existsOne", 3, True): _exists_one(2),
+    ("map", 2, True): _list_of(1),
+    ("map", 3, True): _list_of(1),
+    ("filter", 2, True): _filter,
+    ("transformList", 3, True): _list_of(2),
+    ("transformList", 4, True): _list_of(2),
+    ("transformMap", 3, True): _map_of(True),
+    ("transformMap", 4, True): _map_of(True),
+    ("transformMapEntry", 3, True): _map_of(False),
+    ("transformMapEntry", 4, True): _map_of(False),
+    ("optMap", 2, True): _opt_map(flat=False),
+    ("optFlatMap", 2, True): _opt_map(flat=True),
+    ("sortBy", 2, True): _sort_by,
+    ("bind", 3, True): _bind,
+}

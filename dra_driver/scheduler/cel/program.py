@@ -1,0 +1,145 @@
+"""Compiles and evaluates one device selector as the scheduler does.
+
+The result must be a bool. Limits: 10 KiB of text (CELSelectorExpressionMaxLength of k8s.io/api resource/v1), nesting,
+and the cost (CELSelectorExpressionMaxCost).
+"""
+
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Final
+
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.scheduler.cel import types as t
+from dra_driver.scheduler.cel.check import Checker
+from dra_driver.scheduler.cel.closures import UNSET, Closure
+from dra_driver.scheduler.cel.cost import COST_LIMIT
+from dra_driver.scheduler.cel.cost_bound import cost_bound
+from dra_driver.scheduler.cel.device import DeviceView
+from dra_driver.scheduler.cel.eval_fast import FastBuilder
+from dra_driver.scheduler.cel.eval_metered import Meter, MeteredBuilder
+from dra_driver.scheduler.cel.ir import FIRST_SLOT, IrNode
+from dra_driver.scheduler.cel.ir_builder import IrBuilder
+from dra_driver.scheduler.cel.libraries.kube import forget_promotions
+from dra_driver.scheduler.cel.parser import parse
+from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel.validate import validate
+from dra_driver.scheduler.cel.values import EvalError, type_name, well_formed
+from dra_driver.scheduler.cel.versions import LACKS_NONE
+from dra_driver.scheduler.cel.work_limits import AbortedError, reset_work
+
+MAX_LENGTH: Final = 10 * 1024
+"""Longest expression in bytes (CELSelectorExpressionMaxLength)."""
+
+_HEADROOM: Final = 0.9
+FAILURES: Final = (
+    EvalError,
+    AbortedError,
+    RecursionError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+)
+
+
+class Program:
+    """A compiled expression. Thread-safe: evaluations share no state."""
+
+    __slots__ = ("_fast", "_ir", "_metered", "_slots", "_tracks", "expression")
+
+    def __init__(self, expression: str, ir: IrNode, slots: int) -> None:
+        self.expression = expression
+        self._ir = ir
+        self._slots = slots
+        self._tracks = "isInteger" in expression or "asInteger" in expression
+        most = cost_bound(ir)
+        cheap = most is not None and most <= COST_LIMIT * _HEADROOM
+        self._fast: Closure | None = FastBuilder(self._tracks).build(ir) if cheap else None
+        self._metered: Closure | None = None
+
+    def evaluate(self, device: DeviceView) -> bool:
+        """Whether the device is selected. Raises CelEvaluationError, which ends the pod's scheduling attempt."""
+        fast = self._fast
+        try:
+            if fast is None or not device.ordinary or device.problem:
+                result = self._counted(device, Meter())
+            elif self._slots == FIRST_SLOT and not self._tracks:
+                result = fast(device.env)
+            else:
+                self._prepare()
+                result = fast([*device.env, None, *[UNSET] * (self._slots - FIRST_SLOT)])
+        except FAILURES as error:
+            raise self._failed(error) from error
+        return self._answer(result)
+
+    def evaluate_counting(self, device: DeviceView) -> bool:
+        """The result of `evaluate`, always metered. For tests, which compare both evaluators."""
+        try:
+            result = self._counted(device, Meter())
+        except FAILURES as error:
+            raise self._failed(error) from error
+        return self._answer(result)
+
+    def cost(self, device: DeviceView) -> int:
+        """The cost of an evaluation in units of the limit; of a failed evaluation the cost up to the failure."""
+        meter = Meter()
+        with suppress(*FAILURES):
+            self._counted(device, meter)
+        return meter.spent
+
+    def _answer(self, result: Any) -> bool:
+        if result is True or result is False:
+            return result
+        raise self._failed(EvalError(f"the result is a {type_name(result)}, expected a bool"))
+
+    def _counted(self, device: DeviceView, meter: Meter) -> Any:
+        if device.problem:
+            raise EvalError(device.problem)
+        if self._metered is None:
+            # Two threads may build this at the same time; both results are equal.
+            self._metered = MeteredBuilder().build(self._ir)
+        self._prepare()
+        return self._metered([*device.env, meter, *[UNSET] * (self._slots - FIRST_SLOT)])
+
+    def _prepare(self) -> None:
+        reset_work()
+        if self._tracks:
+            forget_promotions()
+
+    def _failed(self, error: Exception) -> CelEvaluationError:
+        message = str(error)
+        if isinstance(error, RecursionError):
+            message = "nested too deeply"
+        elif not isinstance(error, EvalError | AbortedError):
+            # A value of a type that the checker excluded, which cel-go's guards report as a missing overload.
+            message = f"no such overload: {error}"
+        return CelEvaluationError(f"CEL expression {_shown(self.expression)}: {message}")
+
+
+@lru_cache(maxsize=1024)
+def compile_selector(expression: str, lacks: frozenset[str] = LACKS_NONE) -> Program:
+    """The program of an expression, cached by its text. Raises CelSyntaxError.
+
+    ``lacks`` are the functions that the version of Kubernetes does not have (`versions`).
+    """
+    size = len(expression.encode("utf-8", "surrogatepass"))
+    if size > MAX_LENGTH:
+        raise CelSyntaxError(f"CEL expression of {size} bytes is too long: at most {MAX_LENGTH} are allowed")
+    source = SourceText(well_formed(expression))
+    try:
+        tree = parse(source)
+        Checker(source, lacks=lacks).run(tree)
+        validate(source, tree)
+        if tree.type not in (t.BOOL, t.ANY):
+            raise source.error(0, f"a selector must be a bool or a bare attribute, this is a value of type {tree.type}")
+        builder = IrBuilder(source)
+        return Program(expression, builder.build(tree), builder.slots)
+    except RecursionError as error:
+        raise CelSyntaxError(f"CEL expression does not compile: nested too deeply: {_shown(expression)}") from error
+
+
+def _shown(expression: str) -> str:
+    flat = " ".join(expression.split())
+    return repr(flat if len(flat) <= 200 else flat[:200] + "…")

@@ -1,0 +1,229 @@
+"""The HTTP endpoint under connections that hold it: the kubelet's liveness probe comes through the same port."""
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from dra_driver.core.telemetry.http import ObservabilityServer
+from dra_driver.core.telemetry.http_loop import LINE_TIMEOUT_S, MAX_ANSWERING, MAX_SAME, MAX_WRITING
+from dra_driver.core.telemetry.http_question import FRESH
+
+PROBES = 30
+CONNECTIONS = 48
+"""Above `MAX_ANSWERING` and `MAX_WRITING`."""
+PROBE_TIMEOUT_S = 5.0
+"""timeoutSeconds of the probes in deploy/base/daemonset.yaml."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., int]]:
+    """Starts an endpoint with few connections, and a check for /readyz; its port."""
+    with ExitStack() as stack:
+
+        def start(ready: Callable[[], list[str]] = list) -> int:
+            server = ObservabilityServer("127.0.0.1:0", ready, list, connections=CONNECTIONS)
+            server.start()
+            stack.callback(server.stop)
+            return server.port
+
+        yield start
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PROBE_TIMEOUT_S)
+
+
+def probe(port: int, path: str = "/healthz") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("count", [16, 200])
+def test_idle_connections_do_not_fail_a_liveness_probe(serve: Callable[..., int], count: int) -> None:
+    """16 of them once failed 30 of 30 probes, so any pod could restart the node processes of a cluster."""
+    port = serve()
+    with ExitStack() as idle:
+        for _ in range(count):
+            idle.enter_context(connect(port))
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+
+
+def test_reconnecting_clients_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
+    """The oldest connection goes first, so a probe keeps its place for as long as it needs."""
+    port = serve()
+    over, opened, answers = threading.Event(), list[int](), list[int]()
+
+    def flood() -> None:
+        held: list[socket.socket] = []
+        while not over.wait(0.002):  # clients without a pause would keep the server, a thread beside them, from running
+            with suppress(OSError):
+                held.append(connect(port))
+                opened.append(1)
+            while len(held) > CONNECTIONS:
+                held.pop(0).close()
+        for each in held:
+            each.close()
+
+    clients = [threading.Thread(target=flood) for _ in range(2)]
+    for client in clients:
+        client.start()
+    try:
+        while len(opened) < 6 * CONNECTIONS:
+            answers.append(probe(port))
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+    assert set(answers) == {200}
+
+
+def test_a_new_connection_closes_the_oldest_without_a_request(serve: Callable[..., int]) -> None:
+    """At once, not when the time for its request line is over; the others stay."""
+    port = serve()
+    for _ in range(5):  # a busy machine may need more time than the request line has
+        begin = time.monotonic()
+        with ExitStack() as idle:
+            oldest, *others = [idle.enter_context(connect(port)) for _ in range(CONNECTIONS)]
+            assert probe(port) == 200
+            closed = [is_closed(each) for each in (oldest, *others)]
+        if time.monotonic() - begin < LINE_TIMEOUT_S:
+            break
+    else:
+        pytest.fail(f"{CONNECTIONS} connections and a request took {LINE_TIMEOUT_S:g} s each time")
+    assert closed == [True] + [False] * len(others)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
+    """Their requests are complete; the oldest of them is closed."""
+    port, clients = serve(lambda: ["x" * 2**23]), list[socket.socket]()
+    with ExitStack() as held:
+        for _ in range(MAX_WRITING + 1):  # one by one: a connection has a second for its first line
+            client = held.enter_context(connect(port))
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            assert client.recv(1)  # its answer has begun
+            clients.append(client)
+        assert is_cut_off(clients[0]), "so that few answers are in memory"
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+
+
+def is_cut_off(client: socket.socket) -> bool:
+    """Whether the connection ends before the whole answer has come."""
+    received = 0
+    try:
+        while data := client.recv(2**20):
+            received += len(data)
+    except ConnectionResetError:
+        return True
+    return received < 2**23 - 1
+
+
+def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callable[..., int]) -> None:
+    """A complete request is answered, however many connections come after it; others do not wait for its check."""
+    finish, running = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> list[str]:
+        running.release()
+        finish.wait(PROBE_TIMEOUT_S)
+        return []
+
+    port = serve(slow)
+    with ExitStack() as held:
+        clients = [held.enter_context(connect(port)) for _ in range(MAX_ANSWERING)]
+        for client in clients:
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        for _ in range(MAX_SAME):
+            assert running.acquire(timeout=PROBE_TIMEOUT_S)
+        assert probe(port) == 200
+        idle = held.enter_context(connect(port))
+        assert idle.recv(1) == b""  # closed when its time is over; the complete requests stay
+        assert not finish.is_set()
+        finish.set()
+        assert all(client.recv(12) == b"HTTP/1.1 200" for client in clients)
+
+
+def test_more_requests_than_places_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
+    """All of them complete, and waiting for a check that hangs: the oldest of these goes."""
+    finish = threading.Event()
+    port = serve(lambda: [str(finish.wait(4 * PROBE_TIMEOUT_S))])
+    with ExitStack() as held:
+        for _ in range(2 * CONNECTIONS):
+            held.enter_context(connect(port)).sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+        finish.set()
+
+
+def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
+    """Making an answer for each of thousands would take all of the process' time."""
+    made = list[float]()
+
+    def ready() -> list[str]:
+        made.append(time.monotonic())
+        return []
+
+    port, begin = serve(ready), time.monotonic()
+    assert [probe(port, "/readyz") for _ in range(100)] == [200] * 100
+    seconds = time.monotonic() - begin
+    assert FRESH <= len(made) <= (FRESH + 1) * (seconds + 1)
+
+
+def test_few_requests_get_answers_of_their_own(serve: Callable[..., int]) -> None:
+    """Who asks after a change sees it."""
+    reasons = list[str]()
+    port = serve(lambda: reasons)
+    for expected in (200, 503, 200, 503):
+        reasons[:] = [] if expected == 200 else ["no driver"]
+        assert probe(port, "/readyz") == expected
+
+
+def test_a_dripping_request_line_is_cut_off(serve: Callable[..., int]) -> None:
+    """Each byte comes in time, but the line never ends."""
+    port = serve()
+    with connect(port) as drip:
+        drip.settimeout(0.05)
+        answer: bytes | None = None
+        for _ in range(int(4 * LINE_TIMEOUT_S / 0.05)):
+            try:
+                drip.sendall(b"G")
+                answer = drip.recv(1)
+            except TimeoutError:
+                continue
+            except OSError:
+                answer = b""
+            break
+        assert answer == b"", "the server hung up"
+
+
+def test_a_request_whose_answer_comes_after_the_stop_is_closed() -> None:
+    """A stop does not wait for a check that hangs; its client must not wait for the whole timeout."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def ready() -> list[str]:
+        begun.set()
+        goes_on.wait(PROBE_TIMEOUT_S)
+        return []
+
+    server = ObservabilityServer("127.0.0.1:0", ready, list, connections=CONNECTIONS)
+    server.start()
+    with connect(server.port) as client:
+        client.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert begun.wait(PROBE_TIMEOUT_S)
+        server.stop()
+        goes_on.set()
+        assert client.recv(1) == b""

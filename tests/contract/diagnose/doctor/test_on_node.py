@@ -1,0 +1,274 @@
+"""``--on-node`` against the embedded API server, with a kubelet that plays the pod."""
+
+import contextlib
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
+from dra_driver.diagnose.doctor.report import DoctorReport, finding_to_wire, to_wire
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.pod_run import PodFailedError
+from dra_driver.kube.rest import RestClient
+from dra_driver.kubectl.commands.kubectl import main
+from dra_driver.sim.apiserver.server import ApiServer
+
+DEPLOYED: dict[str, Any] = yaml.safe_load(
+    (Path(__file__).parents[4] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
+)
+NAMESPACE = "dra-driver"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+FINDING = LayerFinding(
+    check="uvm", layer=Layer.UVM, status=FindingStatus.FAIL, subject="node/node-7", seen="not loaded", do="Load it."
+)
+REPORT = DoctorReport(target="node/node-7", findings=(FINDING,), source="the node itself")
+VISIT = NodeVisit(node="node-7")
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def cluster(api: ApiServer, tmp_path: Path) -> Iterator[RestClient]:
+    """A cluster with the driver's DaemonSet and one node."""
+    connection = Connection.load(str(api.kubeconfig(tmp_path / "kubeconfig")))
+    client = RestClient(connection)
+    client.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    client.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", DEPLOYED)
+    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-7"}})
+    yield client
+    connection.close()
+
+
+class Kubelet:
+    """Plays the first pod: it writes ``log`` and ends with ``phase``."""
+
+    def __init__(self, api: ApiServer, client: RestClient, log: str, phase: str = "Failed") -> None:
+        self._api, self._client, self._log, self._phase = api, client, log, phase
+        self._stop = threading.Event()
+        self.pods: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Kubelet"]:
+        thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
+        thread.start()
+        yield self
+        self._stop.set()
+        thread.join(10)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            for pod in self._client.list(PODS)["items"]:
+                self.pods.append(pod)
+                name = pod["metadata"]["name"]
+                self._api.store.logs.append(NAMESPACE, name, "doctor", self._log)
+                state = {"name": "doctor", "state": {"terminated": {"exitCode": 1}}}
+                status = {"phase": self._phase, "containerStatuses": [state]}
+                with contextlib.suppress(Exception):  # deleted meanwhile
+                    self._client.merge_patch(f"{PODS}/{name}/status", {"status": status})
+                return
+
+
+def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: RestClient) -> None:
+    """Other lines of the log, such as warnings of libraries, do no harm."""
+    log = f"a warning\n{json.dumps(to_wire(REPORT))}\nlibnvidia: bye\n"
+    said: list[str] = []
+    with Kubelet(api, cluster, log).running() as kubelet:
+        report = visit_node(cluster, NodeVisit(node="node-7", pods=("team-a/train",)), said.append)
+    assert report.findings == (FINDING,)
+    assert report.source == "a pod on node node-7"
+    (pod,) = kubelet.pods
+    args = pod["spec"]["containers"][0]["args"]
+    assert args == ["doctor", "--output", "json", "--host", "/host", "--pod", "team-a/train"]
+    assert cluster.list(PODS)["items"] == []
+    assert said == []
+
+
+@pytest.mark.parametrize("log", ["", "Traceback\n", "{}\n[1]\n", '{"kind": "Other"}\n'])
+def test_a_pod_without_a_report_says_why_and_is_deleted(api: ApiServer, cluster: RestClient, log: str) -> None:
+    """An image of an older version, for example, does not know the command."""
+    with Kubelet(api, cluster, log).running(), pytest.raises(PodFailedError, match="exit status 1"):
+        visit_node(cluster, VISIT, print)
+    assert cluster.list(PODS)["items"] == []
+
+
+def test_a_report_of_another_version_is_refused(api: ApiServer, cluster: RestClient) -> None:
+    """The image may be newer than the command."""
+    log = json.dumps(to_wire(REPORT) | {"schemaVersion": 7}) + "\n"
+    with Kubelet(api, cluster, log).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
+        visit_node(cluster, VISIT, print)
+    assert cluster.list(PODS)["items"] == []
+
+
+class Refuses:
+    """The API server, which answers creating a pod with an error; ``creates``: it does so after creating it."""
+
+    def __init__(self, client: RestClient, error: BaseException, *, creates: bool = False) -> None:
+        self._client, self._error, self._creates = client, error, creates
+        self.get, self.get_text, self.delete, self.list = client.get, client.get_text, client.delete, client.list
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self._creates:
+            self._client.create(path, body)
+        raise self._error
+
+
+class LosesLogs(Refuses):
+    """The API server, which cannot read logs for a while; it gets the last of the pod's when it is over."""
+
+    def __init__(self, client: RestClient, times: int) -> None:
+        super().__init__(client, RuntimeError())
+        self._times = times
+        self.get_text = self._get_text  # type: ignore[assignment]
+        self.create = client.create  # type: ignore[method-assign]
+
+    def _get_text(self, path: str) -> str:
+        self._times -= 1
+        if self._times >= 0:
+            raise ServerBusyError("Internal error: dial tcp: connection refused", status=500)
+        return self._client.get_text(path)
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cluster: RestClient, times: int) -> None:
+    """The API server asks the kubelet for it: it is asked again, and in the end the reason is told."""
+    log = json.dumps(to_wire(REPORT)) + "\n"
+    fails = contextlib.nullcontext() if times < 5 else pytest.raises(ServerBusyError, match="connection refused")
+    with Kubelet(api, cluster, log).running(), fails:
+        report = visit_node(LosesLogs(cluster, times), VISIT, print, sleep=lambda _s: None)
+        assert report.findings == (FINDING,)
+    assert cluster.list(PODS)["items"] == []
+
+
+def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient) -> None:
+    """It looks like a missing right, and no right would help."""
+    refusal = ForbiddenError('pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged', status=403)
+    with pytest.raises(PodFailedError) as caught:
+        visit_node(Refuses(cluster, refusal), VISIT, print)
+    assert "Pod Security of namespace dra-driver refuses the pod" in str(caught.value)
+    assert "pod-security.kubernetes.io/enforce=privileged" in str(caught.value)
+
+
+def test_a_missing_right_is_named(cluster: RestClient) -> None:
+    """With the command that needs it."""
+    with pytest.raises(
+        ForbiddenError, match="doctor --on-node` needs the right to create pods in namespace dra-driver"
+    ):
+        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), VISIT, print)
+
+
+@pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
+def test_nothing_is_left_when_the_answer_to_creating_the_pod_is_lost(cluster: RestClient, loss: BaseException) -> None:
+    """It has the privileges of the node process."""
+    with pytest.raises(type(loss)):
+        visit_node(Refuses(cluster, loss, creates=True), VISIT, print)
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
+
+
+def leave(cluster: RestClient, name: str, component: str = "doctor") -> None:
+    """A pod that a command left."""
+    labels = {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": component}
+    container = {"name": component, "image": "x"}
+    spec = {"containers": [container], "nodeName": "node-7"}
+    metadata = {"name": name, "namespace": NAMESPACE, "labels": labels}
+    cluster.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+@pytest.mark.parametrize(("later_s", "deleted"), [(60, False), (3600, True)])
+def test_what_a_killed_command_left_is_deleted_by_the_next_one(
+    cluster: RestClient, later_s: int, deleted: bool
+) -> None:
+    """Not what may be another user's who looks at a node now, and no pods of others."""
+    leave(cluster, "dra-doctor-old")
+    leave(cluster, "dra-driver-node-x", "node")
+    said: list[str] = []
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC) + timedelta(seconds=later_s)  # noqa: E731
+    with pytest.raises(ForbiddenError):
+        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), VISIT, said.append, now=clock)
+    left = {
+        pod["metadata"]["name"] for pod in cluster.list(PODS)["items"] if "deletionTimestamp" not in pod["metadata"]
+    }
+    assert left == {"dra-driver-node-x"} | (set() if deleted else {"dra-doctor-old"})
+    assert any("dra-doctor-old" in line for line in said) == deleted
+
+
+def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
+    """The pod would wait for ever."""
+    with pytest.raises(ConfigurationError, match="no node 'node-9'"):
+        visit_node(cluster, NodeVisit(node="node-9"), print)
+
+
+@pytest.fixture
+def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
+    return str(api.kubeconfig(tmp_path / "command.conf"))
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The command sets handlers of the process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_command_adds_what_the_node_says(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One report: the node's finding stands in the layer where it belongs."""
+    with Kubelet(api, cluster, json.dumps(to_wire(REPORT)) + "\n").running():
+        status = main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
+    wire = json.loads(capsys.readouterr().out)
+    assert status == wire["exitStatus"] != 0
+    assert finding_to_wire(FINDING) in wire["findings"]
+    assert "a pod on node node-7" in wire["source"]
+    assert cluster.list(PODS)["items"] == []
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the API server says is worth reading all the same."""
+    with Kubelet(api, cluster, "no report\n").running():
+        main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
+    wire = json.loads(capsys.readouterr().out)
+    (found,) = [each for each in wire["findings"] if each["check"] == "on-node"]
+    assert (found["status"], found["layer"]) == ("unknown", "node")
+    assert len(wire["findings"]) > 1
+
+
+@pytest.mark.parametrize("target", [[], ["claim/x"]])
+@pytest.mark.usefixtures("signals", "cluster")
+def test_a_look_at_a_node_needs_a_node(kubeconfig: str, capsys: pytest.CaptureFixture[str], target: list[str]) -> None:
+    """There is no node of a cluster."""
+    assert main(["doctor", *target, "--on-node", "--kubeconfig", kubeconfig]) == 2
+    assert "--on-node needs" in capsys.readouterr().err
+
+
+def test_the_node_of_a_pod_is_where_it_runs(cluster: RestClient) -> None:
+    """One that waits has none."""
+    leave(cluster, "dra-doctor-old")
+    assert node_of_pod(cluster, NAMESPACE, "dra-doctor-old") == "node-7"
+    with pytest.raises(ConfigurationError, match="no pod 'other'"):
+        node_of_pod(cluster, NAMESPACE, "other")

@@ -1,0 +1,290 @@
+"""``dra-driver hardware-check`` as users run it, on our C library and on machines without a GPU."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dra_driver.diagnose.hardware import storage
+from dra_driver.diagnose.hardware.values import HardwareReport, Reading
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.node.claims import GpuLocks
+from tests.contract.diagnose.hardware.conftest import ROOT, SPEC, Command
+from tests.fakes.nvml.state import IN_USE, NOT_SUPPORTED, UNKNOWN, State
+
+REPORT = "hardware-check-report.json"
+NVML_CHECKS = "3,4,5,9"
+
+
+def verdicts(path: Path) -> dict[int, str]:
+    return {record.number: record.judgement.verdict for record in storage.load(path).records}
+
+
+def facts(path: Path, number: int) -> dict[str, object]:
+    found: HardwareReport = storage.load(path)
+    return dict(next(record.reading.facts for record in found.records if record.number == number))
+
+
+def test_what_nvml_answers_is_right_on_the_library_that_the_driver_was_tested_with(
+    command: Command, tmp_path: Path
+) -> None:
+    """A line per check as it ends, a private report, and status 0."""
+    done = command("--only", NVML_CHECKS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *lines, last = done.stdout.splitlines()
+    assert first.startswith("2 x NVIDIA H100 80GB HBM3, 1 x NVIDIA L4, 1 x NVIDIA A100-SXM4-40GB; driver 580.65.06")
+    assert [line.split()[0] for line in lines] == NVML_CHECKS.split(",")
+    assert last == f"report: {REPORT}"
+    path = tmp_path / REPORT
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert verdicts(path) == {3: "ok", 4: "ok", 5: "ok", 9: "ok"}
+
+
+def test_a_report_is_judged_again_without_hardware(
+    command: Command, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """The same lines and the same status."""
+    done = command("--only", NVML_CHECKS)
+    environment |= {"DRIVER_ROOT": "/nonexistent"}
+    again = command("--replay", str(tmp_path / REPORT))
+    assert again.returncode == done.returncode == 0
+    assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[1:-1]
+
+
+def test_a_report_cannot_steer_the_terminal(command: Command, tmp_path: Path) -> None:
+    """It comes from other people."""
+    report = HardwareReport(about={"at": "\x1b]0;x\x07", "kernel": "a\nb"}, survey=Reading(), records=())
+    storage.write(tmp_path / "report.json", report)
+    (line,) = command("--replay", "report.json").stdout.splitlines()
+    assert line.isprintable()
+
+
+def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Command, state: State) -> None:
+    """Status 1, and how to report it."""
+    state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
+    done = command("--only", "5")
+    assert done.returncode == 1
+    assert "GPU 1: nvmlDeviceGetBrand: NVMLError_Unknown (999)" in done.stdout
+    assert "Expected: a property is read, or is missing by one of four codes. It means: " in done.stdout
+    assert "Check 5 differs from what dra-driver assumes. Please report it with the JSON file" in done.stderr
+
+
+def test_profiles_of_version_1_alone_are_right(command: Command, state: State) -> None:
+    """nvml.h: version 2 may be Not Supported while MIG mode is off."""
+    state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", NOT_SUPPORTED)
+    done = command("--only", "4")
+    assert done.returncode == 0, done.stdout
+    assert "0 profiles by version 2 and 7 by version 1" in done.stdout
+
+
+def test_a_hanging_call_does_not_hang_the_command(
+    state: State, environment: dict[str, str], tmp_path: Path, driver_root: Path
+) -> None:
+    """The check cannot tell, and names the call; the process is gone."""
+    state.inject("nvmlDeviceGetBrand", 0, latency_ms=600_000)
+    script = (
+        "import sys; from dra_driver.diagnose.hardware import runner; from dra_driver.diagnose.hardware.task import Task\n"
+        f"task = Task(reader='read_nvml:described', folder='', library={str(next(driver_root.rglob('*.so.1')))!r})\n"
+        "reading = runner.run(task, 2.0); print(reading.problem, reading.seconds)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "no end within 2 s; the last NVML call was nvmlDeviceGetBrand" in done.stdout, done.stderr
+    assert processes_with(state.path) == []
+
+
+def processes_with(path: Path) -> list[str]:
+    """Names of processes whose environment has the path."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(path).encode() in (folder / "environ").read_bytes():
+                found.append((folder / "comm").read_text().strip())
+        except OSError:
+            continue
+    return found
+
+
+def test_identities_are_hashed_unless_they_are_to_be_kept(
+    command: Command, state: State, tmp_path: Path, environment: dict[str, str], driver_root: Path
+) -> None:
+    """In the report and in what is printed; the node's name is one that is part of a path."""
+    environment["NODE_NAME"] = driver_root.name
+    state.inject("nvmlDeviceGetBrand", UNKNOWN, device=0)
+    command("--only", "5", "--keep-identities", "--output", "kept.json")
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    uuid = kept["survey"]["facts"]["gpus"][0]["answers"]["nvmlDeviceGetUUID"]["value"]
+    done = command("--only", "5")
+    text = (tmp_path / REPORT).read_text()
+    assert uuid.removeprefix("GPU-") not in text + done.stdout
+    assert driver_root.name not in text
+    assert (json.loads(text)["hashed"], kept["hashed"]) == (True, False)
+
+
+def test_a_machine_without_a_driver_gets_a_sentence_for_each_check(
+    command: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Status 2, no traceback, and a report all the same."""
+    environment |= {"DRIVER_ROOT": str(tmp_path)}
+    done = command()
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    first, *lines, _ = done.stdout.splitlines()
+    assert first.startswith("no usable NVIDIA GPU: no libnvidia-ml.so.1 below the driver root")
+    assert len(lines) == 14
+    assert all(" skipped     without a usable NVIDIA GPU it stays open whether " in line for line in lines)
+    assert set(verdicts(tmp_path / REPORT).values()) == {"skipped"}
+
+
+def test_a_driver_whose_module_is_not_loaded_is_no_gpu_either(command: Command, state: State) -> None:
+    """NVML is there and says so."""
+    state.inject("nvmlInitWithFlags", 9)
+    done = command()
+    assert done.returncode == 2
+    assert "load the NVIDIA kernel module" in done.stdout.splitlines()[0]
+
+
+def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path) -> None:
+    """Instead of a file."""
+    done = command("--only", "3", "--print-report")
+    report = storage.unpack(done.stdout)
+    assert report is not None
+    assert [record.judgement.verdict for record in report.records] == ["ok"]
+    assert not (tmp_path / REPORT).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "15"), "--only 15: expected numbers from 1 to 14"),
+        (("--gpu", "9"), "--gpu 9: no such GPU"),
+        (("--i-own-this-gpu",), "name the one that may be changed with --gpu INDEX"),
+        (("--replay", "none.json"), "cannot read the report none.json"),
+        (("--output", "missing/x.json", "--only", "3"), "cannot write the report missing/x.json"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    """No traceback, no check."""
+    done = command(*arguments)
+    assert done.returncode in {1, 2}
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root")
+
+
+@needs_root
+def test_changes_of_mig_beside_a_second_client_are_restored(command: Command, state: State, tmp_path: Path) -> None:
+    """IN_USE for the first instance beside the client is what the driver provides for."""
+    state.inject("nvmlDeviceCreateGpuInstanceWithPlacement", IN_USE, times=1)
+    done = command("--i-own-this-gpu", "--gpu", "1", "--only", "12,13,14")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert verdicts(tmp_path / REPORT) == {12: "ok", 13: "ok", 14: "skipped"}
+    assert "create beside client: GpuBusyError (code 19)" in done.stdout
+    assert state.modes(1) == (0, 0)
+    assert state.count(1) == (0, 0)
+    assert not (tmp_path / "plugins").exists(), "without a node process nothing is left in its place"
+
+
+@pytest.mark.slow
+@needs_root
+def test_the_node_process_keeps_a_gpu_that_it_is_changing(
+    command: Command, environment: dict[str, str], tmp_path: Path, state: State
+) -> None:
+    """By its lock; the check waits ten seconds for it."""
+    folder = Path(environment["KUBELET_PLUGINS_DIR"], "gpu.nvidia.com")
+    uuid = parse_groups(SPEC, "node-a").gpus[1].gpu.uuid
+    with GpuLocks(folder / "locks").acquire([uuid], 0.0):
+        command("--i-own-this-gpu", "--gpu", "1", "--only", "12")
+    assert verdicts(tmp_path / REPORT) == {12: "skipped"}
+    assert state.calls("nvmlDeviceSetMigMode") == 0
+
+
+@needs_root
+def test_a_mode_that_needs_a_reset_is_left_alone(command: Command, state: State, tmp_path: Path) -> None:
+    """An A100."""
+    done = command("--i-own-this-gpu", "--gpu", "3", "--only", "12")
+    assert "switching it needs a reset of the GPU" in done.stdout
+    assert verdicts(tmp_path / REPORT) == {12: "skipped"}
+
+
+@needs_root
+def test_instances_that_exist_are_left_alone(command: Command, state: State, tmp_path: Path) -> None:
+    """Even with consent."""
+    state.foreign_mode(1, True)
+    state.foreign_create(1, 19, 0)
+    done = command("--i-own-this-gpu", "--gpu", "1", "--only", "12")
+    assert "has MIG instances" in done.stdout
+    assert state.count(1) == (1, 1)
+
+
+@needs_root
+def test_a_gpu_is_restored_although_the_command_was_killed(
+    environment: dict[str, str], state: State, tmp_path: Path
+) -> None:
+    """The kernel tells the check's process; no report is left."""
+    state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)
+    arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert within(60.0, lambda: state.count(1) == (1, 0))
+    process.kill()
+    process.wait(timeout=10)
+    assert within(40.0, lambda: state.count(1) == (0, 0) and state.modes(1) == (0, 0))
+    assert within(40.0, lambda: processes_with(state.path) == [])
+    assert not (tmp_path / REPORT).exists()
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_an_interrupted_change_of_mig_is_restored(
+    environment: dict[str, str], state: State, tmp_path: Path, number: int
+) -> None:
+    """While the instance exists; the report says that it was interrupted."""
+    state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)  # what the second client lists takes its time
+    arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert within(60.0, lambda: state.count(1) == (1, 0))
+    assert processes_with(state.path).count("dra-hw-check") >= 2, "the command and its check; a client may just start"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=80)
+    assert process.returncode == 130, out + err
+    assert state.count(1) == (0, 0)
+    assert state.modes(1) == (0, 0)
+    report = storage.load(tmp_path / REPORT)
+    assert report.about["interrupted"] is True
+    assert report.records[0].reading.facts["after"] == {"mode": False, "instances": []}

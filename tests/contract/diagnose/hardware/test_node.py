@@ -1,0 +1,274 @@
+"""``kubectl dra hardware-check`` against the embedded API server, with a kubelet that plays the pod."""
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.core.errors import ApiUnreachableError
+from dra_driver.diagnose.hardware import storage
+from dra_driver.diagnose.hardware.remote import NodeCheck, run_on_node
+from dra_driver.diagnose.hardware.values import HardwareReport, Reading
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.kubectl.commands.kubectl import main
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.fakes.scripted_http import Exchange, ScriptedServer
+
+DEPLOYED: dict[str, Any] = yaml.safe_load(
+    (Path(__file__).parents[4] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
+)
+NAMESPACE = "dra-driver"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+REPORT = HardwareReport(about={"version": "1", "interrupted": False}, survey=Reading(), records=())
+Statuses = list[tuple[dict[str, Any], str]]
+
+
+@pytest.fixture(autouse=True)
+def logging_of_the_tests() -> Iterator[None]:
+    """Restores the process' logging, which the command configures for itself."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+class Kubelet:
+    """Gives every pod the scripted statuses one after another, each with more lines of its log."""
+
+    def __init__(self, api: ApiServer, client: RestClient, script: Statuses) -> None:
+        self._api, self._client, self._script = api, client, script
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
+        self.pods: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Kubelet"]:
+        self._thread.start()
+        yield self
+        self._stop.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            for pod in self._client.list(PODS)["items"]:
+                self.pods.append(pod)
+                self._play(pod)
+                return
+
+    def _play(self, pod: dict[str, Any]) -> None:
+        for status, text in self._script:
+            if text:
+                self._api.store.logs.append(NAMESPACE, pod["metadata"]["name"], "hardware-check", text)
+            path = f"{PODS}/{pod['metadata']['name']}"
+            with contextlib.suppress(Exception):  # deleted meanwhile
+                self._client.merge_patch(f"{path}/status", {"status": status})
+            if self._stop.wait(1.2):
+                return
+
+
+def state(phase: str, **state: Any) -> dict[str, Any]:
+    return {"phase": phase, "containerStatuses": [{"name": "hardware-check", "state": state}]}
+
+
+CREATING = state("Pending", waiting={"reason": "ContainerCreating"})
+RUNNING = state("Running", running={})
+ENDED = state("Failed", terminated={"exitCode": 2})
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
+    return str(api.kubeconfig(tmp_path / "kubeconfig"))
+
+
+@pytest.fixture
+def cluster(kubeconfig: str) -> Iterator[RestClient]:
+    """A cluster with the driver's DaemonSet and one node."""
+    connection = Connection.load(kubeconfig)
+    client = RestClient(connection)
+    client.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    client.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", DEPLOYED)
+    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-7"}})
+    yield client
+    connection.close()
+
+
+@pytest.fixture
+def check(kubeconfig: str, tmp_path: Path) -> Callable[..., int]:
+    def run(*arguments: str) -> int:
+        output = ["--output", str(tmp_path / "report.json")]
+        return main(["hardware-check", "node-7", "--kubeconfig", kubeconfig, *output, *arguments])
+
+    return run
+
+
+def test_lines_and_report_of_the_node_arrive_and_the_pod_is_gone(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status is that of the check: 2, as the node has no GPU."""
+    script: Statuses = [
+        (CREATING, ""),
+        (RUNNING, "no usable NVIDIA GPU: none\n 1  CUDA\n"),
+        (ENDED, f" 2  held\n{storage.pack(REPORT)}\n"),
+    ]
+    with Kubelet(api, cluster, script).running() as kubelet:
+        assert check("--only", "3,4", "--gpu", "0") == 2
+    assert storage.load(tmp_path / "report.json") == REPORT
+    assert cluster.list(PODS)["items"] == []
+    (pod,) = kubelet.pods
+    assert pod["spec"]["nodeName"] == "node-7"
+    assert pod["spec"]["containers"][0]["args"] == ["hardware-check", "--print-report", "--gpu", "0", "--only", "3,4"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["no usable NVIDIA GPU: none", " 1  CUDA", " 2  held"]
+    assert lines[3].startswith("report: ")
+
+
+def test_a_pod_without_a_report_says_why_and_is_deleted(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed for memory, for example."""
+    script: Statuses = [(state("Failed", terminated={"exitCode": 137, "reason": "OOMKilled"}), "one line\n")]
+    with Kubelet(api, cluster, script).running():
+        assert check() == 1
+    assert "the pod failed (OOMKilled, exit status 137)" in capsys.readouterr().err
+    assert cluster.list(PODS)["items"] == []
+
+
+def test_an_image_that_cannot_be_pulled_does_not_wait_for_the_deadline(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the kubelet's words."""
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+    with Kubelet(api, cluster, [(state("Pending", waiting=waiting), "")]).running():
+        assert check() == 1
+    assert "cannot start (ImagePullBackOff): Back-off pulling image" in capsys.readouterr().err
+
+
+def test_a_pod_can_be_kept(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name is told."""
+    with Kubelet(api, cluster, [(ENDED, f"{storage.pack(REPORT)}\n")]).running() as kubelet:
+        check("--keep")
+    (pod,) = cluster.list(PODS)["items"]
+    assert f"kept: pod {pod['metadata']['name']} in namespace {NAMESPACE}" in capsys.readouterr().out
+    assert kubelet.pods[0]["metadata"]["name"] == pod["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--daemonset", "other"), "no DaemonSet other in namespace dra-driver"),
+        (("-n", "other"), "no DaemonSet dra-driver-node in namespace other"),
+        (("--only", "x"), "--only x: expected numbers"),
+    ],
+)
+@pytest.mark.usefixtures("cluster")
+def test_a_wrong_name_is_one_sentence(
+    check: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    """Before a pod is created."""
+    assert check(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_node_that_does_not_exist_is_refused(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pod would wait for ever."""
+    assert main(["hardware-check", "node-9", "--kubeconfig", kubeconfig]) == 2
+    assert "no node 'node-9' in this cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("refused", "right"),
+    [
+        ("GET /apis/apps", "needs the right to get daemonsets.apps in namespace dra-driver"),
+        ("POST /api/v1", "needs the right to create pods in namespace dra-driver"),
+    ],
+)
+def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: str, right: str) -> None:
+    """So that an administrator can grant it; nodes need not be readable."""
+
+    def answer(exchange: Exchange) -> None:
+        seen = f"{exchange.seen.method} {exchange.seen.path}"
+        if seen.startswith((refused, "GET /api/v1/nodes")):
+            exchange.json({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no"}, 403)
+        else:
+            exchange.json(DEPLOYED)
+
+    with ScriptedServer(answer) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        assert main(["hardware-check", "node-7", "--kubeconfig", str(path)]) == 1
+    assert right in capsys.readouterr().err
+
+
+class LosesAnswers:
+    """The API server, whose first answer to creating a pod does not arrive."""
+
+    def __init__(self, client: RestClient, loss: BaseException) -> None:
+        self._client, self._loss = client, loss
+        self.get, self.get_text, self.delete = client.get, client.get_text, client.delete
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._client.create(path, body)
+        raise self._loss
+
+
+@pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
+    cluster: RestClient, loss: BaseException, keep: bool
+) -> None:
+    """It is privileged, and its name would not be known."""
+    check = NodeCheck(node="node-7", namespace=NAMESPACE, daemon_set="dra-driver-node", keep=keep)
+    said: list[str] = []
+    with pytest.raises(type(loss)):
+        run_on_node(LosesAnswers(cluster, loss), check, said.append)
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])  # the kubelet's turn
+    assert said == []
+
+
+def test_signals_while_the_pod_is_deleted_change_nothing(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, tmp_path: Path
+) -> None:
+    """Impatient users press Ctrl-C twice."""
+    script = (
+        "import os, signal, sys\n"
+        "from dra_driver.kube.rest import RestClient\n"
+        "delete = RestClient.delete\n"
+        "def slow(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return delete(*arguments)\n"
+        "RestClient.delete = slow\n"
+        "from dra_driver.kube import pod_run\n"
+        "pod_run.STEP_S = 0.1\n"
+        "get = RestClient.get_text\n"
+        "def text(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return get(*arguments)\n"
+        "RestClient.get_text = text\n"
+        "from dra_driver.kubectl.commands.kubectl import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with Kubelet(api, cluster, [(RUNNING, "one line\n")]).running():
+        command = [sys.executable, "-c", script, "hardware-check", "node-7", "--kubeconfig", kubeconfig]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130, done.stderr
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])

@@ -1,0 +1,25 @@
+"""How processes of checks are started."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dra_driver.diagnose.hardware import runner
+from dra_driver.diagnose.hardware.cuda_probe import ClaimView
+from dra_driver.diagnose.hardware.read_cuda import run_probe
+from dra_driver.diagnose.hardware.task import Task, own_module
+
+
+def test_no_module_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs as root, and the folder may belong to anybody."""
+    (tmp_path / "dra_driver").mkdir()
+    (tmp_path / "dra_driver/__init__.py").write_text("open('taken', 'w')")
+    monkeypatch.chdir(tmp_path)
+    task = Task(reader="read_files:kernel", folder="", proc_devices="/dev/null")
+    reading = runner.run(task, 30.0)
+    client = subprocess.run(own_module("second_client"), input="", capture_output=True, text=True, check=False)
+    assert run_probe(ClaimView(library="/nonexistent"))["error"].startswith("cannot load /nonexistent")
+    assert "json.decoder" in client.stderr
+    assert (reading.problem, reading.facts["proc_devices"]) == ("", "")
+    assert not (tmp_path / "taken").exists()

@@ -1,0 +1,82 @@
+"""NVML, nvidia-smi, the MPS programs and CDI find the driver of every system in docs/driver-roots.md."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.hardware.cdi import edits
+from dra_driver.hardware.cdi.hook import choose_hook
+from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.libraries import discover
+from dra_driver.hardware.cdi.names import CdiNames
+from dra_driver.hardware.cdi.validation import validate
+from dra_driver.hardware.device_nodes.numbers import Majors
+from dra_driver.hardware.driver_root.detect import Detector
+from dra_driver.hardware.driver_root.root import DriverRoot
+from dra_driver.hardware.driver_root.search import CUDA, NVML, find_library, find_program
+from tests.fakes.driver_root import VERSION
+from tests.fakes.driver_trees import TREES, DriverTree
+
+PAGE = Path(__file__).parents[4] / "docs/driver-roots.md"
+HEAD = "| system | driver root | libraries | nvidia-smi | nvidia-cuda-mps-control | CDI hook | source |"
+each_tree = pytest.mark.parametrize("tree", TREES, ids=[tree.name for tree in TREES])
+
+
+def row(tree: DriverTree, host: Path) -> str:
+    """What is found in the tree, as a row of the table; paths are those of the host below the driver root."""
+    tree.lay_out(host)
+    root = Detector(str(host)).current()
+
+    def inside(path: str | None) -> str:
+        assert path is None or path.startswith(root.root)
+        return "none" if path is None else f"`{path.removeprefix(root.root)}`"
+
+    folder = inside(str(Path(find_library(root.root, CUDA) or "").parent))
+    programs = [inside(find_program(root.root, name)) for name in ("nvidia-smi", "nvidia-cuda-mps-control")]
+    versions = HookVersions(lambda at, path: b"NVIDIA CDI Hook version 1.18.0")
+    hook = choose_hook(DriverRoot(root=str(host), host_root="/"), None, versions).hook
+    found = [f"`{root.host_root or '/'}`", folder, *programs, f"`{hook.path}`" if hook else "none"]
+    return f"| {' | '.join([tree.name, *found, tree.source])} |"
+
+
+def test_the_page_lists_every_tree_and_what_is_found_in_it(tmp_path: Path) -> None:
+    """A reader looks up a system, and a change of the search shows in the table."""
+    lines = PAGE.read_text().splitlines()
+    start = lines.index(HEAD) + 2
+    listed = lines[start : start + len(TREES)]
+    assert listed == [row(tree, tmp_path / str(number)) for number, tree in enumerate(TREES)]
+    assert not lines[start + len(TREES)].startswith("|")
+
+
+@each_tree
+def test_every_part_finds_the_same_driver(tree: DriverTree, tmp_path: Path) -> None:
+    """NVML of one driver with the libraries of another would publish GPUs that no container can use."""
+    tree.lay_out(tmp_path)
+    root = Detector(str(tmp_path)).current()
+    files = discover(root)
+    assert files.version == VERSION
+    home = files.library_folders[0]
+    for name in (NVML, CUDA):
+        assert find_library(root.root, name) == f"{root.root}{home}/{name.removesuffix('.1')}.{VERSION}"
+    mounted = {file.path: file.container_path for file in files.files}
+    for name in ("nvidia-smi", "nvidia-cuda-mps-control"):
+        found = find_program(root.root, name)
+        assert found is not None
+        assert mounted[found.removeprefix(root.root)].rpartition("/")[0] in {"/usr/bin", "/bin", "/usr/local/bin"}
+
+
+@each_tree
+def test_containers_get_the_driver_from_paths_of_the_host(tree: DriverTree, tmp_path: Path) -> None:
+    """The runtime mounts from the host's paths, at which the files of the tree must exist."""
+    tree.lay_out(tmp_path)
+    root = Detector(str(tmp_path)).current()
+    spec = edits.base_spec(CdiNames("gpu.nvidia.com"), discover(root), Majors(nvidia=195, uvm=510), None)
+    validate(spec, "base")
+    mounts = spec.container_edits.mounts
+    assert all((tmp_path / mount.host_path.lstrip("/")).is_file() for mount in mounts)
+    targets = {mount.container_path for mount in mounts}
+    for folder in ("/usr/lib64", "/usr/lib/x86_64-linux-gnu"):
+        assert {f"{folder}/{name}" for name in (NVML, CUDA)} <= targets
+    nodes = {node.path: node.host_path for node in spec.container_edits.device_nodes}
+    own = "/run/nvidia/driver/dev/nvidiactl" if "container" in tree.name else ""
+    assert nodes["/dev/nvidiactl"] == own

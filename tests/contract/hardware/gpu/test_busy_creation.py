@@ -1,0 +1,87 @@
+"""A GPU that refuses instances because a process has it open, seen through both backends and the manager of MIG."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import GpuBusyError
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.hardware.gpu.backend import GpuBackend
+from dra_driver.hardware.gpu.holders import GpuHolders
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.hardware.mig.manager import MigManager
+from tests.fakes.gpu_notes import FakeGpuNotes
+from tests.fakes.nvml.state import ENVIRONMENT, FOR_EVER, IN_USE, State
+from tests.fakes.nvml.sysfs import write_sysfs
+
+SMALL = 19
+Refuse = Callable[[str, int], None]
+
+
+@pytest.fixture(params=["nvml", "simulated"])
+def stage(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[GpuBackend, Refuse]]:
+    """A backend with one H100, and a function that lets a method fail because of another client; 0 times: always."""
+    node = parse_groups("1xh100-sxm5-80gb", "node-a")
+    if request.param == "simulated":
+        simulated = SimulatedBackend(node)
+        yield simulated, lambda method, times: simulated.fail_next(method, GpuBusyError("in use"), times=times)
+        return
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
+    state = State.create(tmp_path / "state", node)
+    nvml = NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "sys", node)))
+
+    def refuse(method: str, times: int) -> None:
+        if method == "create_gpu_instance":
+            state.configure(0, first_refusals=times or FOR_EVER)
+        else:
+            state.inject("nvmlGpuInstanceCreateComputeInstance", IN_USE, times=times)
+
+    yield nvml, refuse
+    nvml.close()
+    state.close()
+
+
+@pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
+def test_creation_goes_on_when_the_other_client_has_closed_the_gpu(
+    stage: tuple[GpuBackend, Refuse], method: str
+) -> None:
+    """NVML_ERROR_IN_USE at a GPU's first instance is waited for, as at the switch of its mode."""
+    backend, refuse = stage
+    gpu = backend.snapshot().gpus[0].uuid
+    waits: list[float] = []
+    manager = MigManager(backend, FakeGpuNotes(), sleep=waits.append, clock=lambda: sum(waits))
+    refuse(method, 2)
+    made = manager.create(PartitionId(gpu, SMALL, 0), 1, within_s=5)
+    assert made.device is not None
+    assert waits == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
+def test_a_creation_that_stays_refused_leaves_a_whole_gpu(
+    stage: tuple[GpuBackend, Refuse], method: str, tmp_path: Path
+) -> None:
+    """The error names who has it open; neither an instance, nor the mode, nor a note remains."""
+    backend, refuse = stage
+    gpu = backend.snapshot().gpus[0]
+    monitor = tmp_path / "proc" / "4711"
+    (monitor / "fd").mkdir(parents=True)
+    (monitor / "comm").write_text("dcgm-exporter\n")
+    (monitor / "fd" / "9").symlink_to(f"/dev/nvidia{gpu.minor}")
+    waits: list[float] = []
+    notes = FakeGpuNotes()
+    holders = GpuHolders(lambda: [tmp_path / "proc"], lambda _: gpu.minor)
+    manager = MigManager(backend, notes, sleep=waits.append, clock=lambda: sum(waits), holders=holders)
+    refuse(method, 0)
+    with pytest.raises(GpuBusyError) as failed:
+        manager.create(PartitionId(gpu.uuid, SMALL, 0), 1, within_s=5)
+    if method == "create_gpu_instance":
+        assert "dcgm-exporter (process 4711)" in str(failed.value)
+    assert sum(waits) == pytest.approx(5)
+    assert backend.mig_instances(gpu.uuid) == ()
+    assert not backend.mig_mode(gpu.uuid)
+    assert notes.values == {}

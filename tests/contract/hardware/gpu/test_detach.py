@@ -1,0 +1,202 @@
+"""Giving the GPUs up while the process runs: one suite for NVML over the fake library and for the simulation."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dra_driver.core.errors import DetachedError, DriverUnavailableError
+from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
+from dra_driver.hardware.gpu.inventory import Inventory
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec
+from tests.contract.hardware.gpu.test_nvml_events import until
+from tests.fakes.nvml.state import State
+
+WAIT_S = 10.0
+REASON = "a driver upgrade is announced"
+
+
+@pytest.fixture(params=["nvml", "simulated"])
+def backend(request: pytest.FixtureRequest, node: NodeSpec, nvml: NvmlBackend) -> GpuBackend:
+    return nvml if request.param == "nvml" else SimulatedBackend(node)
+
+
+def slow_call(backend: GpuBackend, state: State, seconds: float) -> threading.Thread:
+    """A call that is running and takes ``seconds``, in a thread."""
+    uuid = backend.snapshot().gpus[0].uuid
+    if isinstance(backend, SimulatedBackend):
+        backend.fail_next("compute_mode", delay_s=seconds)
+    else:
+        state.inject("nvmlDeviceGetComputeMode", 0, device=0, latency_ms=int(seconds * 1000), times=1)
+    before = state.calls("nvmlDeviceGetComputeMode")
+    thread = threading.Thread(target=lambda: backend.compute_mode(uuid))
+    thread.start()
+    if isinstance(backend, SimulatedBackend):
+        until(lambda: not backend._store.read().faults)
+    else:
+        until(lambda: state.calls("nvmlDeviceGetComputeMode") > before)
+    return thread
+
+
+def test_a_detached_backend_refuses_every_use_and_says_why(backend: GpuBackend) -> None:
+    """A claim's error must tell that the driver is upgraded, not that it is broken."""
+    gpu = backend.snapshot().gpus[0].uuid
+    assert backend.detached is None
+    assert backend.detach(REASON)
+    assert backend.detached == REASON
+    uses: list[Callable[[], object]] = [
+        backend.open,
+        backend.snapshot,
+        lambda: backend.mig_mode(gpu),
+        lambda: backend.set_mig_mode(gpu, True),
+        lambda: backend.mig_instances(gpu),
+        lambda: backend.create_gpu_instance(gpu, 19, 0),
+        lambda: backend.create_compute_instance(gpu, 0),
+        lambda: backend.destroy_compute_instance(gpu, 0, 0),
+        lambda: backend.destroy_gpu_instance(gpu, 0),
+        lambda: backend.compute_mode(gpu),
+        lambda: backend.set_compute_mode(gpu, ComputeMode.DEFAULT),
+    ]
+    for use in uses:
+        with pytest.raises(DetachedError, match=REASON) as caught:
+            use()
+        assert isinstance(caught.value, DriverUnavailableError)
+        assert caught.value.reason == REASON
+
+
+def test_after_reattach_the_next_use_works_as_before(backend: GpuBackend) -> None:
+    """Without a restart of the process."""
+    before = backend.snapshot()
+    assert backend.detach(REASON)
+    backend.reattach()
+    assert backend.detached is None
+    assert backend.snapshot() == before
+
+
+def test_detach_and_reattach_may_be_repeated_in_any_state(backend: GpuBackend) -> None:
+    """The node's label is read again and again."""
+    backend.reattach()
+    assert backend.detach(REASON), "never opened"
+    assert backend.detach("another reason")
+    assert backend.detached == "another reason"
+    backend.close()
+    with pytest.raises(DetachedError, match="another reason"):
+        backend.open()
+    backend.reattach()
+    backend.reattach()
+    assert len(backend.snapshot().gpus) == 7
+
+
+def test_detach_waits_for_a_running_call(backend: GpuBackend, state: State) -> None:
+    """A MIG change in the middle must not be cut off."""
+    call = slow_call(backend, state, 0.2)
+    assert backend.detach(REASON, timeout_s=WAIT_S)
+    call.join(0.1)
+    assert not call.is_alive()
+
+
+def test_a_call_that_does_not_return_keeps_detach_from_saying_that_nothing_is_open(
+    backend: GpuBackend, state: State
+) -> None:
+    """Otherwise the kernel module would be removed under it; the end of the call ends the session. Also where this
+    process cannot see its device files."""
+    shutil.rmtree(state.path.parent / "dev")
+    call = slow_call(backend, state, 0.5)
+    begin = time.monotonic()
+    assert not backend.detach(REASON, timeout_s=0.05)
+    assert time.monotonic() - begin < 0.4
+    with pytest.raises(DetachedError):
+        backend.snapshot()
+    call.join(WAIT_S)
+    assert backend.detach(REASON, timeout_s=0)
+
+
+def test_reattach_before_the_running_call_has_returned_harms_no_use(backend: GpuBackend, state: State) -> None:
+    """The upgrade was called off."""
+    before = backend.snapshot()
+    call = slow_call(backend, state, 0.2)
+    assert not backend.detach(REASON, timeout_s=0)
+    backend.reattach()
+    assert backend.snapshot() == before
+    call.join(WAIT_S)
+
+
+def test_waiting_for_events_goes_on_quietly_while_detached(backend: GpuBackend) -> None:
+    """It neither fails nor spins, and takes part again after reattach."""
+    backend.detach(REASON)
+    begin = time.monotonic()
+    assert backend.wait_for_event(0.2) is False
+    assert time.monotonic() - begin >= 0.2
+    threading.Timer(0.05, backend.reattach).start()
+    assert backend.wait_for_event(0.2) is False
+    assert backend.detached is None
+
+
+def test_a_detach_ends_a_wait_for_events(backend: GpuBackend) -> None:
+    """The event set keeps every GPU open."""
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(WAIT_S)))
+    waiter.start()
+    time.sleep(0.02)
+    assert backend.detach(REASON, timeout_s=2.0)
+    waiter.join(2.0)
+    assert answers == [False]
+
+
+def test_the_inventory_keeps_the_last_snapshot_and_does_not_count_a_failure(backend: GpuBackend) -> None:
+    """Slices stay as they are, readiness stays good, and no retry comes before the next interval."""
+    inventory = Inventory(backend, 3600.0)
+    assert inventory._poll() == 3600.0
+    before = inventory.current()
+    backend.detach(REASON)
+    assert inventory._poll() == 3600.0
+    assert inventory.current() == before
+    assert not inventory.failing
+    assert REASON in (inventory.problem or "")
+    backend.reattach()
+    inventory._poll()
+    assert (inventory.current(), inventory.problem) == (before, None)
+
+
+def test_nvml_is_not_called_while_detached(nvml: NvmlBackend, state: State) -> None:
+    """Each call would open the device files again."""
+    uuid = nvml.snapshot().gpus[0].uuid
+    nvml.wait_for_event(0.01)
+    nvml.detach(REASON)
+    assert state.calls("nvmlEventSetCreate") == state.calls("nvmlEventSetFree") == 1
+    called = {name: state.calls(name) for name in state.functions()}
+    nvml.wait_for_event(0.05)
+    with pytest.raises(DetachedError):
+        nvml.mig_mode(uuid)
+    assert {name: state.calls(name) for name in state.functions()} == called
+
+
+def test_no_device_file_is_open_while_detached(nvml: NvmlBackend, state: State) -> None:
+    """The kernel module can then be removed, and a GPU unbound and reset."""
+    nvml.snapshot()
+    nvml.wait_for_event(0.01)
+    assert state.opened() == {"nvidiactl", *(f"nvidia{minor}" for minor in range(7))}
+    assert nvml.detach(REASON)
+    assert state.opened() == set()
+    nvml.wait_for_event(0.05)
+    assert state.opened() == set()
+    nvml.reattach()
+    assert state.opened() == set(), "opened by the next use only"
+    nvml.snapshot()
+    assert "nvidia0" in state.opened()
+
+
+def test_a_device_file_that_stays_open_is_not_reported_as_closed(
+    nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another library in this process, or an NVML that forgets one."""
+    nvml.snapshot()
+    with (state.path.parent / "dev/nvidia0").open("rb"):
+        assert not nvml.detach(REASON)
+    (record,) = [one for one in caplog.records if "device files are open" in one.getMessage()]
+    assert vars(record)["files"].endswith("/dev/nvidia0")
+    assert nvml.detach(REASON)

@@ -1,0 +1,121 @@
+"""The NVLink fabric of boards with NVSwitches, as both backends report it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.hardware.gpu.backend import GpuBackend
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
+from tests.fakes.nvml import state as codes
+from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.fakes.nvml.sysfs import write_sysfs
+
+NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
+FAILED = Fabric(state=FabricState.COMPLETED, status=codes.NOT_SUPPORTED)
+
+
+def board(fabric: Fabric | None) -> NodeSpec:
+    node = parse_groups("1xh100-sxm5-80gb", "node-a")
+    return replace(node, gpus=tuple(SimulatedGpu(gpu=replace(item.gpu, fabric=fabric)) for item in node.gpus))
+
+
+@pytest.fixture
+def nvml(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Fabric | None], tuple[NvmlBackend, State]]]:
+    opened: list[tuple[NvmlBackend, State]] = []
+
+    def build(fabric: Fabric | None) -> tuple[NvmlBackend, State]:
+        monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
+        state = State.create(tmp_path / "state", board(fabric))
+        opened.append((NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "sys", board(fabric)))), state))
+        return opened[-1]
+
+    yield build
+    for backend, state in opened:
+        backend.close()
+        state.close()
+
+
+def reported(backend: GpuBackend) -> Fabric | None:
+    (gpu,) = backend.snapshot().gpus
+    assert backend.fabric(gpu.uuid) == gpu.fabric
+    return gpu.fabric
+
+
+@pytest.mark.parametrize("fabric", [None, NOT_STARTED, IN_PROGRESS, COMPLETED, FAILED])
+def test_both_backends_report_the_same(
+    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]], fabric: Fabric | None
+) -> None:
+    """The state is one byte, beside which NVML may leave anything."""
+    backend, _ = nvml(fabric)
+    assert reported(backend) == fabric
+    assert reported(SimulatedBackend(board(fabric))) == fabric
+    assert backend.snapshot() == SimulatedBackend(board(fabric)).snapshot()
+
+
+def test_the_status_counts_after_the_probe_only(nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]]) -> None:
+    """nvml.h: it has to be checked only if the state is completed."""
+    backend, state = nvml(COMPLETED)
+    state.configure(0, fabric_status=codes.UNKNOWN, fabric_probing=3)  # the first look asks for the clique, too
+    assert reported(backend) == IN_PROGRESS
+    assert reported(backend) == Fabric(state=FabricState.COMPLETED, status=codes.UNKNOWN)
+
+
+def test_a_driver_without_the_newest_structure_is_asked_for_the_older_one(
+    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]],
+) -> None:
+    """Version 3 comes with driver 580, version 2 with 550."""
+    backend, state = nvml(IN_PROGRESS)
+    (gpu,) = backend.snapshot().gpus
+    state.inject("nvmlDeviceGetGpuFabricInfoV", 25, times=1)
+    assert backend.fabric(gpu.uuid) == IN_PROGRESS
+    assert state.calls("nvmlDeviceGetGpuFabricInfoV") == 4  # two in the snapshot: state and clique
+
+
+@pytest.mark.parametrize("code", [codes.FUNCTION_NOT_FOUND, codes.NOT_SUPPORTED, codes.NO_PERMISSION, 25])
+def test_a_driver_without_the_call_reports_no_fabric(
+    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]], code: int
+) -> None:
+    """Nothing is known then, and nothing is waited for."""
+    backend, state = nvml(IN_PROGRESS)
+    state.inject("nvmlDeviceGetGpuFabricInfoV", code)
+    assert reported(backend) is None
+
+
+@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT, codes.INVALID_ARGUMENT])
+def test_trouble_with_it_withdraws_no_gpu(
+    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]], code: int
+) -> None:
+    """The last known state stays, and without one there is none."""
+    backend, state = nvml(COMPLETED)
+    assert reported(backend) == COMPLETED
+    state.configure(0, fabric_state=codes.FABRIC_IN_PROGRESS)
+    state.inject("nvmlDeviceGetGpuFabricInfoV", code)
+    (gpu,) = backend.snapshot().gpus
+    assert gpu.fabric == COMPLETED
+    state.clear_faults()
+    assert reported(backend) == IN_PROGRESS
+
+
+def test_the_probe_begins_again_after_the_last_instance(
+    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]],
+) -> None:
+    """CUDA on the whole GPU fails until it is completed."""
+    real, state = nvml(COMPLETED)
+    state.configure(0, fabric_reprobe=codes.FOR_EVER)
+    simulated = SimulatedBackend(board(COMPLETED))
+    (gpu,) = simulated.snapshot().gpus
+    simulated.set_fabric(gpu.uuid, COMPLETED, after_mig=IN_PROGRESS)
+    for backend in (real, simulated):
+        backend.set_mig_mode(gpu.uuid, True)
+        first, second = (backend.create_gpu_instance(gpu.uuid, 19, start) for start in (0, 1))
+        backend.destroy_gpu_instance(gpu.uuid, first)
+        assert backend.fabric(gpu.uuid) == COMPLETED
+        backend.destroy_gpu_instance(gpu.uuid, second)
+        assert backend.fabric(gpu.uuid) == IN_PROGRESS

@@ -1,0 +1,175 @@
+"""Waiting for events of the driver, beside everything else that happens to a session."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
+from tests.fakes.nvml import state as codes
+from tests.fakes.nvml.state import State
+
+LONG_S = 20.0  # longer than any test: an answer that comes is told by an event
+
+
+class Waiter:
+    """A thread in ``wait_for_event``; ``answer`` is what came of it."""
+
+    def __init__(self, nvml: NvmlBackend, state: State, timeout_s: float = LONG_S) -> None:
+        self.answer: object = None
+        self._nvml, self._timeout_s = nvml, timeout_s
+        waits = state.calls("nvmlEventSetWait_v2")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        until(lambda: state.calls("nvmlEventSetWait_v2") > waits)
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._nvml.wait_for_event(self._timeout_s)
+        except DriverUnavailableError as error:
+            self.answer = error
+
+    def result(self) -> object:
+        self._thread.join(LONG_S)
+        assert not self._thread.is_alive()
+        return self.answer
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def uuid(node: NodeSpec) -> GpuUuid:
+    return node.gpus[0].gpu.uuid
+
+
+def test_a_change_by_another_program_ends_the_wait(nvml: NvmlBackend, state: State) -> None:
+    """An administrator's partition is published at once."""
+    state.foreign_mode(0, True)
+    waiter = Waiter(nvml, state)
+    state.foreign_create(0, 19, 0)
+    assert waiter.result() is True
+
+
+def test_a_mode_switched_by_another_program_ends_the_wait_and_events_go_on_after_the_next_look(
+    nvml: NvmlBackend, state: State
+) -> None:
+    """The GPU is bound again then, and its registration is lost."""
+    nvml.snapshot()
+    waiter = Waiter(nvml, state)
+    state.foreign_mode(0, True)
+    assert waiter.result() is True
+    nvml.snapshot()
+    waiter = Waiter(nvml, state)
+    state.foreign_create(0, 19, 0)
+    assert waiter.result() is True
+
+
+def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid
+) -> None:
+    """An event set is a client of the GPU; it is freed meanwhile and created again."""
+    waiter = Waiter(nvml, state)
+    registered = state.calls("nvmlDeviceRegisterEvents")
+    nvml.set_mig_mode(uuid, True)
+    gi_id = nvml.create_gpu_instance(uuid, 19, 0)
+    until(lambda: waiter.answer is not None or state.calls("nvmlDeviceRegisterEvents") > registered)
+    waits = state.calls("nvmlEventSetWait_v2")
+    until(lambda: waiter.answer is not None or state.calls("nvmlEventSetWait_v2") > waits)
+    nvml.destroy_gpu_instance(uuid, gi_id)
+    assert waiter.result() is True
+
+
+def test_looks_and_changes_do_not_wait_for_the_one_who_waits(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+    """A wait of seconds in NVML must not become one of prepare."""
+    waiter = Waiter(nvml, state, timeout_s=2.0)
+    for _ in range(10):
+        nvml.snapshot()
+        nvml.compute_mode(uuid)
+    assert waiter.answer is None, "it has ended before them"
+    assert waiter.result() is False
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"]
+)
+def test_without_events_it_sleeps_and_says_that_nothing_happened(
+    nvml: NvmlBackend, state: State, function: str
+) -> None:
+    """Virtual machines and old drivers have none: polling has to do, and nothing may spin."""
+    state.inject(function, codes.NOT_SUPPORTED)
+    begin = time.monotonic()
+    assert nvml.wait_for_event(0.3) is False
+    assert 0.25 < time.monotonic() - begin < 2
+    assert state.calls(function) <= 7  # once per GPU
+
+
+def test_a_node_whose_gpus_have_no_mig_is_not_listened_to(nvml: NvmlBackend, state: State) -> None:
+    """And it costs nothing."""
+    state.set_node(parse_groups("8xl4-24gb", "node-a"))
+    assert nvml.wait_for_event(0.05) is False
+    assert state.calls("nvmlEventSetWait_v2") == 0
+
+
+def test_a_gpu_that_is_lost_ends_the_wait_and_does_not_end_the_events_of_the_others(
+    nvml: NvmlBackend, state: State
+) -> None:
+    """Its loss shows in the next look; NVML then fails every wait with it in the set at once."""
+    state.foreign_mode(1, True)
+    waiter = Waiter(nvml, state)
+    state.lose(0)
+    assert waiter.result() is True
+    assert nvml.wait_for_event(0.02) is False
+    waiter = Waiter(nvml, state)
+    state.foreign_create(1, 19, 0)
+    assert waiter.result() is True
+
+
+def test_a_wait_that_fails_is_not_repeated_in_a_hurry(nvml: NvmlBackend, state: State) -> None:
+    """A driver that fails every wait at once would cost a core."""
+    state.inject("nvmlEventSetWait_v2", codes.UNKNOWN)
+    begin = time.monotonic()
+    assert nvml.wait_for_event(0.3) is False
+    assert state.calls("nvmlEventSetWait_v2") == 1
+    assert time.monotonic() - begin >= 0.3
+
+
+def test_event_sets_are_freed(nvml: NvmlBackend, state: State) -> None:
+    """Each is an open file in the driver, and a new one is made after every change of a mode."""
+    for enabled in (True, False) * 10:
+        nvml.snapshot()
+        nvml.wait_for_event(0.002)
+        state.foreign_mode(0, enabled)
+    assert state.calls("nvmlEventSetCreate") > 10
+    assert state.calls("nvmlEventSetCreate") - state.calls("nvmlEventSetFree") <= 1
+
+
+def test_closing_ends_the_wait_and_the_session_stays_closed(nvml: NvmlBackend, state: State) -> None:
+    """The device files must be closed before a GPU can be reset."""
+    waiter = Waiter(nvml, state)
+    nvml.close()
+    assert waiter.result() is False
+    opened = state.calls("nvmlInitWithFlags")
+    time.sleep(0.01)
+    assert state.calls("nvmlInitWithFlags") == opened == 1
+
+
+def test_trouble_of_the_driver_ends_the_wait_and_the_next_one_begins_a_new_session(
+    nvml: NvmlBackend, state: State
+) -> None:
+    """A driver upgrade in the middle of a wait."""
+    waiter = Waiter(nvml, state)
+    state.inject("(waiting)", codes.LIB_RM_VERSION_MISMATCH, times=1)
+    assert isinstance(waiter.result(), DriverUnavailableError)
+    waiter = Waiter(nvml, state)
+    state.foreign_mode(0, True)
+    assert waiter.result() is True
+    assert state.calls("nvmlInitWithFlags") == 2

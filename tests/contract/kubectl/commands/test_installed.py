@@ -1,0 +1,89 @@
+"""`kubectl dra` from what `pipx install` of the wheel brings: the packages of pyproject.toml without an extra."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from dra_driver.core.command_line.main import EXTRAS
+from dra_driver.kubectl.commands import kubectl
+from tests.fakes.node_image import ROOT, normal, packages_folder
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NODE_ONLY = ("grpcio", "protobuf", "nvidia-ml-py", "cryptography", "trustme")
+
+
+def with_their_own(wanted: Iterable[str]) -> set[str]:
+    """The packages and all that they need here."""
+    found: set[str] = set()
+    todo = [Requirement(line) for line in wanted]
+    while todo:
+        requirement = todo.pop()
+        name = normal(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        todo += [Requirement(line) for line in importlib.metadata.requires(name) or ()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = with_their_own(PROJECT["project"]["dependencies"])
+    assert names.isdisjoint(NODE_ONLY)
+    return packages_folder(tmp_path_factory.mktemp("installed") / "packages", names)
+
+
+def run(packages: Path, module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-S", "-m", module, *arguments],
+        env={"PYTHONPATH": str(packages), "KUBECONFIG": "/nonexistent", "HOME": "/nonexistent"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_command_loads(packages: Path) -> None:
+    script = f"from dra_driver.kubectl.commands.kubectl import main\nfor name in {list(kubectl.SUBCOMMANDS)}:\n"
+    script += "    try: main([name, '--help'])\n    except SystemExit as ended: assert ended.code == 0, name\n"
+    (packages / "all_commands.py").write_text(script)
+    answer = run(packages, "all_commands")
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_manifests_are_checked_and_completed(packages: Path) -> None:
+    """Expressions with every function, the schemas, tables, and a client of the cluster."""
+    checked = run(packages, "dra_driver.kubectl.commands.kubectl", "lint", "examples")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    asked = run(packages, "dra_driver.kubectl.commands.kubectl", "devices")
+    assert asked.returncode == 2
+    assert "/nonexistent" in asked.stderr
+    completed = run(packages, "dra_driver.kubectl.commands.complete", "ex")
+    assert completed.stdout == "explain\texplain why a pod or claim has no devices\n:4\n"
+
+
+@pytest.mark.parametrize(("arguments", "extra"), [(["sim", "demo"], "sim"), (["conformance", "--list"], "node")])
+def test_what_needs_more_says_what_to_install(packages: Path, arguments: list[str], extra: str) -> None:
+    answer = run(packages, "dra_driver.core.command_line.main", *arguments)
+    assert answer.returncode == 1
+    assert f"pip install '.[{extra}]'" in answer.stderr
+
+
+def test_the_image_has_what_a_node_wants_and_the_extra_brings_the_rest() -> None:
+    """The group is locked for the image; the extra is for those who install by pip."""
+    project = PROJECT["project"]
+    shared = {"prometheus-client", "pyyaml", "google-re2"}
+    group = {normal(Requirement(line).name): line for line in PROJECT["dependency-groups"]["node"]}
+    brought = {normal(Requirement(line).name): line for line in project["dependencies"]}
+    brought = {name: line for name, line in brought.items() if name in shared}
+    brought |= {normal(Requirement(line).name): line for line in project["optional-dependencies"]["node"]}
+    assert group == brought
+    assert set(EXTRAS.values()) - {""} == set(project["optional-dependencies"])

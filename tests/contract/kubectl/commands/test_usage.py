@@ -1,0 +1,420 @@
+"""`kubectl dra usage`, `idle`, `cost` and `quota` over HTTP: exporters through pods/proxy, and a Prometheus that is
+away, slow or lies."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from dra_driver.kubectl.commands import kubectl
+from dra_driver.kubectl.commands.prometheus import Prometheus, PrometheusError
+
+GIB = 2**30
+HOSTILE = "\x1b[2J=cmd"
+PROXY = "/api/v1/namespaces/dra-driver/pods/exporter-a:8082/proxy/usage"
+EXPORTER = {"metadata": {"name": "exporter-a", "namespace": "dra-driver"}, "spec": {"nodeName": "gpu-a"}}
+
+
+def device(name: str, used: float | None, granted: float, **more: Any) -> dict[str, Any]:
+    amount = None if used is None else int(used * GIB)
+    values = {"usedBytes": amount, "peakBytes": amount, "grantBytes": int(granted * GIB), "percent": 50, "processes": 1}
+    return {"request": "gpu", "device": name, "share": "", "idleSeconds": 0, **values, **more}
+
+
+def claim_use(namespace: str, name: str, *devices: dict[str, Any]) -> dict[str, Any]:
+    return {"uid": name, "namespace": namespace, "name": name, "pods": ["p"], "devices": list(devices)}
+
+
+USAGE: dict[str, Any] = {
+    "version": 1,
+    "node": "gpu-a",
+    "time": "2026-11-22T21:00:00Z",
+    "windowSeconds": 3600,
+    "knows": {"processes": True, "utilisation": "MIG without GPM"},
+    "claims": [
+        claim_use("team-a", "train", device("gpu-0", 60, 80)),
+        claim_use("team-a", "rest", device("gpu-1", 0, 80, percent=None, processes=0, idleSeconds=3600)),
+        claim_use("team-b", HOSTILE, device("gpu-2", 6, 80, energyJoules=3.6e6, estimated=True)),
+        claim_use("team-b", "hidden", device("gpu-3", None, 80, percent=None, processes=None, idleSeconds=None)),
+    ],
+}
+MIG = {
+    "name": "gpu-2-mig-1g10gb-19-0",
+    "attributes": {"profile": {"string": "1g.10gb"}, "productName": {"string": "H100"}},
+    "capacity": {"memory": {"value": "10Gi"}},
+}
+GPU = {"name": "gpu-0", "attributes": {"productName": {"string": "H100"}}, "capacity": {"memory": {"value": "80Gi"}}}
+SLICE = {
+    "metadata": {"name": "s"},
+    "spec": {"driver": "gpu.nvidia.com", "nodeName": "gpu-a", "pool": {"name": "gpu-a"}, "devices": [GPU, MIG]},
+}
+CLAIM = {
+    "metadata": {
+        "name": "train",
+        "namespace": "team-a",
+        "labels": {"team": "ml"},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    },
+    "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}},
+    "status": {
+        "allocation": {
+            "devices": {"results": [{"request": "gpu", "driver": "gpu.nvidia.com", "pool": "gpu-a", "device": "gpu-0"}]}
+        }
+    },
+}
+QUOTA = {
+    "metadata": {"name": "gpus", "namespace": "team-a"},
+    "spec": {"hard": {"gpu.nvidia.com.deviceclass.resource.k8s.io/devices": "2"}},
+    "status": {"used": {"gpu.nvidia.com.deviceclass.resource.k8s.io/devices": "1"}},
+}
+
+USER = {"resource": "pods", "name": "p", "uid": "u1"}
+
+
+class Server:
+    """An API server and a Prometheus on one port."""
+
+    def __init__(self) -> None:
+        self.lists: dict[str, list[Any]] = {
+            "/api/v1/namespaces/dra-driver/pods": [EXPORTER],
+            "/apis/resource.k8s.io/v1/resourceslices": [SLICE],
+            "/apis/resource.k8s.io/v1/resourceclaims": [CLAIM],
+            "/apis/resource.k8s.io/v1/deviceclasses": [],
+            "/api/v1/resourcequotas": [QUOTA],
+        }
+        self.usage: tuple[int, Any] = (200, USAGE)
+        self.said: dict[str, str] = {}
+        """Values by a part of the question."""
+        self.prometheus: tuple[int, bytes] | None = None
+        self.slow = threading.Event()
+        self.asked: list[str] = []
+
+    def answer(self, path: str, question: str) -> tuple[int, bytes]:
+        path = unquote(path)
+        if path == "/api/v1/query":
+            return self._query(question)
+        if path == PROXY:
+            return self.usage[0], json.dumps(self.usage[1]).encode()
+        if path in self.lists:
+            return 200, json.dumps({"kind": "List", "metadata": {}, "items": self.lists[path]}).encode()
+        status = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}
+        return 404, json.dumps(status).encode()
+
+    def _query(self, question: str) -> tuple[int, bytes]:
+        self.asked.append(question)
+        if self.prometheus is not None:
+            return self.prometheus
+        value = next((value for part, value in self.said.items() if part in question), None)
+        labels = {"namespace": "team-a", "claim": "train", "node": "gpu-a", "device": "gpu-0", "share": "", "pod": "p"}
+        labels |= {"model": "H100", "estimated": "false", "request": "gpu"}
+        result = [] if value is None else [{"metric": labels, "value": [0, value]}]
+        return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, str]]:
+    stage = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply(*stage.answer(urlsplit(self.path).path, ""))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            self._reply(*stage.answer(urlsplit(self.path).path, parse_qs(body).get("query", [""])[0]))
+
+        def _reply(self, status: int, data: bytes) -> None:
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "/api/v1/elsewhere")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.daemon_threads = True
+    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{found.server_address[1]}"
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "prices.yaml").write_text("currency: EUR\ngpuHour: {H100: 2}\nkilowattHour: 0.5\n")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    yield stage, url
+    found.shutdown()
+    found.server_close()
+    thread.join(10)
+
+
+Printed = pytest.CaptureFixture[str]
+Served = tuple[Server, str]
+
+
+@pytest.mark.usefixtures("server")
+def test_usage_says_who_told_it_and_what_is_not_known(capsys: Printed) -> None:
+    assert kubectl.main(["usage"]) == 0
+    out, err = capsys.readouterr()
+    assert "from 1 of 1 exporters, window 1 h" in err
+    assert "does not know utilisation: MIG without GPM" in err
+    lines = {line.split()[1]: line.split() for line in out.splitlines()}
+    assert lines["train"][3:9] == ["gpu-0", "60.0", "GiB", "80.0", "GiB", "60.0"]
+    assert lines["hidden"][4] == "?"
+    assert "\x1b" not in out
+
+
+@pytest.mark.usefixtures("server")
+def test_csv_has_no_formulas_and_no_commands_of_terminals(capsys: Printed) -> None:
+    USAGE["claims"][2]["name"] = "=cmd|calc"
+    try:
+        assert kubectl.main(["usage", "-o", "csv"]) == 0
+    finally:
+        USAGE["claims"][2]["name"] = HOSTILE
+    out = capsys.readouterr().out
+    assert ",'=cmd|calc," in out
+    assert out.splitlines()[0].startswith("namespace,claim,node,")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("by", ["claim", "pod", "namespace", "node"])
+@pytest.mark.parametrize("output", ["table", "json", "csv"])
+def test_sums_are_printed_in_every_form(by: str, output: str, capsys: Printed) -> None:
+    assert kubectl.main(["usage", "--by", by, "-o", output]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    if output == "json":
+        document = json.loads(out)
+        assert (document["kind"], document["source"], document["by"]) == ("UsageReport", "1 of 1 exporters", by)
+        assert document["items"]
+
+
+def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsys: Printed) -> None:
+    """The exporter knows no labels; pods that may not be listed are a note."""
+    stage, _ = server
+    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": {"reservedFor": [USER]}}
+    stage.lists["/apis/resource.k8s.io/v1/resourceclaims"].append(rest)
+    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": "u1", "labels": {"team": "web"}}}]
+    assert kubectl.main(["usage", "--by", "label:team", "-o", "csv"]) == 0
+    lines = [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["team", "claims", "devices"],
+        ["(the claim is gone)", "2", "2"],
+        ["ml", "1", "1"],
+        ["web", "1", "1"],
+    ]
+    del stage.lists["/api/v1/pods"]
+    assert kubectl.main(["usage", "--by", "label:team"]) == 0
+    out, err = capsys.readouterr()
+    assert "labels of pods are not known" in err
+    assert "(no such label)" in out
+    assert kubectl.main(["usage", "--by", "label:"]) == 2
+
+
+@pytest.mark.usefixtures("server")
+def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
+    """A mean over some devices is no lower bound."""
+    assert kubectl.main(["usage", "--by", "namespace", "-n", "team-b"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert ">=6.0 GiB" in line
+    assert " 50%? " in line
+
+
+def test_a_missing_right_to_ask_exporters_is_named(server: Served, capsys: Printed) -> None:
+    stage, _ = server
+    stage.usage = (
+        403,
+        {"kind": "Status", "code": 403, "reason": "Forbidden", "message": 'User "u" cannot get pods/proxy'},
+    )
+    assert kubectl.main(["usage"]) == 1
+    assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
+
+
+def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: Served, capsys: Printed) -> None:
+    stage, _ = server
+    other = {"metadata": {"name": "exporter-b"}, "spec": {"nodeName": "gpu-b"}}
+    stage.lists["/api/v1/namespaces/dra-driver/pods"].append(other)
+    assert kubectl.main(["usage"]) == 0
+    out, err = capsys.readouterr()
+    assert "from 1 of 2 exporters" in err
+    assert "node gpu-b: its exporter does not answer" in err
+    assert "train" in out
+
+
+def test_a_cluster_of_which_nothing_is_known_is_no_empty_table(server: Served, capsys: Printed) -> None:
+    stage, _ = server
+    stage.usage = (
+        503,
+        {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "connection refused"},
+    )
+    assert kubectl.main(["usage"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing is known: none of 1 exporters answers" in err
+    assert "connection refused" in err
+    assert "auth can-i" not in err, "no right is missing"
+
+
+def test_no_exporter_is_said_with_the_value_of_the_chart(server: Served, capsys: Printed) -> None:
+    stage, _ = server
+    stage.lists["/api/v1/namespaces/dra-driver/pods"] = []
+    assert kubectl.main(["usage"]) == 2
+    assert "exporter.enabled" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("server")
+def test_idle_lists_idle_oversize_and_unknown_claims(capsys: Printed) -> None:
+    assert kubectl.main(["idle", "--idle-for", "30m"]) == 0
+    out = capsys.readouterr().out
+    found = {line.split()[1]: line for line in out.splitlines()[1:]}
+    assert "train" not in found
+    assert " idle " in found["rest"]
+    assert "would fit 1g.10gb or a share of 8.0 GiB" in out
+    assert " unknown " in found["hidden"]
+
+
+@pytest.mark.usefixtures("server")
+def test_nothing_is_idle_for_longer_than_the_exporters_say(capsys: Printed) -> None:
+    assert kubectl.main(["idle", "--idle-for", "2h", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [item["finding"] for item in document["items"]] == ["oversize", "unknown"]
+
+
+def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
+    stage, url = server
+    stage.said = {
+        "dra_gpu_memory_total": str(80 * GIB),
+        "count_over_time": "7200",
+        "energy": "3.6e6",
+        "max_over_time(sum": str(GIB),
+    }
+    assert kubectl.main(["usage", "--prometheus", url, "--window", "2h"]) == 0
+    out, err = capsys.readouterr()
+    assert f"from Prometheus at {url}, window 2 h" in err
+    assert "1.0 GiB" in out
+    assert all("7200s" in question or "[" not in question for question in stage.asked)
+    assert (
+        kubectl.main(["cost", "--prices", "prices.yaml", "--prometheus", url, "--window", "2h", "--by", "label:team"])
+        == 0
+    )
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "ml",
+        "1",
+        "2.0",
+        "4.00",
+        "EUR",
+        "1.00",
+        "kWh",
+        "0.50",
+        "EUR",
+        "?",
+    ]
+
+
+@pytest.mark.usefixtures("server")
+def test_cost_of_the_claims_that_exist_names_what_is_missing(capsys: Printed, tmp_path: Path) -> None:
+    assert kubectl.main(["cost", "--prices", "prices.yaml", "--by", "claim", "-o", "json"]) == 0
+    out, err = capsys.readouterr()
+    (item,) = json.loads(out)["items"]
+    assert (item["namespace"], item["claim"], item["unpriced"]) == ("team-a", "train", 0)
+    assert item["amount"] == 2 * item["gpuHours"] > 0
+    assert "energy is not known: it needs --prometheus" in err
+    assert kubectl.main(["cost", "--prices", "prices.yaml", "--by", "label:costCenter", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"][0]["costCenter"] == "(no such label)"
+    (tmp_path / "prices.yaml").write_text("gpuHour: {B200: 4}")
+    assert kubectl.main(["cost", "--prices", "prices.yaml"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 without a cost: the prices have none for H100" in err
+    assert out.splitlines()[1].split()[3] == "?"
+
+
+def test_an_api_server_without_quotas_still_says_what_namespaces_have(server: Served, capsys: Printed) -> None:
+    """That of `dra-driver sim up`."""
+    del server[0].lists["/api/v1/resourcequotas"]
+    assert kubectl.main(["quota"]) == 0
+    out, err = capsys.readouterr()
+    assert "no limit" in out
+    assert "has no ResourceQuotas" in err
+
+
+@pytest.mark.usefixtures("server")
+def test_quota_tells_what_is_left_and_idle(capsys: Printed) -> None:
+    assert kubectl.main(["quota", "--idle"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["team-a", "gpus", "gpu.nvidia.com", "2", "1", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((200, b"<html>"), "is it a Prometheus"),
+        ((200, b"[" * 50_000), "is it a Prometheus"),
+        ((200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "no vector"),
+        ((422, b'{"status": "error", "error": "bad\x1b[2J"}'), "answered 422: "),
+        ((302, b""), "answered 302"),
+    ],
+)
+def test_a_prometheus_that_answers_something_else_is_named(
+    server: Served, capsys: Printed, answer: tuple[int, bytes], said: str
+) -> None:
+    stage, url = server
+    stage.prometheus = answer
+    assert kubectl.main(["usage", "--prometheus", url]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "\x1b" not in err
+    assert len(stage.asked) == 1, "a redirect is not followed"
+
+
+def test_a_prometheus_that_lies_changes_no_number_silently(server: Served, capsys: Printed) -> None:
+    stage, url = server
+    stage.said = {"count_over_time": "3600", "sm_utilization": "7", "dra_claim_memory_used": "-1"}
+    assert kubectl.main(["usage", "--prometheus", url, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["items"][0]["smRatio"] is None
+    assert "cannot be and are left out" in document["gaps"][0]
+
+
+def test_a_prometheus_that_is_away_is_not_replaced_by_another_source(server: Served, capsys: Printed) -> None:
+    """Another window would answer another question."""
+    del server
+    assert kubectl.main(["usage", "--prometheus", "http://127.0.0.1:1"]) == 1
+    assert "leave --prometheus out" in capsys.readouterr().err
+
+
+def test_a_prometheus_that_drips_is_given_up(server: Served) -> None:
+    stage, url = server
+    stage.prometheus = (200, b" " * 4096)
+    with pytest.raises(PrometheusError, match=r"did not end within|no answer from"):
+        Prometheus(url, timeout_s=1e-6).ask("up")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["usage", "--prometheus", "ftp://x"],
+        ["usage", "--prometheus", "http://user:secret@x"],
+        ["usage", "--window", "1h"],
+        ["usage", "--prometheus", "http://x", "--window", "1y"],
+        ["usage", "--prometheus", "http://x", "--window", "1s"],
+        ["idle", "--idle-for", "soon"],
+        ["cost", "--prices", "none.yaml"],
+        ["cost", "--prices", "prices.yaml", "--by", "colour"],
+        ["usage", "--prometheus", "http://x", "--prometheus-token-file", "none"],
+    ],
+)
+def test_wrong_flags_are_told_apart(words: list[str], capsys: Printed) -> None:
+    assert kubectl.main(words) == 2
+    assert next(word for word in reversed(words) if word.startswith("--")) in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""The page over a small cluster, without threads and sockets."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dra_driver.core.model.gpu_node import GpuNodeStatus
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
+from dra_driver.kubectl.usage.prices import Prices
+from dra_driver.kubectl.web.derived import Derived
+from dra_driver.kubectl.web.gate import Keys
+from dra_driver.kubectl.web.reading import Periodic, read_cluster, same_cluster
+from dra_driver.kubectl.web.sources import LiveSource
+from dra_driver.kubectl.web.use_history import UseHistory
+from tests.unit.kubectl.web.objects import seen, small_state
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+HOST = "127.0.0.1:8090"
+
+
+class Site:
+    """A page whose readers are driven by the test, and a browser that has opened it."""
+
+    def __init__(self) -> None:
+        from dra_driver.kubectl.web.app import PageSources, application
+
+        self.state = small_state()
+        self.told: dict[str, GpuNodeStatus] = {}
+        self.uses: list[ClaimDeviceUse] = []
+        self.memory: list[GpuMemory] = []
+        self.gaps: list[str] = []
+        self.failure: Exception | None = None
+        self.source: LiveSource | None = None
+        self.use_failure: Exception | None = None
+        self.keys = Keys()
+        self.code = self.keys.code
+        history = UseHistory(self._report)
+        self.sources = PageSources(
+            cluster=Periodic("cluster", self._read, 1.0, same=same_cluster),
+            derived=Derived(),
+            about="test",
+            use=Periodic("use", history.read, 1.0),
+            prices=Prices(currency="EUR", gpu_hour={"NVIDIA H100": 4.0}),
+        )
+        self.app = application(self.sources, self.keys, (HOST,))
+        self.base = f"/{self.keys.folder}"
+
+    def _report(self) -> UseReport:
+        if self.use_failure:
+            raise self.use_failure
+        return UseReport(source="test", window_s=60, uses=list(self.uses), gpus=list(self.memory), gaps=self.gaps)
+
+    def _read(self) -> Any:
+        if self.failure:
+            raise self.failure
+        return read_cluster(self.source) if self.source else seen(self.state, **self.told)
+
+    def browser(self) -> "TestClient":
+        from starlette.testclient import TestClient
+
+        return TestClient(self.app, base_url=f"http://{HOST}", follow_redirects=False)
+
+    def opened(self) -> "TestClient":
+        found = self.browser()
+        assert found.get(f"/open?code={self.code}").status_code == 200
+        return found
+
+    def read(self, state: ClusterState | None = None, **told: GpuNodeStatus) -> None:
+        """Reads this state as the threads would."""
+        self.state, self.told = state or self.state, told
+        self.sources.cluster.once()
+        assert self.sources.use is not None
+        self.sources.use.once()
+        while self.sources.derived.compute_one():
+            pass
+
+
+@pytest.fixture
+def site() -> Site:
+    for package in ("jinja2", "httpx2"):
+        pytest.importorskip(package, reason=f"{package} is in requirements/dev.txt and not installed: run make")
+    return Site()
+
+
+@pytest.fixture
+def browser(site: Site) -> "Iterator[TestClient]":
+    with site.opened() as found:
+        yield found

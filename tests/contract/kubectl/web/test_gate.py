@@ -1,0 +1,82 @@
+"""Who may ask the page."""
+
+from typing import TYPE_CHECKING
+
+from tests.contract.kubectl.web.conftest import HOST, Site
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+OTHER = "http://127.0.0.1:9999"
+
+
+def test_without_the_cookie_everything_is_refused(site: Site) -> None:
+    """Another user of the machine reaches the port."""
+    for path in ("/", f"{site.base}/", f"{site.base}/claims", f"{site.base}/static/style.css", f"{site.base}/live"):
+        assert site.browser().get(path).status_code == 403, path
+
+
+def test_the_code_works_once(site: Site) -> None:
+    """The second browser with the same address is refused, and the first stays."""
+    first = site.opened()
+    assert site.browser().get(f"/open?code={site.code}").status_code == 403
+    assert first.get(f"{site.base}/").status_code == 200
+    assert site.keys.code == ""
+
+
+def test_a_wrong_code_opens_nothing_and_does_not_use_the_right_one_up(site: Site) -> None:
+    """Nor does a HEAD request, which a preview of links sends."""
+    for code in ("", "wrong", "%ff%00", site.code[:-1], "ä", "x&a=1&b=2&c=3&d=4"):
+        assert site.browser().get(f"/open?code={code}").status_code == 403
+    assert site.browser().head(f"/open?code={site.code}").status_code == 405
+    assert site.opened().get(f"{site.base}/").status_code == 200
+
+
+def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
+    """Not for scripts, not with requests from other sites, and not for servers at other ports of this host."""
+    cookie = site.browser().get(f"/open?code={site.code}").headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert f"Path={site.base}/" in cookie
+    assert len(site.keys.folder) >= 16
+
+
+def test_a_wrong_cookie_is_refused(site: Site) -> None:
+    """Also one that is no cookie."""
+    for cookie in ("dra_ui=wrong", "dra_ui=", "dra_ui=\xe4", ";;=;", "x" * 5000):
+        answer = site.browser().get(f"{site.base}/", headers={b"cookie": cookie.encode("latin-1")})
+        assert answer.status_code == 403
+
+
+def test_other_names_of_the_host_are_refused(site: Site, browser: "TestClient") -> None:
+    """A name of an attacker that resolves to loopback has the browser's cookie for that name at most."""
+    for host in ("evil.example:8090", "127.0.0.1", "127.0.0.1:8091", "", f"{HOST}.evil.example"):
+        assert browser.get(f"{site.base}/", headers={"host": host}).status_code == 421, host
+
+
+def test_requests_of_other_origins_are_refused(site: Site, browser: "TestClient") -> None:
+    """Even with the cookie; a form needs an origin, and it has to be this page."""
+    assert browser.get(f"{site.base}/", headers={"origin": OTHER}).status_code == 403
+    for headers in ({}, {"origin": "null"}, {"origin": OTHER}, {"origin": f"https://{HOST}"}):
+        assert browser.post(f"{site.base}/what-if", headers=headers).status_code == 403, headers
+    assert browser.post(f"{site.base}/what-if", headers={"origin": f"http://{HOST}"}).status_code == 200
+
+
+def test_every_answer_has_the_headers(site: Site, browser: "TestClient") -> None:
+    """Pages, files, refusals and the page of the code: no script and no style in texts, nothing from elsewhere."""
+    answers = [browser.get(f"{site.base}{path}") for path in ("/", "/nope", "/static/live.js")]
+    for answer in (*answers, site.browser().get("/"), site.browser().get("/open?code=x")):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_nothing_but_forms_is_posted(site: Site, browser: "TestClient") -> None:
+    """The page reads only."""
+    headers = {"origin": f"http://{HOST}"}
+    for path in ("/", "/claims", "/capacity", "/nodes/n"):
+        assert browser.post(f"{site.base}{path}", headers=headers).status_code == 405
+    assert browser.request("DELETE", f"{site.base}/claims/a/b", headers=headers).status_code == 405

@@ -1,0 +1,338 @@
+"""What the pages show, of good, absent and hostile objects."""
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dra_driver.core.errors import ApiUnreachableError
+from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.usage_rules import OverGrantAction
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
+from dra_driver.kubectl.web import what_if
+from tests.contract.kubectl.web.conftest import HOST, Site
+from tests.unit.kubectl.web.objects import (
+    DRIVER,
+    GIB,
+    UNHEALTHY,
+    claim,
+    share,
+    slice_of,
+    small_state,
+    told,
+    told_gpu,
+    waiting_pod,
+    whole,
+)
+from tests.unit.kubectl.web.test_places import placed
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+LISTS = ("/", "/claims", "/pending", "/capacity", "/events", "/what-if")
+PAGES = (*LISTS, "/nodes/n", "/nodes/n/gpu-0", "/claims/team/a", "/pending/team/w")
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}\u202e"
+CLASS = {"metadata": {"name": DRIVER}, "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}}
+EVENT = {
+    "reason": "FailedScheduling",
+    "message": "no",
+    "involvedObject": {"kind": "Pod", "namespace": "team", "name": "w"},
+}
+
+
+def full_state() -> ClusterState:
+    held = claim("a", "n", share("gpu-0", "20Gi"))
+    return small_state(held, pods=(waiting_pod("w"),), events=({**EVENT, "metadata": {}},), classes=(CLASS,))
+
+
+def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
+    """Each twice: the answers that take long are there the second time."""
+    site.read(full_state(), n=told(told_gpu("gpu-0", "GPU-0", policy="pool")))
+    for _ in range(2):
+        texts = {path: browser.get(f"{site.base}{path}") for path in PAGES}
+        site.read(site.state, **site.told)
+    assert {path: answer.status_code for path, answer in texts.items()} == dict.fromkeys(PAGES, 200)
+    for path, part in (
+        ("/", "pool"),
+        ("/nodes/n/gpu-0", "20 % compute"),
+        ("/claims", "1.00 EUR"),
+        ("/pending", "which does not exist"),
+        ("/capacity", "NVIDIA H100"),
+        ("/events", "FailedScheduling"),
+    ):
+        assert part in texts[path].text, (path, texts[path].text)
+
+
+def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> None:
+    """Of the grant, not of the GPU; over the grant it is marked."""
+    site.uses = [
+        ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB, sm_ratio=0.5)
+    ]
+    site.read(full_state())
+    text = browser.get(f"{site.base}/nodes/n/gpu-0").text
+    assert "25 GiB" in text
+    assert "125 % of the grant" in text
+    assert "meter over" in text
+
+
+def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient") -> None:
+    """What no claim explains and what is not known are named, too."""
+    site.memory = [
+        GpuMemory(
+            node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=23 * GIB, claims_bytes=20 * GIB,
+            unattributed_bytes=2 * GIB, unattributed_processes=3,
+        )
+    ]  # fmt: skip
+    site.read(full_state())
+    text = " ".join(browser.get(f"{site.base}/nodes/n/gpu-0").text.split())
+    assert "claims 20 GiB + processes of no claim 2 GiB (3) + reserved" in text
+    assert '<span class="quiet">?</span> = 23 GiB of 80 GiB' in text
+
+
+def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestClient") -> None:
+    """Also of a GPU that no claim holds: memory in use, utilisation, power."""
+    site.memory = [
+        GpuMemory(
+            node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=20 * GIB, busy_ratio=0.5, power_watts=320.4
+        )
+    ]
+    for _ in range(2):
+        site.read(plain_state())
+    text = browser.get(f"{site.base}/nodes/n/gpu-0").text
+    assert re.search(r'<polyline class="memory" points="0.0,90.0 [0-9.]+,90.0"/>', text)
+    assert re.search(r'<polyline class="sm" points="0.0,60.0 [0-9.]+,60.0"/>', text)
+    assert "the top being all of it (80 GiB)" in text
+    assert "<dd>50 %</dd>" in text
+    assert "<dd>320 W</dd>" in text
+
+
+def test_what_is_not_known_about_use_is_said(site: Site, browser: "TestClient") -> None:
+    """Where use is shown."""
+    site.gaps = [f"node n: its exporter does not answer {HOSTILE}"]
+    site.read(full_state())
+    for path in ("/claims", "/nodes/n/gpu-0"):
+        text = browser.get(f"{site.base}{path}").text
+        assert "node n: its exporter does not answer &lt;script&gt;" in text
+
+
+def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient") -> None:
+    """On the GPU's page its peers, on the node's all islands and what is on one NUMA node."""
+    pair = (placed(f"gpu-{number}", island="A", numa=number, clique="fabric.1") for number in range(2))
+    site.read(small_state(slices=(slice_of("n", *pair),)))
+    gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
+    assert re.search(r"<dt>NVLink</dt><dd>pair with <a [^>]*>gpu-1</a></dd>", gpu)
+    assert "fabric.1</span>, 2 GPUs on 1 node</dd>" in gpu
+    assert "<dt>NUMA node</dt><dd>0</dd>" in gpu
+    assert re.search(r"NVLink: pair</span> <a [^>]*>gpu-0</a>, <a [^>]*>gpu-1</a>", node)
+    assert "pci0000:10" in node
+
+
+def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
+    """As sentences; an idle claim may be on several GPUs, so it stands on the node."""
+    over = ToldOverGrant(
+        namespace="team", claim="a", claim_uid="u", gpu="gpu-0", pods=(), used="20Gi", granted="12Gi", processes=1,
+        since="2026-01-01T00:00:00Z", action=OverGrantAction.EVICT, grace_s=30,
+    )  # fmt: skip
+    foreign = ToldForeign(gpu="gpu-0", processes=2, memory=None, since="x", commands=(HOSTILE,))
+    idle = ToldIdle(namespace="team", claim="b", claim_uid="v", since="y", after_min=5)
+    usage = ToldUsage(over_grant=(over,), unattributed=(foreign,), idle=(idle,))
+    site.read(full_state(), n=replace(told(told_gpu("gpu-0", "GPU-0")), usage=usage))
+    gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
+    for text in (gpu, node):
+        assert "team/a uses 20Gi of 12Gi since 2026-01-01T00:00:00Z; a pod is evicted after 30 s" in text
+        assert "2 processes belong to no claim" in text
+        assert HOSTILE not in text
+    assert "team/b is idle" in node
+    assert "team/b is idle" not in gpu
+
+
+def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient") -> None:
+    """With a way back, and status 404."""
+    site.read(full_state())
+    for path in ("/nodes/x", "/nodes/n/gpu-9", "/claims/team/x", "/pending/team/x", "/nope"):
+        answer = browser.get(f"{site.base}{path}")
+        assert answer.status_code == 404, path
+        assert "Back to the fleet" in answer.text
+
+
+def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, browser: "TestClient") -> None:
+    """With since when; it goes when the server is back."""
+    site.read(full_state())
+    site.failure = ApiUnreachableError("connection refused <b>")
+    site.sources.cluster.once()
+    text = browser.get(f"{site.base}/").text
+    assert re.search(r"does not answer since \d\d:\d\d:\d\d UTC", text)
+    assert "connection refused &lt;b&gt;" in text
+    assert "gpu-0" in text
+    site.failure = None
+    site.read()
+    assert "does not answer" not in browser.get(f"{site.base}/").text
+
+
+def test_before_the_first_reading_every_page_says_so(site: Site, browser: "TestClient") -> None:
+    """No page fails without a state."""
+    for path in PAGES:
+        assert browser.get(f"{site.base}{path}").status_code in (200, 404)
+    assert "for the first time" in browser.get(f"{site.base}/").text
+
+
+def test_what_could_not_be_read_is_said(site: Site, browser: "TestClient") -> None:
+    """A gap in what the pages show is a banner."""
+    site.read(small_state(gaps=("resourceclaims: you may not list them",)))
+    assert "you may not list them" in browser.get(f"{site.base}/").text
+
+
+def plain_state() -> ClusterState:
+    """A node with one GPU, free."""
+    return small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0")),), classes=(CLASS,))
+
+
+def hostile_state(text: str = HOSTILE) -> ClusterState:
+    bad: Any = claim(text, text, share(text, "20Gi"), namespace=text)
+    node = {"metadata": {"name": text}}
+    gpu = whole(text, text, allowMultipleAllocations=True, taints=[{"key": text, "effect": text}])
+    gpu["attributes"]["productName"]["string"] = text
+    pool = {"name": text, "generation": 1, "resourceSliceCount": 1}
+    item = {"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": text, "pool": pool, "devices": [gpu]}}
+    about = {"kind": text, "namespace": text, "name": text}
+    event = {"metadata": {}, "reason": text, "message": text, "involvedObject": about}
+    pods = (waiting_pod(text, text, owner=text),)
+    return ClusterState(nodes=(node,), slices=(item,), claims=(bad,), pods=pods, events=(event,), gaps=(text,))
+
+
+@pytest.fixture
+def hostile(site: Site, browser: "TestClient") -> "tuple[Site, TestClient]":
+    ill = told_gpu(HOSTILE, HOSTILE, policy=HOSTILE, health=UNHEALTHY, causes=(HOSTILE,), message=HOSTILE)
+    site.read(hostile_state(), **{HOSTILE: told(ill, problem=HOSTILE)})
+    return site, browser
+
+
+def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
+    """No object of the cluster can put an element or an attribute into a page."""
+    site, browser = hostile
+    links = {
+        "/",
+        "/claims",
+        "/pending",
+        "/capacity",
+        "/events",
+        f"/?q={HOSTILE}",
+        f"/claims?q={HOSTILE}&show={HOSTILE}",
+    }
+    pages = [browser.get(f"{site.base}{path}") for path in links]
+    site.read(site.state, **site.told)
+    found = {link for page in pages for link in re.findall(r'href="([^"]+)"', page.text) if "alert" in link}
+    pages += [browser.get(link.replace("&amp;", "&")) for link in found]
+    pages.append(
+        browser.post(
+            f"{site.base}/what-if",
+            data={
+                "manifest": f"kind: ResourceClaim\nmetadata: {{name: '{HOSTILE.replace(chr(39), '')}'}}",
+                "namespace": HOSTILE,
+            },
+            headers={"origin": f"http://{HOST}"},
+        )
+    )
+    assert len(found) >= 4
+    for page in pages:
+        assert page.status_code in (200, 404)
+        assert "<script>alert" not in page.text
+        assert "<img" not in page.text
+        assert "\u202e" not in page.text
+        assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(\d+)", page.text)
+        assert len(re.findall(r"<script", page.text)) <= 1
+        assert " style=" not in page.text
+        assert not re.search(r"\son[a-z]+=[\"']", page.text)
+
+
+def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
+    """A claim that fits, one that does not, and a pod."""
+    site.read(plain_state())
+    assert "fits" in _tried(site, browser, what_if.EXAMPLE)
+    assert "cannot fit" in _tried(site, browser, what_if.EXAMPLE.replace("40Gi", "400Gi"))
+
+
+def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site, browser: "TestClient") -> None:
+    """Here: a class of the cluster whose shape an API server would have refused."""
+    site.read(replace(plain_state(), classes=({"metadata": {"name": "gpu.nvidia.com"}, "spec": 7},)))
+    page = _tried(site, browser, what_if.EXAMPLE)
+    assert "This trial failed" in page
+    assert "</html>" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "no Pod"),
+        ("kind: [", "YAML"),
+        ("just text", "expected"),
+        ("kind: Pod\nmetadata: {name: a}\nspec: 7", "spec"),
+        ("kind: Pod\nmetadata: 7\nspec: {containers: []}", "metadata: expected an object"),
+        ("kind: Job\nmetadata: [a]\nspec: {}", "metadata: expected an object"),
+        ("a: &a [x, x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a, *a]\n" for n in range(20)), "no kind"),
+        ("k0: &k0 [1]\n" + "".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 4}]\n" for n in range(1, 20)), "aliases"),
+        ("x" * (what_if.MAX_BYTES + 1), "KiB"),
+        pytest.param("[" * 60_000, "nested more than 100 levels", id="deep"),  # ended the process once
+        (what_if.EXAMPLE.replace("40Gi", "much"), "much"),
+        ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "at most"),
+    ],
+)
+def test_what_if_refuses_nonsense_in_a_sentence(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
+    """Never a traceback, never much work."""
+    site.read(plain_state())
+    assert sentence in _tried(site, browser, text)
+
+
+def test_the_pasted_text_comes_back_as_it_was(site: Site, browser: "TestClient") -> None:
+    """Browsers send lines of forms with a carriage return, tabs stay, and what turns texts is seen."""
+    site.read(plain_state())
+    text = "kind: Pod\r\nmetadata:\t{name: \u202ea}\r\n"
+    answer = browser.post(f"{site.base}/what-if", data={"manifest": text}, headers={"origin": f"http://{HOST}"})
+    shown = re.search(r"<textarea[^>]*>(.*?)</textarea>", answer.text, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == text.replace("\u202e", "?")
+
+
+def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") -> None:
+    """It is not read to its end."""
+    answer = browser.post(
+        f"{site.base}/what-if", content=b"manifest=" + b"x" * 300_000, headers={"origin": f"http://{HOST}"}
+    )
+    assert answer.status_code == 413
+
+
+def test_lists_are_paged_and_searched(site: Site, browser: "TestClient") -> None:
+    """A hundred claims on two pages, one by name, none by another."""
+    site.read(small_state(*(claim(f"claim-{number:03}", "n") for number in range(100))))
+    first, last = browser.get(f"{site.base}/claims").text, browser.get(f"{site.base}/claims?page=2").text
+    assert ("claim-049" in first, "claim-050" in first, "claim-050" in last) == (True, False, True)
+    found = browser.get(f"{site.base}/claims?q=CLAIM-07+team").text
+    assert ("claim-077" in found, "claim-001" in found) == (True, False)
+    assert "No claim matches" in browser.get(f"{site.base}/claims?q=nothing").text
+
+
+def test_pages_can_be_used_without_a_mouse_and_without_seeing(site: Site, browser: "TestClient") -> None:
+    """Language, one main, one first heading, a way past the menu, the current page, words for each picture."""
+    site.read(full_state())
+    for path in PAGES:
+        text = browser.get(f"{site.base}{path}").text
+        assert '<html lang="en"' in text
+        assert text.count("<main") == text.count("<h1") == 1, path
+        assert 'href="#main"' in text
+        assert 'aria-current="page"' in text, path
+        outer = re.findall(r'<svg class="(?:bar|meter|chart)[^>]*>', text)
+        assert all("aria-label=" in each and 'role="img"' in each for each in outer)
+        fields = re.findall(r'<(?:input|textarea)(?![^>]*type="hidden")[^>]*id="(\w+)"', text)
+        assert all(f'for="{field}"' in text for field in fields)
+
+
+def _tried(site: Site, browser: "TestClient", text: str) -> str:
+    answer = browser.post(
+        f"{site.base}/what-if",
+        data={"manifest": text, "namespace": "team"},
+        headers={"origin": f"http://{HOST}"},
+    )
+    assert "</html>" in answer.text
+    return re.sub("<textarea.*</textarea>", "", answer.text, flags=re.DOTALL)

@@ -1,0 +1,298 @@
+"""The whole node process from outside: its start, failures and stop."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.contract.node.process.processes import DRIVER, NODE, POOL, ask, devices, free_port, generations
+from tests.fakes.kubelet import DraClient, dial, register, watch_health
+from tests.fakes.node_process import NodeProcess
+
+UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
+
+
+def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """The life of the process; slices stay, so that a restart does not make devices vanish."""
+    port = free_port()
+    process = node(http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    process.wait_for(lambda: "has not registered" in ask(port, "/readyz")[1])
+    assert ask(port, "/readyz")[0] == 503
+    assert register(process.registration).endpoint == str(process.dra)
+    process.wait_for(lambda: ask(port, "/readyz") == (200, "ok\n"))
+    assert ask(port, "/healthz") == (200, "ok\n")
+    assert "dra_driver_registered 1.0" in ask(port, "/metrics")[1]
+    before = generations(rest)
+    assert len(before) == POOL
+    status, seconds = process.end()
+    assert (status, seconds < 5.0) == (0, True), process.text
+    assert not process.registration.exists()
+    assert not process.dra.exists()
+    assert generations(rest) == before
+
+
+def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Running pods keep their devices, the second prepare answers the same, and unprepare leaves nothing."""
+    process = node().start()
+    process.wait_for(lambda: len(generations(rest)) == POOL and process.dra.exists())
+    ensure_namespace(rest)
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    claim = maker.make(0)
+    fields: dict[str, Any] = {"namespace": claim["namespace"], "name": claim["name"]}
+    with dial(process.dra) as channel:
+        first = DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]]
+    assert first.devices, first.error
+    files, slices = process.cdi_files, generations(rest)
+    process.end(signal.SIGKILL)
+
+    again = node().start()
+    again.wait_for(lambda: again.text.count("serving the kubelet") == 2)
+    with dial(again.dra) as channel:
+        client = DraClient(channel)
+        assert client.prepare(claim["uid"], **fields).claims[claim["uid"]] == first
+        assert again.cdi_files == files
+        maker.drop(claim)
+        assert not client.unprepare(claim["uid"], **fields).claims[claim["uid"]].error
+    assert [name for name in again.cdi_files if claim["uid"] in name] == []
+    assert generations(rest) == slices, "a restart must not rewrite slices"
+
+
+def test_second_process_on_the_node_is_refused_and_the_first_unharmed(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """Two drivers of one name would hand out the same GPUs."""
+    first = node().start()
+    first.wait_for(first.registration.exists)
+    status, text = node().refused()
+    assert status == 2
+    assert "another process of this driver runs on this node" in text
+    assert first.process is not None
+    assert f"process {first.process.pid}" in text
+    assert register(first.registration).name == DRIVER
+
+
+def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """maxSurge 1: the new pod registers while the old one still serves; both see one journal."""
+    old = node(pod_uid="aaaa").start()
+    old.wait_for(lambda: "serving the kubelet" in old.text)
+    new = node(pod_uid="bbbb").start()
+    sockets = [new.folder / "reg" / f"{DRIVER}-{uid}-reg.sock" for uid in ("aaaa", "bbbb")]
+    new.wait_for(lambda: all(path.exists() for path in sockets))
+    endpoints = {register(path).endpoint for path in sockets}
+    assert len(endpoints) == 2
+    assert old.end()[0] == 0
+    assert not sockets[0].exists()
+    assert register(sockets[1]).endpoint in endpoints
+    status, text = node().refused()
+    assert (status, "runs on this node" in text) == (2, True)
+
+
+def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """They come back before a kubelet would notice."""
+    process = node().start()
+    process.wait_for(process.registration.exists)
+    for path in (process.registration, process.dra):
+        path.unlink()
+    process.wait_for(lambda: process.registration.exists() and process.dra.exists(), timeout_s=5.0)
+    with dial(Path(register(process.registration).endpoint)) as channel:
+        assert not DraClient(channel).unprepare(UID).claims[UID].error
+
+
+def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., NodeProcess]) -> None:
+    """The kubelet is served meanwhile, because pods that end need their unprepare."""
+    server = ApiServer()
+    server.start()
+    kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
+    connection = Connection.load(kubeconfig)
+    RestClient(connection).create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    connection.close()
+    server.stop()
+    port = free_port()
+    process = node(kubeconfig=kubeconfig, http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: "no answer from the API server" in ask(port, "/readyz")[1])
+    assert ask(port, "/healthz") == (200, "ok\n"), "a restart would not bring the API server back"
+    with dial(process.dra) as channel:
+        assert not DraClient(channel).unprepare(UID).claims[UID].error
+    back = ApiServer(successor_of=server)
+    back.start()
+    try:
+        process.wait_for(lambda: ask(port, "/readyz")[0] == 200, timeout_s=40.0)
+    finally:
+        process.kill()
+        back.stop()
+
+
+@pytest.mark.parametrize("exists", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["empty-root", "no-root"])
+def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
+    rest: RestClient, folder: Path, node: Callable[..., NodeProcess], exists: bool
+) -> None:
+    """A driver is often installed after this process has started; what an earlier run offered is withdrawn."""
+    earlier = node().start()
+    earlier.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
+    earlier.end()
+    root = folder / "driver"
+    if exists:
+        root.mkdir()
+    port = free_port()
+    process = node(simulate=None, driver_root=str(root), http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: "libnvidia-ml.so.1" in ask(port, "/readyz")[1])
+    assert ask(port, "/healthz")[0] == 200
+    with dial(process.dra) as channel:
+        assert not DraClient(channel).unprepare(UID).claims[UID].error
+    process.wait_for(lambda: devices(rest) == [])
+    assert len(generations(rest)) == 1, "the pool stays known"
+    assert process.end()[0] == 0
+
+
+def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """The runtime restarts a container without a prepare, so no prepare would restore the files."""
+    process = node().start()
+    process.wait_for(lambda: len(generations(rest)) == POOL)
+    ensure_namespace(rest)
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    claim = maker.make(0)
+    with dial(process.dra) as channel:
+        fields: dict[str, Any] = {"namespace": claim["namespace"], "name": claim["name"]}
+        assert DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]].devices
+    contents = {name: (process.folder / "cdi" / name).read_bytes() for name in process.cdi_files}
+    assert len(contents) == 2
+    shutil.rmtree(process.folder / "cdi")
+    cdi = process.folder / "cdi"
+    process.wait_for(lambda: cdi.exists() and len(process.cdi_files) == 2)
+    assert {name: (cdi / name).read_bytes() for name in process.cdi_files} == contents
+    maker.drop(claim)
+
+
+def test_cdi_directory_that_cannot_be_written_is_a_reason_for_not_being_ready(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """It is reported before a prepare fails, whose pod would wait more than a minute for its next try."""
+    port = free_port()
+    process = node(http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
+    cdi = process.folder / "cdi"
+    shutil.rmtree(cdi)
+    cdi.write_text("in the way")
+    process.wait_for(lambda: str(cdi) in ask(port, "/readyz")[1])
+    assert ask(port, "/healthz")[0] == 200, "a restart would not help"
+    cdi.unlink()
+    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
+    assert len(process.cdi_files) == 1
+
+
+def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """SQLite goes on in the unlinked file, and a successor would not see its entries."""
+    port = free_port()
+    process = node(http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(lambda: ask(port, "/healthz")[0] == 200 and process.registration.exists())
+    (process.dra.parent / "state.db").unlink()
+    process.wait_for(lambda: "state.db was removed" in ask(port, "/healthz")[1])
+    assert ask(port, "/healthz")[0] == 503
+
+
+def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
+    tmp_path: Path, node: Callable[..., NodeProcess]
+) -> None:
+    """A node without a connection to its control plane must still shut down in order."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        kubeconfig = tmp_path / "kubeconfig"
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        document = {
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | document))
+        process = node(kubeconfig=str(kubeconfig)).start()
+        process.wait_for(process.dra.exists)
+        with dial(process.dra) as channel:
+            stream = watch_health(channel, "v1alpha1")
+            client = DraClient(channel)
+            request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+            stuck = client.prepare_method.future(request, timeout=45)
+            time.sleep(0.3)  # let the call reach the API client, whose answer never comes
+            status, seconds = process.end()
+            assert (status, seconds < 5.0) == (0, True), f"{seconds}: {process.text}"
+            stuck.cancel()
+            stream.cancel()
+
+
+LOADED = """
+import sys, threading
+from dra_driver.node.process import lean_grpc
+lean_grpc.load()
+from dra_driver.config.settings import load_node_settings
+from dra_driver.node.process.plugin import NodeProcess
+process = NodeProcess(load_node_settings({flags!r}, {{}}))
+process.start()
+assert not process.live()
+process._update_gauges()
+from pathlib import Path
+from tests.fakes.kubelet import DraClient, dial
+before = set(sys.modules)
+with dial(Path({dra!r})) as channel:
+    answer = DraClient(channel).prepare({uid!r}, namespace={namespace!r}, name={name!r}).claims[{uid!r}]
+    assert answer.devices, answer.error
+process.stop()
+print(" ".join(sorted(sys.modules)))
+"""
+
+OWN_PACKAGES_NOT_LOADED = (
+    *("cel", "allocation", "doctor", "explain", "lint", "sim", "usage", "webhook", "controller"),
+    *("hardware_check", "gpu.nvml.probes"),
+)
+FOREIGN_PACKAGES_NOT_LOADED = (
+    *("celpy", "lark", "starlette", "uvicorn", "rich", "pydantic"),
+    *("asyncio", "kubernetes", "urllib3"),  # for what few nodes need, see `kubelet.lean_grpc` and `kube.library`
+    *("http.server", "email", "urllib.request", "google.protobuf.text_format", "typing_extensions"),  # `lean_imports`
+)
+
+
+def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Its 60 MiB come from there; one import too many in a shared package would cost every node 20 MiB."""
+    process = node().start()
+    process.wait_for(lambda: len(generations(rest)) == POOL)
+    process.end()
+    ensure_namespace(rest)
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    claim = maker.make(0)
+    script = LOADED.format(flags=process.flags, dra=str(process.dra), **claim)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=Path(__file__).parents[4],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded: set[Any] = set(done.stdout.split())
+    assert "dra_driver.node.claims.workflow.service" in loaded, "the check must look at a process that has worked"
+    wrong = [f"dra_driver.{name}" for name in OWN_PACKAGES_NOT_LOADED if f"dra_driver.{name}" in loaded]
+    wrong += [package for package in FOREIGN_PACKAGES_NOT_LOADED if package in loaded]
+    assert wrong == []
+    maker.drop(claim)

@@ -1,0 +1,265 @@
+"""The services as a kubelet calls them, over real gRPC on a real unix socket."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from dra_driver.core.errors import ClaimReplacedError, DeviceInUseError
+from dra_driver.node.process.endpoints import DRA_THREADS
+from dra_driver.node.process.health_stream import MAX_STREAMS
+from dra_driver.node.process.registration import SUPPORTED_VERSIONS
+from dra_driver.node.process.server import MAX_REQUEST_BYTES
+from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS
+from tests.contract.node.process.conftest import DRIVER, Plugin
+from tests.fakes.kubelet import DraClient, dial, get_info, notify, v1, v1beta1, watch_health
+from tests.fakes.preparer import device
+
+A, B = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e", "1d2e3f40-5d0a-4c61-9f7e-0f6f0a8cffff"
+
+
+@pytest.fixture
+def channel(plugin: Plugin) -> Iterator[grpc.Channel]:
+    with dial(plugin.paths.dra) as made:
+        yield made
+
+
+@pytest.fixture
+def client(channel: grpc.Channel) -> DraClient:
+    return DraClient(channel)
+
+
+def until(condition: object, timeout_s: float = 5.0) -> bool:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    return bool(condition())
+
+
+def test_registration_names_driver_endpoint_and_newest_version_first(plugin: Plugin) -> None:
+    """The kubelet uses the first version in the list that it knows."""
+    with dial(plugin.paths.registration) as channel:
+        info = get_info(channel)
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(plugin.paths.dra))
+    assert tuple(info.supported_versions) == SUPPORTED_VERSIONS
+    assert SUPPORTED_VERSIONS.index("v1.DRAPlugin") < SUPPORTED_VERSIONS.index("v1beta1.DRAPlugin")
+
+
+def test_refused_registration_is_a_reason_for_not_being_ready_until_the_kubelet_agrees(plugin: Plugin) -> None:
+    """The kubelet tries again by itself; meanwhile the pod must not look healthy."""
+    with dial(plugin.paths.registration) as channel:
+        notify(channel, registered=False, error="endpoint is taken")
+        assert "endpoint is taken" in str(plugin.registration.problem)
+        notify(channel, registered=True)
+    assert plugin.registration.problem is None
+
+
+@pytest.mark.parametrize("messages", [v1, v1beta1])
+def test_prepare_answers_devices_in_both_versions(plugin: Plugin, channel: grpc.Channel, messages: object) -> None:
+    response = DraClient(channel, messages).prepare(A, name="train")
+    (entry,) = response.claims[A].devices
+    assert list(entry.request_names) == ["main"]
+    assert (entry.pool_name, entry.device_name) == ("node/gpu.nvidia.com", "gpu-0")
+    assert list(entry.cdi_device_ids) == ["k8s.gpu.nvidia.com/claim=gpu-0"]
+    assert [(ref.namespace, ref.name, ref.uid) for ref in plugin.preparer.prepared] == [("default", "train", A)]
+
+
+def test_share_id_is_sent_in_v1_and_unset_without_a_share(plugin: Plugin, client: DraClient) -> None:
+    """A kubelet tells "no share" from "a share with an empty name"."""
+    plugin.preparer.answers[A] = (device(share_id="s-1"), device("gpu-1"))
+    shared, whole = client.prepare(A).claims[A].devices
+    assert shared.share_id == "s-1"
+    assert not whole.HasField("share_id")
+
+
+def test_one_claims_failure_is_its_own_entry(plugin: Plugin, client: DraClient) -> None:
+    plugin.preparer.answers[A] = DeviceInUseError("gpu-0 is prepared for claim default/other")
+    response = client.prepare(A, B)
+    assert response.claims[A].error == "gpu-0 is prepared for claim default/other"
+    assert not response.claims[A].devices
+    assert response.claims[B].devices
+    assert not response.claims[B].error
+
+
+def test_unprepare_answers_every_claim(plugin: Plugin, client: DraClient) -> None:
+    """The kubelet keeps a pod terminating for as long as one entry is missing."""
+    plugin.preparer.answers[B] = ClaimReplacedError("no")
+    response = client.unprepare(A, B)
+    assert {uid: entry.error for uid, entry in response.claims.items()} == {A: "", B: "no"}
+
+
+def test_empty_calls_are_fine(plugin: Plugin, client: DraClient) -> None:
+    assert not client.prepare().claims
+    assert not client.unprepare().claims
+    assert plugin.preparer.prepared == []
+
+
+def test_defect_in_the_preparer_is_an_answer_for_each_claim_not_a_dead_process(
+    plugin: Plugin, client: DraClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode(_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    plugin.preparer.before = explode
+    response = client.prepare(A, B)
+    for uid in (A, B):
+        assert uid in response.claims[uid].error
+        assert "ZeroDivisionError" in response.claims[uid].error
+        assert "secret detail" not in response.claims[uid].error
+    assert any(record.exc_info for record in caplog.records)
+    plugin.preparer.before = lambda _: None
+    assert client.prepare(A).claims[A].devices
+
+
+@pytest.mark.parametrize(
+    ("uid", "fields"),
+    [
+        ("../../etc/cron.d/x", {}),
+        ("", {}),
+        ("a" * 65, {}),
+        ("a\nb", {}),
+        (A, {"name": "Not A Name"}),
+        (A, {"namespace": "../kube-system"}),
+        (A, {"name": ""}),
+    ],
+)
+def test_a_malformed_claim_gets_an_error_and_reaches_no_preparer(
+    plugin: Plugin, client: DraClient, uid: str, fields: dict[str, Any]
+) -> None:
+    """UIDs become file names, names become URL paths."""
+    response = client.prepare(uid, **fields)
+    assert "malformed" in response.claims[uid].error
+    assert plugin.preparer.prepared == []
+
+
+def test_claim_named_twice_in_one_call_is_worked_on_once(plugin: Plugin, client: DraClient) -> None:
+    assert set(client.prepare(A, A).claims) == {A}
+    assert len(plugin.preparer.prepared) == 1
+
+
+def test_oversized_calls_are_refused_as_a_whole(plugin: Plugin, client: DraClient) -> None:
+    with pytest.raises(grpc.RpcError) as too_many:
+        client.prepare(*(f"u{number}" for number in range(MAX_CLAIMS + 1)))
+    assert too_many.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(MAX_CLAIMS) in str(too_many.value.details())
+    with pytest.raises(grpc.RpcError) as too_large:
+        client.prepare(A, name="n" * MAX_REQUEST_BYTES)
+    assert too_large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert plugin.preparer.prepared == []
+
+
+def test_very_long_error_is_cut_so_that_the_answer_arrives(plugin: Plugin, client: DraClient) -> None:
+    plugin.preparer.answers[A] = DeviceInUseError("x" * 10_000_000)
+    assert 1000 < len(client.prepare(A).claims[A].error) <= 2000
+
+
+def test_calls_run_side_by_side(plugin: Plugin, client: DraClient) -> None:
+    """Two pods that start together must not wait for each other."""
+    together = threading.Barrier(2, timeout=5)
+    plugin.preparer.before = lambda _: wait_for(together)
+    threads = [threading.Thread(target=client.prepare, args=(uid,)) for uid in (A, B)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert {ref.uid for ref in plugin.preparer.prepared} == {A, B}
+
+
+def test_a_call_that_the_kubelet_gave_up_does_not_block_the_next(plugin: Plugin, client: DraClient) -> None:
+    """After 45 s the kubelet gives up and later calls again, while the first call still runs here."""
+    release = threading.Event()
+    first = threading.Event()
+
+    def slow_once(_: object) -> None:
+        if not first.is_set():
+            first.set()
+            release.wait(10)
+
+    plugin.preparer.before = slow_once
+    with pytest.raises(grpc.RpcError) as gave_up:
+        client.prepare(A, timeout=0.2)
+    assert gave_up.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert client.prepare(A).claims[A].devices
+    release.set()
+    assert until(lambda: len(plugin.preparer.prepared) == 2)
+
+
+def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: DraClient) -> None:
+    """With a silent API server all prepares wait; an unprepare needs none, and it may release their devices."""
+    release = threading.Event()
+    plugin.preparer.before = lambda _: wait_for(release)
+    request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
+    waiting = [client.prepare_method.future(request, timeout=20) for _ in range(100)]
+    assert until(lambda: plugin.prepares._work_queue.qsize() == len(waiting) - PREPARE_THREADS)
+    assert not client.unprepare(B, timeout=2).claims[B].error
+    assert not any(call.done() for call in waiting)
+    release.set()
+    assert all(call.result(10).claims[A].devices for call in waiting)
+
+
+def test_the_preparer_gets_the_time_left_until_the_kubelets_deadline(plugin: Plugin, client: DraClient) -> None:
+    """Time that a call spent in a queue counts: the answer has to leave before the kubelet's deadline."""
+    client.prepare(A, timeout=5.0)
+    client.unprepare(A, timeout=5.0)
+    heard = [left or 0.0 for left in plugin.preparer.time_left]
+    assert heard == pytest.approx([5.0, 5.0], abs=0.5), "the wire rounds a deadline"
+
+
+def test_a_prepare_that_was_given_up_before_it_began_is_dropped(plugin: Plugin, client: DraClient) -> None:
+    """After an outage the threads serve calls that still have a caller."""
+    release = threading.Event()
+    plugin.preparer.before = lambda _: wait_for(release)
+    request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
+    busy = [client.prepare_method.future(request, timeout=20) for _ in range(PREPARE_THREADS)]
+    assert until(lambda: len(plugin.prepares._threads) == PREPARE_THREADS)
+    with pytest.raises(grpc.RpcError):
+        client.prepare(B, timeout=0.1)
+    client.unprepare(A)  # arrives after the cancellation, on the same connection
+    release.set()
+    assert all(call.result(10).claims[A].devices for call in busy)
+    plugin.preparer.before = lambda _: None
+    assert client.prepare(A).claims[A].devices
+    assert B not in {ref.uid for ref in plugin.preparer.prepared}
+
+
+@pytest.mark.parametrize("package", ["v1", "v1alpha1"])
+def test_health_stream_is_held_open_and_silent_until_stop(plugin: Plugin, channel: grpc.Channel, package: str) -> None:
+    """A stream that ends is dialled again every 5 s, with a line in the kubelet's log each time."""
+    stream = watch_health(channel, package)
+    assert until(lambda: plugin.streams.count == 1)
+    assert not stream.done()
+    plugin.streams.stop()
+    assert list(stream) == []
+    assert until(lambda: plugin.streams.count == 0)
+
+
+def test_health_streams_take_no_thread_from_prepare(plugin: Plugin, client: DraClient, channel: grpc.Channel) -> None:
+    """Each stream would otherwise hold a worker for ever."""
+    streams = [watch_health(channel, "v1alpha1") for _ in range(MAX_STREAMS)]
+    assert len(streams) > max(DRA_THREADS, PREPARE_THREADS)
+    assert until(lambda: plugin.streams.count == MAX_STREAMS)
+    assert client.prepare(A, timeout=5).claims[A].devices
+    with pytest.raises(grpc.RpcError) as refused:
+        next(watch_health(channel, "v1"))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for stream in streams:
+        stream.cancel()
+    assert until(lambda: plugin.streams.count == 0), "a cancelled stream must make room"
+
+
+def test_stop_with_open_streams_is_quick(plugin: Plugin, channel: grpc.Channel) -> None:
+    streams = [watch_health(channel, "v1alpha1") for _ in range(4)]
+    assert until(lambda: plugin.streams.count == 4)
+    begin = time.monotonic()
+    plugin.stop(2.0)
+    assert time.monotonic() - begin < 2.0
+    assert [list(stream) for stream in streams] == [[], [], [], []]
+
+
+def wait_for(what: threading.Barrier | threading.Event) -> None:
+    """Hold up a prepare."""
+    what.wait(20.0)

@@ -1,0 +1,99 @@
+"""The annotation that makes simulated GPUs ill, against node processes with simulated and with real GPUs."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.command_line.main import main
+from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.kube.rest import RestClient
+from tests.contract.node.process.processes import NODE, devices
+from tests.contract.node.process.test_detach import Driver, driver, process
+from tests.fakes.node_process import NodeProcess
+
+DRAIN = "gpu.dra-driver.io/drain"
+EVENTS = "/api/v1/namespaces/default/events"
+
+__all__ = ["driver", "process"]
+
+
+@pytest.fixture(autouse=True)
+def _clean(rest: RestClient) -> Iterator[None]:
+    yield
+    annotations = {ANNOTATION: None, DRAIN: None}
+    rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": annotations}})
+    for item in rest.list(EVENTS)["items"]:
+        rest.delete(f"{EVENTS}/{item['metadata']['name']}")
+
+
+def annotate(rest: RestClient, text: str | None) -> None:
+    rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {ANNOTATION: text}}})
+
+
+def events(rest: RestClient, reason: str) -> list[str]:
+    items = rest.list(EVENTS)["items"]
+    return [item["message"] for item in items if item["reason"] == reason]
+
+
+def injected(process: NodeProcess) -> list[str]:
+    state: Path = process.folder / "plugins" / "gpu.nvidia.com" / "simulated-gpus.json"
+    return [one["fault"] for one in json.loads(state.read_text())["injected"]] if state.exists() else []
+
+
+def test_a_simulated_gpu_falls_ill_and_recovers_as_the_annotation_says(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """And the Node's events say so, which is what the command waits for."""
+    simulated = node().start()
+    simulated.wait_for(lambda: devices(rest))
+    annotate(rest, "gpu-1 xid=95")
+    simulated.wait_for(lambda: injected(simulated) == ["xid=95"])
+    simulated.wait_for(lambda: "simulated faults: gpu-1 xid=95" in events(rest, "SimulatedFault"))
+    annotate(rest, "gpu-1 fire")
+    simulated.wait_for(lambda: events(rest, "SimulatedFaultRefused"))
+    assert injected(simulated) == ["xid=95"]
+    annotate(rest, None)
+    simulated.wait_for(lambda: injected(simulated) == [])
+
+
+def test_real_gpus_are_never_touched_by_it(rest: RestClient, driver: Driver, process: NodeProcess) -> None:
+    """Who may annotate Nodes could take a fleet away with it."""
+    process.start()
+    process.wait_for(lambda: devices(rest) == ["gpu-0", "gpu-1"])
+    annotate(rest, "gpu-0 xid=79")
+    rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {DRAIN: "all"}}})
+
+    def tainted() -> bool:
+        items = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
+        return any("taints" in device for item in items for device in item["spec"].get("devices") or ())
+
+    process.wait_for(tainted)  # the drain is newer than the fault, and was followed
+    found = [
+        taint["key"]
+        for item in rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
+        for device in item["spec"].get("devices") or ()
+        for taint in device.get("taints", ())
+    ]
+    assert set(found) == {"gpu.dra-driver.io/drained"}
+    assert events(rest, "SimulatedFault") == events(rest, "SimulatedFaultRefused") == []
+    assert driver.old.calls("nvmlInitWithFlags") == 1
+
+
+def test_the_commands_inject_a_fault_and_recover_from_it(
+    rest: RestClient, node: Callable[..., NodeProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the kubeconfig of the cluster, embedded or not."""
+    simulated = node().start()
+    simulated.wait_for(lambda: devices(rest))
+    flags = ["--kubeconfig", str(simulated.flags["kubeconfig"]), "--wait", "60"]
+    assert main(["sim", "inject", NODE, "gpu-0", "xid=13", *flags]) == 0
+    assert injected(simulated) == ["xid=13"]
+    assert main(["sim", "inject", NODE, "gpu-0-mig-1g10gb-19-0", "ecc", *flags]) == 1
+    assert "this partition does not exist now" in capsys.readouterr().err
+    assert injected(simulated) == ["xid=13"]
+    assert main(["sim", "inject", NODE, "gpu-5", "ecc", *flags]) == 2
+    assert "did you mean gpu-" in capsys.readouterr().err
+    assert main(["sim", "recover", NODE, *flags]) == 0
+    assert injected(simulated) == []

@@ -1,0 +1,163 @@
+"""docs/threads.md against the threads of started processes."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.sim.apiserver.kinds import NODES
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.fakes.kubelet import DraClient, dial, register, watch_health
+from tests.fakes.node_process import MpsHostProcess, NodeProcess
+
+ROOT = Path(__file__).parents[4]
+DRIVER = "gpu.nvidia.com"
+ROW = re.compile(r"\| `(?P<name>[^`]+)` \| (?P<most>\d+) \|")
+
+
+def documented(process: str) -> dict[str, int]:
+    """Names in the table under that heading, as regular expressions, and how many threads of each there may be."""
+    (section,) = re.findall(rf"^## {process}\n(.*?)(?=^## )", (ROOT / "docs/threads.md").read_text(), re.M | re.S)
+    return {re.escape(row["name"]).replace("N", r"\d+"): int(row["most"]) for row in ROW.finditer(section)}
+
+
+class Child:
+    """A process that answers each line on its stdin with the names of its threads, those that have ended among them."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self._child = child
+
+    def names(self) -> list[str]:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write("\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        assert line, "the process ended"
+        names: list[str] = json.loads(line)
+        return names
+
+
+@contextmanager
+def started(command: list[str], environ: dict[str, str]) -> Iterator[Child]:
+    """The same subcommand and flags in a process that prints the names of its threads."""
+    arguments = [
+        sys.executable,
+        "-m",
+        "tests.fakes.thread_names",
+        *command[command.index("dra_driver.core.command_line.main") + 1 :],
+    ]
+    child = subprocess.Popen(arguments, env=environ, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Child(child)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(20) == 0
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def undocumented(names: list[str], rows: dict[str, int]) -> list[str]:
+    """Threads without a row, and rows with more threads than they allow."""
+    without_row = [name for name in names if not any(re.fullmatch(row, name) for row in rows)]
+    too_many = [row for row, most in rows.items() if sum(bool(re.fullmatch(row, name)) for name in names) > most]
+    return without_row + too_many
+
+
+@pytest.fixture
+def node(folder: Path) -> Iterator[NodeProcess]:
+    """The command of a node process with every thread that settings can ask for."""
+    api = ApiServer()
+    api.start()
+    api.store.create(NODES, {"metadata": {"name": "node-a"}})
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    kubeconfig = api.kubeconfig(folder / "kubeconfig")
+    yield NodeProcess(
+        folder,
+        kubeconfig=str(kubeconfig),
+        http_addr=address,
+        claim_status="true",
+        claim_events="true",
+        usage="true",
+    )
+    api.stop()
+
+
+def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None:
+    """And every row of the table has a thread, once every kind of call has been made."""
+    rows = documented("Node process")
+    with started(node.command(), node.environ) as child:
+        child.names()  # the process has started
+        register(node.registration)
+        with dial(node.dra) as channel, ThreadPoolExecutor(8) as kubelet:
+            client = DraClient(channel)
+            calls = [kubelet.submit(client.prepare, f"uid-{n}") for n in range(4)]
+            calls += [kubelet.submit(client.unprepare, f"uid-{n}") for n in range(4)]
+            seen = [child.names()]
+            stream = watch_health(channel, "v1")
+            make_a_gpu_ill(node)
+            assert len(next(stream).devices) > 0
+            stream.cancel()
+            with ExitStack() as asked:
+                for _ in range(16):
+                    asked.enter_context(ask_for_metrics(str(node.flags["http_addr"])))
+                seen.append(child.names())
+            wait_for_metrics(str(node.flags["http_addr"]))
+            for call in calls:
+                call.result(60)
+            seen.append(child.names())
+    assert [undocumented(names, rows) for names in seen] == [[]] * len(seen)
+    missing = [row for row in rows if not any(re.fullmatch(row, name) for names in seen for name in names)]
+    assert missing == []
+
+
+def make_a_gpu_ill(node: NodeProcess) -> None:
+    """So that there is something to say on health streams."""
+    gpus = SimulatedBackend.from_spec(
+        str(node.flags["simulate"]), "node-a", state_file=node.dra.with_name("simulated-gpus.json")
+    )
+    gpus.inject(gpus.snapshot().gpus[0].uuid, "xid=48")
+
+
+def ask_for_metrics(address: str) -> socket.socket:
+    """An HTTP connection with a request whose answer is not read."""
+    host, _, port = address.partition(":")
+    client = socket.create_connection((host, int(port)), timeout=5)
+    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    return client
+
+
+def wait_for_metrics(address: str) -> None:
+    """Until an answer has come, and with it the thread that made it."""
+    with ask_for_metrics(address) as client:
+        client.settimeout(30)
+        assert client.recv(64).startswith(b"HTTP/1.1 200")
+
+
+def test_every_thread_of_an_mps_host_is_documented(folder: Path) -> None:
+    """It has one: sharing/ has no locks between threads."""
+    host = MpsHostProcess(folder, folder / "plugins", DRIVER, run_dir=str(folder))
+    with started(host.command(), host.environ) as child:
+        names = [name for _ in range(3) for name in child.names()]
+    assert set(names) - {"environ"} == set(documented("MPS host"))  # the page has that one below the table
+
+
+def test_an_undocumented_thread_is_noticed() -> None:
+    """A thread without a name has one that Python gives."""
+    rows = {r"dra_\d+": 2, "events": 1}
+    assert undocumented(["dra_0", "dra_1", "events"], rows) == []
+    assert undocumented(["Thread-7 (run)", "events"], rows) == ["Thread-7 (run)"]
+    assert undocumented(["events", "events"], rows) == ["events"]

@@ -1,0 +1,70 @@
+"""Claims for two linked GPUs, by the real allocator: always a pair, and where the bench's model places them."""
+
+from itertools import chain, combinations
+
+import pytest
+
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.kube.published import islands_of
+from dra_driver.scheduler.allocation import Allocator
+from tests.bench.linking import BOARDS, KINDS, Node, Tally, board, orders, play, sequence
+from tests.fakes.dra_objects import Obj, allocated, claim, device_class, exactly, node
+from tests.fakes.mig_cluster import NODE, built, published
+
+LINKED = [{"requests": ["gpu"], "matchAttribute": "gpu.nvidia.com/nvlinkIsland"}]
+
+
+def devices(slices: list[Obj], held: list[Obj], count: int) -> tuple[str, ...] | None:
+    """What the scheduler would give to a claim for one GPU, or for several linked ones."""
+    wanted = claim("wanted", exactly(count=count), constraints=LINKED if count > 1 else [])
+    allocator = Allocator(slices=slices, classes=[device_class()], allocated=held)
+    found = allocator.allocate(node(NODE), [wanted]).allocations
+    return None if found is None else tuple(one["device"] for one in found[0]["devices"]["results"])
+
+
+def holding(*taken: str) -> list[Obj]:
+    return [allocated(claim(f"of-{one}"), one, node_name=NODE) for one in taken]
+
+
+@pytest.mark.parametrize("words", [BOARDS["4 GPUs, pairs 0-2 1-3"], BOARDS["4 GPUs, pairs 0-1 2-3"]])
+def test_two_linked_gpus_are_a_pair_whatever_is_taken(words: str) -> None:
+    """All sixteen states of a board with two bridges: a pair that is free, or nothing."""
+    gpus = board(words)
+    slices = published(built(Snapshot(gpus=gpus)))
+    pairs = {frozenset(f"gpu-{minor}" for minor in pair) for pair in Node(gpus, islands_of(gpus)).pairs}
+    names = [gpu.device_name for gpu in gpus]
+    for taken in chain.from_iterable(combinations(names, size) for size in range(5)):
+        found = devices(slices, holding(*taken), 2)
+        free = [pair for pair in pairs if pair.isdisjoint(taken)]
+        assert (found is None) == (not free)
+        assert found is None or frozenset(found) in free
+
+
+@pytest.mark.parametrize("name", list(BOARDS))
+def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -> None:
+    """What the table of stranded pairs is computed with."""
+    gpus = board(BOARDS[name])
+    slices, order = published(built(Snapshot(gpus=gpus))), orders(gpus)["ours"]
+    claims = sequence("filling", len(gpus), "contract") or [(0, 2, 1.0)]
+    held: list[str] = []
+    for (_, count, _), modelled in zip(claims, play(Node(order, islands_of(gpus)), claims, Tally()), strict=True):
+        found = devices(slices, holding(*held), count)
+        assert found == (None if modelled is None else tuple(f"gpu-{minor}" for minor in modelled))
+        held += found or ()
+    assert held
+
+
+def test_partitions_of_linked_gpus_are_not_linked() -> None:
+    """They reach no other GPU, so none of them satisfies the constraint; whole GPUs beside them do."""
+    snapshot = SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "n")).snapshot()
+    linked = [one for one in built(snapshot).devices if "nvlinkIsland" in one["attributes"]]
+    assert [one["name"] for one in linked] == ["gpu-0", "gpu-1"]
+    assert devices(published(built(snapshot)), [], 2) == ("gpu-0", "gpu-1")
+
+
+def test_every_kind_of_sequence_has_both_sizes() -> None:
+    """The model above plays one of them."""
+    for kind in KINDS:
+        assert {count for _, count, _ in sequence(kind, 8, "any")} == {1, 2}

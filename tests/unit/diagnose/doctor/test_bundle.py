@@ -1,0 +1,209 @@
+"""Support bundles: what is in them, that it is no secret, and that what is read back is checked."""
+
+import gzip
+import io
+import json
+import stat
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.diagnose.doctor import bundle
+from dra_driver.diagnose.doctor.bundle_reading import read_logs
+from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.report import to_wire
+from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.diagnose.doctor.text import render
+from tests.doctor_faults.cluster import DRIVER, SERVER, Cluster, Obj, claim, named, template, unready, workload
+from tests.fakes.dra_objects import allocated
+
+SECRET = "hunter2-hunter2"
+JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub2RlIn0.c2lnbmF0dXJl"
+
+
+def written(cluster: Cluster, path: Path) -> bundle.SupportBundle:
+    """A bundle of the cluster in the file."""
+    facts = read_facts(cluster, server=SERVER)
+    report = diagnose(facts, DoctorScope(), clock=time.monotonic)
+    logs, _ = read_logs(cluster, facts, within_s=1.0)
+    found = bundle.SupportBundle(
+        facts=facts,
+        created_at="2026-11-22T10:00:00Z",
+        program_version="0.1.0",
+        report=to_wire(report),
+        report_text=render(report),
+        logs=logs,
+    )
+    bundle.write(found, path)
+    return found
+
+
+def contents(path: Path) -> str:
+    """All files of the bundle as one text."""
+    with tarfile.open(path) as tar:
+        return "".join(file.read().decode() for each in tar if (file := tar.extractfile(each)) is not None)
+
+
+def packed(path: Path, **files: Any) -> Path:
+    """A bundle with these files and nothing else."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name, document in files.items():
+            text = document if isinstance(document, bytes) else json.dumps(document).encode()
+            member = tarfile.TarInfo(f"../../{name}.json")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    path.write_bytes(gzip.compress(data.getvalue()))
+    return path
+
+
+def manifest(**changed: Any) -> Obj:
+    return {"kind": "SupportBundle", "schemaVersion": 1, "programVersion": "0.1.0", **changed}
+
+
+def test_what_is_read_back_gives_the_same_report(tmp_path: Path) -> None:
+    """Those who help see what the doctor saw, failures and unanswered questions included."""
+    cluster = Cluster()
+    cluster.refused = {"list daemonsets.apps in all namespaces", "list nodes"}
+    cluster.gpu_api = ["gpunodes"]
+    before = written(cluster, tmp_path / "b.tar.gz")
+    facts = bundle.read(tmp_path / "b.tar.gz")
+    again = diagnose(facts, DoctorScope(), clock=time.monotonic)
+    assert to_wire(again)["findings"] == before.report["findings"]
+    assert facts.state().server_version == "v1.36.2"
+    assert bundle.is_bundle(tmp_path / "b.tar.gz")
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Names of pods and claims concern no other user of the machine."""
+    written(Cluster(), tmp_path / "b.tar.gz")
+    assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
+
+
+def test_no_secret_gets_into_it(tmp_path: Path) -> None:
+    """Neither environment, arguments, annotations nor volumes; tokens in logs and messages are removed."""
+    cluster = Cluster()
+    pod = workload()
+    pod["metadata"]["annotations"] = {"note": SECRET}
+    pod["spec"]["containers"][0].update(
+        env=[{"name": "PASSWORD", "value": SECRET}], args=["--key", SECRET], command=[SECRET]
+    )
+    pod["spec"]["volumes"] = [{"name": "v", "csi": {"volumeAttributes": {"key": SECRET}}}]
+    cluster.pods.append(pod)
+    container = cluster.daemonsets[0]["spec"]["template"]["spec"]["containers"][0]
+    container["env"].append({"name": "PROXY_PASSWORD", "value": SECRET})
+    cluster.daemonsets[0]["metadata"]["annotations"] = {"applied": SECRET}
+    cluster.gpu_policies = [named("p", spec={})]
+    cluster.gpu_policies[0]["metadata"]["annotations"] = {"applied": SECRET}
+    unready(
+        cluster.pods[0],
+        restartCount=1,
+        state={"waiting": {"reason": "CrashLoopBackOff", "message": f"token={SECRET}"}},
+        lastState={"terminated": {"exitCode": 1, "message": f"Authorization: Bearer {JWT}"}},
+    )
+    cluster.logs[cluster.pods[0]["metadata"]["name"]] = f"GET https://u:{SECRET}@proxy: Bearer {JWT}\n"
+    found = written(cluster, tmp_path / "b.tar.gz")
+    assert any("gpu-a" in name for name in found.logs)
+    text = contents(tmp_path / "b.tar.gz")
+    assert SECRET not in text
+    assert JWT not in text
+
+
+def test_parameters_of_other_drivers_do_not_get_into_it(tmp_path: Path) -> None:
+    """A network driver's parameters may hold a token under any key; those of this driver help who reads the bundle."""
+    cluster = Cluster()
+    config = [
+        {"opaque": {"driver": "net.example.com", "parameters": {"token": SECRET}}},
+        {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}},
+    ]
+    card = allocated(claim("card", namespace="team-a", config=config), "gpu-0", node_name="gpu-a")
+    card["status"]["allocation"]["devices"]["config"] = config
+    applied = json.dumps({"spec": {"devices": {"config": config}}})
+    card["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": applied}
+    card["status"]["devices"] = [{"driver": "net.example.com", "device": "eth0", "data": {"psk": SECRET}}]
+    cluster.claims.append(card)
+    cards = template("cards")
+    cards["spec"]["spec"]["devices"]["config"] = config
+    cluster.templates.append(cards)
+    cluster.classes.append(named("nets", spec={"config": config}))
+    written(cluster, tmp_path / "b.tar.gz")
+    text = contents(tmp_path / "b.tar.gz")
+    assert SECRET not in text
+    assert text.count("GpuConfig") == 5
+    assert "net.example.com" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"manifest": manifest(schemaVersion=2, programVersion="0.9")}, "schemaVersion 2, this program reads 1.*0.9"),
+        ({"manifest": manifest(kind="Other")}, "no SupportBundle"),
+        ({"manifest": manifest()}, "state.json, facts.json is missing"),
+        ({"manifest": b"{"}, "not JSON"),
+        ({"manifest": b"[" * 100_000}, "not JSON"),
+        ({"manifest": manifest(), "state": {"kind": "List"}, "facts": {}}, "has no answers"),
+        ({"manifest": manifest(), "state": {"kind": "List"}, "facts": {"answers": {"gates": 1}}}, "expected an answer"),
+        ({"manifest": manifest(), "state": {}, "facts": {"answers": {}}}, "an object has no kind"),
+    ],
+)
+def test_a_bundle_of_another_shape_is_refused_with_a_sentence(
+    files: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """It may be from a newer version, or from nowhere."""
+    with pytest.raises(ConfigurationError, match=message):
+        bundle.read(packed(tmp_path / "b.tar.gz", **files))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x1f\x8b", b"\x1f\x8b" + b"x" * 100, gzip.compress(b"no tar" * 200, mtime=0)],
+    ids=["two bytes", "no gzip", "no archive"],
+)
+def test_a_file_that_is_no_archive_is_refused(data: bytes, tmp_path: Path) -> None:
+    """Truncated downloads are common."""
+    (tmp_path / "b.tar.gz").write_bytes(data)
+    with pytest.raises(ConfigurationError, match=r"b\.tar\.gz"):
+        bundle.read(tmp_path / "b.tar.gz")
+
+
+def test_a_truncated_bundle_is_refused(tmp_path: Path) -> None:
+    """Half of a bundle is none."""
+    written(Cluster(), tmp_path / "b.tar.gz")
+    data = (tmp_path / "b.tar.gz").read_bytes()
+    (tmp_path / "b.tar.gz").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigurationError, match=r"support bundle|missing"):
+        bundle.read(tmp_path / "b.tar.gz")
+
+
+def test_nothing_outside_is_written_by_reading(tmp_path: Path) -> None:
+    """Members with names such as ``../../etc/passwd`` are read in memory, if they are known at all."""
+    with pytest.raises(ConfigurationError):
+        bundle.read(packed(tmp_path / "b.tar.gz", manifest=manifest(), evil={}))
+    assert [each.name for each in tmp_path.iterdir()] == ["b.tar.gz"]
+
+
+def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    """A file of some megabytes may claim a name of any length, which `tarfile` would read into memory."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 3 << 30
+    path = tmp_path / "b.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
+    with pytest.raises(
+        ConfigurationError, match=r"no support bundle that can be read: a header of it has 3221225472 bytes"
+    ):
+        bundle.read(path)
+
+
+def test_what_is_passed_over_is_bounded_too(tmp_path: Path) -> None:
+    """Members with other names are decompressed on the way to the next one."""
+    other = tarfile.TarInfo("logs/x")
+    other.size = 4 << 30
+    path = tmp_path / "b.tar.gz"
+    path.write_bytes(gzip.compress(other.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
+    with pytest.raises(ConfigurationError, match="more than 3072 MiB when it is decompressed"):
+        bundle.read(path)

@@ -1,0 +1,227 @@
+"""Broken nodes, one fault each: the doctor names it first, says what was seen, and what to do."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
+from dra_driver.diagnose.doctor.report import DoctorReport
+from tests.fakes.broken_node import DRIVER, BrokenNode
+from tests.fakes.node_faults import FAULTS, NVIDIA_PLUGIN, Fault, container, nothing_installed
+
+
+@pytest.fixture
+def node() -> Iterator[BrokenNode]:
+    """A healthy node in a folder with a short name."""
+    folder = Path(tempfile.mkdtemp(prefix="dn"))
+    found = BrokenNode(folder)
+    yield found
+    found.close()
+    shutil.rmtree(folder)
+
+
+def test_a_healthy_node_has_nothing_to_tell(node: BrokenNode) -> None:
+    """Every finding is ok, so that a fault stands out; and the exit status is 0."""
+    report = node.report()
+    assert [finding for finding in report.findings if finding.status is not FindingStatus.OK] == []
+    assert report.exit_status == 0
+    assert {finding.check for finding in report.findings} >= {"driver-versions", "cdi-switch", "registration-socket"}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.breaks.__name__)
+def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
+    """The first broken layer is the cause and none of its consequences."""
+    fault.breaks(node)
+    report = node.report()
+    first = report.first_broken
+    assert first is not None, shown(report)
+    assert (first.check, first.layer) == (fault.check, fault.layer), shown(report)
+    assert fault.seen in first.seen
+    assert fault.do in first.do
+    assert first.expected
+    assert report.exit_status == 1
+
+
+def only_one_on_vfio(node: BrokenNode) -> None:
+    node.gpu("0000:02:00.0", "vfio-pci")
+    node.nvml = NvmlAnswer(gpus=1)
+
+
+def a_gpu_is_left_out(node: BrokenNode) -> None:
+    node.nvml = NvmlAnswer(gpus=1, left_out=("0000:02:00.0: GPU is lost",))
+
+
+def a_gpu_is_missing_in_nvml(node: BrokenNode) -> None:
+    node.nvml = NvmlAnswer(gpus=1)
+
+
+def missing_nodes(node: BrokenNode) -> None:
+    del node.dev.nodes["/dev/nvidia1"]
+
+
+def mode_of_root(node: BrokenNode) -> None:
+    node.dev.add("/dev/nvidia0", 195, 0, 0o600)
+
+
+def default_runtime(node: BrokenNode) -> None:
+    handlers = {**node.runtime.config["containerd"], "defaultRuntimeName": "nvidia"}
+    node.runtime.config = {**node.runtime.config, "containerd": handlers}
+
+
+def not_ready(node: BrokenNode) -> None:
+    node.runtime.not_ready = ("NetworkReady is false (NetworkPluginNotReady): no network config found",)
+
+
+def old_pod_left_a_socket(node: BrokenNode) -> None:
+    node.serve(f"kubelet/plugins_registry/{DRIVER}-1234-reg.sock", dead=True)
+
+
+def other_driver_is_gone(node: BrokenNode) -> None:
+    node.serve("kubelet/plugins_registry/net.example.com-reg.sock", dead=True)
+
+
+def uninstalled_plugin(node: BrokenNode) -> None:
+    node.serve(NVIDIA_PLUGIN, dead=True)
+
+
+def allowed_plugin(node: BrokenNode) -> None:
+    node.serve(NVIDIA_PLUGIN)
+    node.set_view(second_publisher_allowed=True)
+
+
+def pod_without_claim(node: BrokenNode) -> None:
+    node.pods = ("default/train",)
+    node.runtime.running = {"main": container([], [])}
+
+
+def pod_elsewhere(node: BrokenNode) -> None:
+    node.pods = ("default/train",)
+
+
+def no_cdi_folder(node: BrokenNode) -> None:
+    node.remove("cdi")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "check", "seen"),
+    [
+        (only_one_on_vfio, "gpus-on-bus", "0000:02:00.0 is bound to vfio-pci"),
+        (a_gpu_is_left_out, "nvml", "GPU is lost"),
+        (a_gpu_is_missing_in_nvml, "nvml", "2 GPUs are bound to nvidia, NVML counts 1"),
+        (missing_nodes, "device-nodes", "/dev/nvidia1 is missing"),
+        (mode_of_root, "device-nodes", "/dev/nvidia0 has the mode 0600"),
+        (default_runtime, "default-runtime", "a pod without a claim gets GPUs"),
+        (not_ready, "runtime-answers", "NetworkReady is false"),
+        (old_pod_left_a_socket, "stale-sockets", "1234-reg.sock"),
+        (other_driver_is_gone, "stale-sockets", "of another driver"),
+        (uninstalled_plugin, "device-plugin", "no process listens"),
+        (allowed_plugin, "device-plugin", "ALLOW_SECOND_PUBLISHER permits"),
+        (pod_without_claim, "container", "got no CDI name"),
+        (pod_elsewhere, "container", "no container of it runs"),
+        (no_cdi_folder, "cdi-files", "does not exist"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_may_work_is_a_warning(
+    node: BrokenNode, breaks: Callable[[BrokenNode], None], check: str, seen: str
+) -> None:
+    """GPUs may still work, so the exit status is 0."""
+    breaks(node)
+    report = node.report()
+    warned = [finding for finding in report.findings if finding.status is FindingStatus.WARN]
+    assert [finding.check for finding in warned] == [check], shown(report)
+    assert seen in warned[0].seen
+    assert warned[0].do
+    assert report.exit_status == 0
+
+
+def test_where_nothing_is_installed_every_layer_says_so(node: BrokenNode) -> None:
+    """A laptop: what was seen, what was expected, what to do."""
+    nothing_installed(node)
+    report = node.report()
+    failed = {finding.check for finding in report.findings if finding.status is FindingStatus.FAIL}
+    expected = {"kubelet", "gpus-on-bus", "driver-root", "kernel-module", "runtime-answers", "plugin-folders"}
+    assert failed == expected, shown(report)
+    told = [each for each in report.findings if each.status is not FindingStatus.OK]
+    assert all(each.seen and each.expected and each.do for each in told)
+
+
+def test_k3s_has_the_kubelet_inside(node: BrokenNode) -> None:
+    """No process is called kubelet there."""
+    node.put("proc/4711/comm", "k3s-server\n")
+    report = node.report()
+    assert report.exit_status == 0
+    assert "inside k3s-server" in next(each.seen for each in report.findings if each.check == "kubelet")
+
+
+def test_a_process_that_does_not_see_the_host_gives_no_verdict_about_it(node: BrokenNode) -> None:
+    """/proc with hidepid, or the driver's own pod: kubelet and runtime may well be there."""
+    for path in ("proc/4711", "proc/2", "run/containerd/containerd.sock"):
+        node.remove(path)
+    report = node.report()
+    found = {each.check: each.status for each in report.findings if each.status is not FindingStatus.OK}
+    assert found == {"kubelet": FindingStatus.WARN, "runtime-answers": FindingStatus.UNKNOWN}, shown(report)
+    assert report.exit_status == 2
+
+
+def test_simulated_gpus_need_no_driver(node: BrokenNode) -> None:
+    """A node process that simulates its GPUs works on a node without any."""
+    nothing_of_nvidia = ("usr/lib", "sys", "proc/driver")
+    for folder in nothing_of_nvidia:
+        node.remove(folder)
+    node.put("proc/devices", "Character devices:\n  1 mem\n")
+    node.set_view(simulated=True)
+    assert node.report().exit_status == 0
+
+
+def test_a_container_with_its_device_is_well(node: BrokenNode) -> None:
+    """The names that the kubelet asked for, the CDI files and the container agree."""
+    node.pods = ("default/train",)
+    node.runtime.running = {"main": container([node.claim("aa-11")], ["/dev/nvidia0"])}
+    report = node.report()
+    (found,) = [finding for finding in report.findings if finding.check == "container"]
+    assert (found.status, found.subject) == (FindingStatus.OK, "pod/default/train")
+    assert "/dev/nvidia0" in found.seen
+
+
+def test_findings_about_the_records_are_passed_on(node: BrokenNode) -> None:
+    """Another reader looks at the journal; its findings take their place among the layers."""
+    about = LayerFinding(
+        check="records", layer=Layer.PREPARE, status=FindingStatus.WARN, subject="node/node-1", seen="no journal"
+    )
+    node.state = (about,)
+    report = node.report()
+    assert about in report.findings
+    layers = [finding.layer for finding in report.findings]
+    assert layers.index(Layer.PREPARE) < layers.index(Layer.CDI)
+
+
+def test_a_dev_that_cannot_be_read_is_unknown(node: BrokenNode) -> None:
+    """A look that needs root says so, and is no verdict about the node."""
+
+    def refuse(_path: str) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    node.dev.look = refuse  # type: ignore[assignment, method-assign]
+    report = node.report()
+    (found,) = report.unknown
+    assert found.check == "device-nodes"
+    assert "Permission denied" in found.seen
+    assert report.exit_status == 2
+
+
+def test_a_runtime_of_an_unknown_kind_is_unknown(node: BrokenNode) -> None:
+    """A new runtime may well have CDI."""
+    node.runtime = replace(node.runtime, name="youki-cri", release="0.1")
+    assert [finding.check for finding in node.report().unknown] == ["cdi-switch"]
+
+
+def shown(report: DoctorReport) -> str:
+    return "\n".join(f"{each.status} {each.layer} {each.check}: {each.seen}" for each in report.findings)

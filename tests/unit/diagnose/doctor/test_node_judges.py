@@ -1,0 +1,77 @@
+"""Checks of a node over facts that no folder of a test can have."""
+
+import pytest
+
+from dra_driver.diagnose.doctor.finding import FindingStatus, LayerFinding
+from dra_driver.diagnose.doctor.node_device_facts import DeviceNodeFacts
+from dra_driver.diagnose.doctor.node_doctor import NODE_CHECKS
+from dra_driver.diagnose.doctor.node_facts import LocalFacts
+from dra_driver.diagnose.doctor.node_files_facts import DiskFacts, FileFacts
+from dra_driver.diagnose.doctor.node_runtime_facts import RuntimeFacts
+from dra_driver.diagnose.doctor.node_sockets import SocketFacts
+from dra_driver.diagnose.doctor.node_view import HostView
+
+OK, WARN, FAIL = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL
+VIEW = HostView(driver="gpu.nvidia.com")
+
+
+def found_by(check: str, facts: LocalFacts) -> LayerFinding:
+    """The only finding of a check."""
+    (finding,) = next(each for each in NODE_CHECKS if each.name == check).run(facts)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "free_files", "status", "seen"),
+    [
+        (100 * 1024, 1000, FAIL, "/plugins has 100 KiB free"),
+        (1 << 30, 3, FAIL, "/plugins has 3 inodes free"),
+        (8 << 20, 1000, WARN, "/plugins has 8 MiB free"),
+        (1 << 30, 1000, OK, "/plugins has 1024 MiB free"),
+        (1 << 30, None, OK, "/plugins has 1024 MiB free"),
+    ],
+)
+def test_a_full_disk_is_named_with_what_is_left(
+    free_bytes: int, free_files: int | None, status: FindingStatus, seen: str
+) -> None:
+    """Some file systems count no inodes."""
+    disk = DiskFacts(folder="/plugins", what="the journal", free_bytes=free_bytes, free_files=free_files)
+    finding = found_by("disk", LocalFacts(node="node-1", view=VIEW, files=FileFacts(disks=(disk,))))
+    assert finding.status is status
+    assert finding.seen.startswith(seen)
+    assert (status is OK) == (not finding.do)
+
+
+@pytest.mark.parametrize(
+    ("selinux", "version", "seen"),
+    [
+        ("1", 2, "SELinux is enforcing; cgroup version 2"),
+        ("0", 1, "SELinux is permissive; cgroup version 1"),
+        (None, None, "no SELinux; the cgroup version cannot be seen"),
+    ],
+)
+def test_what_decides_who_opens_devices_is_told(selinux: str | None, version: int | None, seen: str) -> None:
+    """For the reader of a report: neither is wrong."""
+    devices = DeviceNodeFacts(selinux=selinux, cgroup_version=version)
+    finding = found_by("device-access", LocalFacts(node="node-1", view=VIEW, devices=devices))
+    assert (finding.status, finding.seen, finding.subject) == (OK, seen, "node/node-1")
+
+
+def test_names_of_checks_are_unique() -> None:
+    """They are part of the report."""
+    names = [check.name for check in NODE_CHECKS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("check", "facts"),
+    [
+        ("plugin-folders", LocalFacts(node="n", view=VIEW, sockets=SocketFacts(problem="/reg: Permission denied"))),
+        ("device-plugin", LocalFacts(node="n", view=VIEW, sockets=SocketFacts(device_plugins=None))),
+        ("runtime-answers", LocalFacts(node="n", view=VIEW, runtime=RuntimeFacts(socket="/run/x.sock", denied=True))),
+    ],
+)
+def test_what_only_root_may_see_is_unknown(check: str, facts: LocalFacts) -> None:
+    """A user without rights gets no verdict about what is hidden from it."""
+    finding = found_by(check, facts)
+    assert (finding.status, finding.do) == (FindingStatus.UNKNOWN, "Run it as root.")

@@ -1,0 +1,120 @@
+"""Readers of a node: small parsers, and what they make of unexpected input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dra_driver.diagnose.doctor.node_container_facts import parsed as parsed_container
+from dra_driver.diagnose.doctor.node_driver_facts import ANSWER, NvmlAnswer, parsed
+from dra_driver.diagnose.doctor.node_judge_runtime import parse_version
+from dra_driver.diagnose.doctor.node_kubelet_facts import flags_of, read_kubelet
+from dra_driver.diagnose.doctor.node_runtime_facts import RuntimeFacts, with_config, with_crio_config
+from dra_driver.diagnose.doctor.node_view import HostView
+
+
+def test_flags_in_both_spellings() -> None:
+    """As a kubelet takes them; a switch has no value."""
+    words = ("kubelet", "--root-dir=/data", "--config", "/etc/k.yaml", "--fail-swap-on", "-v=2", "--config", "/b.yaml")
+    assert flags_of("\0".join(words)) == {"root-dir": "/data", "config": "/b.yaml", "fail-swap-on": "", "v": "2"}
+
+
+@pytest.mark.parametrize("text", ["", "kubelet", "kubelet\0--", "\0\0--x"])
+def test_flags_of_odd_command_lines(text: str) -> None:
+    """Nothing is raised."""
+    assert all(value == "" for value in flags_of(text).values())
+
+
+def write(folder: Path, files: dict[str, str]) -> HostView:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return HostView(driver="gpu.nvidia.com", host=str(folder))
+
+
+def test_a_kubelets_gates_come_from_files_and_flags(tmp_path: Path) -> None:
+    """Files of --config-dir are over the file of --config, and --feature-gates is over both."""
+    command = "kubelet\0--config=/k.yaml\0--config-dir=/k.d\0--feature-gates=C=true,A=false\0"
+    view = write(
+        tmp_path,
+        {
+            "proc/7/comm": "kubelet\n",
+            "proc/7/cmdline": command,
+            "k.yaml": "featureGates: {A: true, B: true}\ncontainerRuntimeEndpoint: unix:///run/x.sock\n",
+            "k.d/10.conf": "featureGates: {B: false}\n",
+            "k.d/notes": "not a configuration",
+        },
+    )
+    found = read_kubelet(view, lambda _view, _pid: "v1.36.2")
+    assert found.gates == {"A": False, "B": False, "C": True}
+    assert found.runtime_socket == "/run/x.sock"
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "\0\1", "featureGates: yes", "&a [*a]"])
+def test_a_configuration_of_another_form_tells_nothing(tmp_path: Path, text: str) -> None:
+    """A kubelet would not have started with it; the doctor goes on."""
+    view = write(tmp_path, {"proc/7/comm": "kubelet", "proc/7/cmdline": "kubelet\0--config=/k.yaml", "k.yaml": text})
+    assert read_kubelet(view, lambda _view, _pid: None).gates == {}
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    """Not every process may read it."""
+    view = write(tmp_path, {"proc/7/comm": "kubelet", "proc/7/cmdline": "kubelet\0--config=/k.yaml"})
+    assert read_kubelet(view, lambda _view, _pid: None).config_problem == "/k.yaml cannot be read"
+
+
+def test_the_answer_about_nvml_is_found_among_what_libraries_print() -> None:
+    """Drivers write to stdout what they like."""
+    wire = {"gpus": 2, "left": ["gpu-1: lost"], "problem": None}
+    printed = f"NVRM: hello\n{ANSWER}{json.dumps(wire)}\nbye"
+    assert parsed(printed, 0) == NvmlAnswer(gpus=2, left_out=("gpu-1: lost",))
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "Segmentation fault", f"{ANSWER}{{", f"{ANSWER}[]", f'{ANSWER}{{"gpus": "x"}}']
+)
+def test_a_child_without_an_answer_is_a_problem(printed: str) -> None:
+    """A library may end its process."""
+    answer = parsed(printed, -11)
+    assert answer.problem is not None
+    assert "status -11" in answer.problem
+
+
+@pytest.mark.parametrize("config", ["", "null", "[]", "{", '{"containerd": []}', '{"enableCDI": "yes"}'])
+def test_a_runtimes_configuration_of_another_form(config: str) -> None:
+    """A runtime of tomorrow may print something else: the switch is unknown, not off."""
+    assert with_config(RuntimeFacts(name="containerd"), config).cdi is None
+
+
+@pytest.mark.parametrize("config", ["", "= 3", "crio = 3", "[crio]\nruntime = 3", "[crio.runtime]\ncdi_spec_dirs = 3"])
+def test_crios_configuration_of_another_form(config: str) -> None:
+    """Its folders are unknown."""
+    assert with_crio_config(RuntimeFacts(name="cri-o"), config).cdi_dirs is None
+
+
+@pytest.mark.parametrize(
+    "info", ["", "[]", "{}", '{"runtimeSpec": null}', '{"runtimeSpec": {"linux": {"devices": [3]}}}']
+)
+def test_a_containers_information_of_another_form(info: str) -> None:
+    """It is a problem of this container alone."""
+    assert parsed_container("main", info).problem is not None
+
+
+def test_a_rule_without_numbers_allows_every_device() -> None:
+    """Privileged containers have such a rule."""
+    linux = {
+        "devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}],
+        "resources": {"devices": [{"allow": True, "access": "rwm"}]},
+    }
+    (node,) = parsed_container("main", json.dumps({"runtimeSpec": {"linux": linux}})).nodes
+    assert node.allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1.6.20~ds1", (1, 6)), ("v1.36.2+k3s1", (1, 36)), ("2.1.9+unknown", (2, 1)), ("unknown", None), ("", None)],
+)
+def test_versions_as_programs_print_them(text: str, expected: tuple[int, int] | None) -> None:
+    """Debian, k3s and builds from source add their own."""
+    assert parse_version(text) == expected

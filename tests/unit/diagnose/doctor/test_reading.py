@@ -1,0 +1,163 @@
+"""Reading the facts of a cluster: within a time, as far as allowed, and narrowed to what is asked for."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ServerBusyError
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.facts import facts_of_state
+from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
+from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.scope import DoctorScope, narrowed
+from dra_driver.kube.state import ClusterState
+from dra_driver.kube.state_file import dump, load
+from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, devices, gpu_node, template, workload
+from tests.fakes.dra_objects import resource_slice
+
+
+class SlowCluster(Cluster):
+    """Each list takes ten seconds of a clock that only it moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+        self.allowed_s: list[float] = []
+
+    def list(self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None) -> Obj:
+        self.allowed_s.append(within_s or 0.0)
+        self.now_s += 10.0
+        return super().list(path, query)
+
+
+def test_all_questions_end_within_the_time() -> None:
+    """A slow API server is asked what fits; the rest is said to be open, and the answers that came are used."""
+    cluster = SlowCluster()
+    facts = read_facts(cluster, server=SERVER, total_s=35.0, clock=lambda: cluster.now_s)
+    assert cluster.allowed_s == [35.0, 25.0, 15.0, 5.0]
+    assert facts.knows(fact.DAEMONSETS)
+    assert "the time for all questions is over" in facts.unanswered["slices"].seen
+    assert "--timeout" in facts.unanswered["slices"].do
+
+
+def test_after_an_api_server_that_is_down_nothing_is_asked() -> None:
+    """Each further question would wait again."""
+    cluster = Cluster()
+    cluster.version = ServerBusyError("GET /version failed: 503", status=503)
+    read_facts(cluster, server=SERVER)
+    assert len(cluster.asked) > 10, "an error of one question stops no other"
+    cluster = Cluster()
+    cluster.version = ApiUnreachableError("GET /version: refused")
+    facts = read_facts(cluster, server=SERVER)
+    assert cluster.asked == ["/version"]
+    assert set(facts.unanswered) == set(facts.answers) - {fact.SERVER}
+
+
+def test_where_not_all_namespaces_may_be_read_the_named_one_is() -> None:
+    """Enough for one's own pod; and the report says what it is not enough for."""
+    cluster = Cluster()
+    cluster.pods.append(workload())
+    cluster.refused = {"list pods in all namespaces", "list events in all namespaces"}
+    facts = read_facts(cluster, server=SERVER, namespace="team-a")
+    assert [pod["metadata"]["name"] for pod in facts.items("pods")] == ["train"]
+    found = diagnose(facts, DoctorScope(), clock=time.monotonic)
+    said = [item.seen for item in found.findings if item.check == "your-rights"]
+    assert any(
+        "list pods in all namespaces" in text and "/namespaces/team-a/pods was read alone" in text for text in said
+    )
+
+
+def test_a_node_is_judged_without_the_others() -> None:
+    """What is broken on another node does not hide that this one works."""
+    cluster = Cluster()
+    cluster.slices = cluster.slices[:1]
+    facts = read_facts(cluster, server=SERVER)
+    good = diagnose(facts, DoctorScope(kind="node", name="gpu-a"), clock=time.monotonic)
+    bad = diagnose(facts, DoctorScope(kind="node", name="gpu-b"), clock=time.monotonic)
+    assert (good.exit_status, good.target) == (0, "node/gpu-a")
+    assert bad.first_broken is not None
+    assert bad.first_broken.layer is Layer.SLICES
+
+
+def test_a_pod_is_judged_with_its_claims_and_its_node_alone() -> None:
+    """Other pods' mistakes are not this pod's."""
+    cluster = Cluster()
+    cluster.templates.append(template("gpus"))
+    cluster.pods += [workload(**by_template("gpus")), workload("other", **by_template("missing"))]
+    facts = read_facts(cluster, server=SERVER)
+    chosen = narrowed(facts, DoctorScope(kind="pod", namespace="team-a", name="train"))
+    assert [pod["metadata"]["name"] for pod in chosen.items("pods")] == ["train"]
+    assert (
+        diagnose(facts, DoctorScope(kind="pod", namespace="team-a", name="train"), clock=time.monotonic).exit_status
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("scope", "message"),
+    [
+        (DoctorScope(kind="node", name="gpu-z"), "there is no node gpu-z; there are: cpu-a, gpu-a, gpu-b"),
+        (DoctorScope(kind="pod", namespace="team-a", name="x"), "no pod x in namespace team-a; there are: train"),
+        (DoctorScope(kind="claim", namespace="team-a", name="x"), "no claim x in namespace team-a; there are: shared"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_with_those_that_do(scope: DoctorScope, message: str) -> None:
+    """A typing mistake is no broken layer."""
+    cluster = Cluster()
+    cluster.pods.append(workload())
+    cluster.claims.append(claim("shared", namespace="team-a"))
+    with pytest.raises(ConfigurationError, match=message):
+        narrowed(read_facts(cluster, server=SERVER), scope)
+
+
+def test_a_snapshot_leaves_open_what_it_does_not_have() -> None:
+    """It has no DaemonSets and no GpuNodes: that is no failure."""
+    cluster = Cluster()
+    state = ClusterState(
+        nodes=cluster.nodes, slices=cluster.slices, classes=cluster.classes, server_version="v1.36.2", source="s.json"
+    )
+    report = diagnose(facts_of_state(state), DoctorScope(), clock=time.monotonic)
+    assert report.first_broken is None
+    assert report.exit_status == 2
+    assert any("a snapshot has no DaemonSets" in finding.seen for finding in report.unknown)
+    good = {finding.check for finding in report.findings if finding.status is FindingStatus.OK}
+    assert {"kubernetes-version", "classes-present", "classes-match"} <= good
+
+
+def test_objects_of_any_shape_end_no_report() -> None:
+    """What is not as it should be ends one check at most."""
+    cluster = Cluster()
+    for items in (cluster.nodes, cluster.pods, cluster.slices, cluster.gpu_nodes, cluster.daemonsets, cluster.events):
+        items.append({"metadata": {"name": "odd", "labels": [], "namespace": "team-a"}, "spec": 1, "status": ["x"]})
+    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    assert len(report.findings) > 10
+    assert not [finding for finding in report.findings if "check failed" in finding.seen]
+
+
+def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) -> None:
+    """A large snapshot stores equal slices once."""
+    cluster = Cluster()
+    names = [f"gpu-{number}" for number in range(4)]
+    slices = [resource_slice(name, *devices(name)) for name in names]
+    for number, device in enumerate(each for item in slices for each in item["spec"]["devices"]):
+        for name in ("uuid", "parentUUID"):
+            if name in device["attributes"]:
+                device["attributes"][name] = {"string": f"GPU-{number:08x}-0000-4000-8000-000000000000"}
+    for item in list(slices):  # the same GPUs once more, by another driver
+        other = {**item["spec"], "driver": "gpu.example.com", "pool": {**item["spec"]["pool"], "name": "other"}}
+        slices.append({"metadata": {"name": f"other-{item['metadata']['name']}"}, "spec": other})
+    state = ClusterState(
+        nodes=[gpu_node(name) for name in names], slices=slices, classes=cluster.classes, server_version="v1.36.2"
+    )
+    dump(state, tmp_path / "s.json")
+    assert '"templates"' in (tmp_path / "s.json").read_text()
+    seen = [
+        diagnose(facts_of_state(each), DoctorScope(), clock=time.monotonic).findings
+        for each in (state, load(tmp_path / "s.json"))
+    ]
+    assert seen[0] == seen[1]
+    assert any("16 devices of 4 nodes" in finding.seen for finding in seen[0])
+    assert any("2 GPUs are published twice" in finding.seen for finding in seen[1])

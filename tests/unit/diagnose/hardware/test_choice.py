@@ -1,0 +1,126 @@
+"""Checks that use a GPU get a free one, or the one whose owner agrees."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.diagnose.hardware.choice import Consent, GpuChoice, busy, choose, skip_reason
+from dra_driver.diagnose.hardware.table import CHECKS
+from tests.unit.diagnose.hardware import facts
+
+OTHER = "GPU-00000000-8c16-a98c-945a-2541fc35b20d"
+BY_NUMBER = {check.number: check for check in CHECKS}
+
+
+def two(**first: Any) -> dict[str, Any]:
+    """A survey of two GPUs, of which the first has ``processes`` or ``mode``."""
+    survey = facts.survey()
+    second = copy.deepcopy(survey["gpus"][0])
+    second["index"] = 1
+    second["answers"]["nvmlDeviceGetUUID"] = facts.answer(OTHER)
+    second["answers"]["nvmlDeviceGetMinorNumber"] = facts.answer(1)
+    survey["gpus"][0]["processes"] |= first
+    survey["gpus"].append(second)
+    return survey
+
+
+WITH_PROCESS = facts.answer([{"pid": 77, "name": "python3"}])
+
+WITH_OPENER = {"complete": True, "processes": [{"pid": 5, "name": "train", "minors": [0]}]}
+
+
+def test_the_first_free_gpu_is_used() -> None:
+    """The other one has a process."""
+    choice = choose(two(Compute=WITH_PROCESS), Consent())
+    assert choice.gpu is not None
+    assert (choice.gpu.index, choice.gpu.uuid, choice.gpu.minor, choice.gpu.has_mig) == (1, OTHER, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("survey", "reason"),
+    [
+        (two(Compute=WITH_PROCESS), "has 1 processes: python3 (77)"),
+        (two(Graphics=WITH_PROCESS), "has 1 processes: python3 (77)"),
+        (two(MPSCompute=WITH_PROCESS), "has 1 processes: python3 (77)"),
+        (two(Compute=facts.NOT_SUPPORTED), "processes that NVML does not tell (code 3)"),
+        (facts.survey(openers=WITH_OPENER), "is open in 1 processes: train (5)"),
+        (
+            facts.survey(openers={"complete": False, "processes": []}),
+            "may have processes, as this process does not see",
+        ),
+        (facts.survey(claims={"held": {facts.UUID: 2}}), "has 2 devices of claims prepared"),
+        (facts.survey(claims={"error": "state.db cannot be read"}), "may have claims: state.db cannot be read"),
+    ],
+)
+def test_processes_and_claims_make_a_gpu_busy_and_so_does_not_knowing(survey: dict[str, Any], reason: str) -> None:
+    """A CUDA context beside someone's work could fail it."""
+    assert reason in busy(survey["gpus"][0], survey)
+
+
+def test_a_gpu_in_mig_mode_is_not_free() -> None:
+    """A whole GPU cannot be used then."""
+    survey = facts.survey()
+    survey["gpus"][0]["answers"]["nvmlDeviceGetMigMode"] = facts.answer([1, 1])
+    assert busy(survey["gpus"][0], survey) == "is in MIG mode"
+
+
+def test_a_busy_gpu_is_used_with_its_owners_consent_alone() -> None:
+    """With the reason otherwise."""
+    survey = facts.survey()
+    survey["gpus"][0]["processes"]["Compute"] = WITH_PROCESS
+    refused = choose(survey, Consent())
+    assert refused == GpuChoice(reason="no free GPU: GPU 0 has 1 processes: python3 (77)")
+    assert "--i-own-this-gpu" in skip_reason(BY_NUMBER[1], survey, Consent(), refused)
+    assert choose(survey, Consent(owner=True)).gpu is not None
+
+
+def test_consent_without_a_name_is_refused_where_there_are_several_gpus() -> None:
+    """It would change one that was not meant."""
+    with pytest.raises(ConfigurationError, match=r"2 GPUs; name the one that may be changed with --gpu INDEX"):
+        choose(two(), Consent(owner=True))
+    for name in ("1", OTHER):
+        chosen = choose(two(), Consent(owner=True, gpu=name)).gpu
+        assert chosen is not None
+        assert chosen.index == 1
+
+
+def test_a_gpu_that_does_not_exist_is_refused() -> None:
+    """Before any check runs."""
+    with pytest.raises(ConfigurationError, match=r"--gpu 7: no such GPU; name an index from 0 to 1"):
+        choose(two(), Consent(gpu="7"))
+
+
+def test_a_gpu_that_does_not_answer_is_not_chosen() -> None:
+    """It has no UUID."""
+    survey = facts.survey(gpus=[{"index": 0, "error": {"code": 15}}])
+    assert choose(survey, Consent()) == GpuChoice(reason="no free GPU: none answers")
+
+
+def test_checks_are_skipped_for_what_they_need() -> None:
+    """Nothing that changes MIG runs without consent, nothing that mounts without root."""
+    survey, choice = facts.survey(), choose(facts.survey(), Consent())
+    skipped = {number for number, check in BY_NUMBER.items() if skip_reason(check, survey, Consent(), choice)}
+    assert skipped == {12, 13, 14}
+    owner = Consent(owner=True)
+    assert not any(skip_reason(check, survey, owner, choice) for check in CHECKS)
+    user = facts.survey(machine={"uid": 1000})
+    assert {n for n, check in BY_NUMBER.items() if skip_reason(check, user, owner, choice)} == {1, 6, 10, 12, 13, 14}
+    assert {skip_reason(BY_NUMBER[n], user, owner, choice) for n in (1, 6)} == {"it needs root"}
+
+
+def test_changes_of_mig_are_skipped_on_a_gpu_without_it() -> None:
+    """With the reason."""
+    survey = facts.survey()
+    survey["gpus"][0]["answers"]["nvmlDeviceGetMigMode"] = dict(facts.NOT_SUPPORTED)
+    owner = Consent(owner=True)
+    assert skip_reason(BY_NUMBER[12], survey, owner, choose(survey, owner)) == "GPU 0 has no MIG"
+
+
+@pytest.mark.parametrize("survey", [{}, {"gpus": []}])
+def test_without_a_gpu_every_check_says_what_stays_open(survey: dict[str, Any]) -> None:
+    """A sentence for each."""
+    reasons = {skip_reason(check, survey, Consent(), choose(survey, Consent())) for check in CHECKS}
+    assert len(reasons) == len(CHECKS)
+    assert all(reason.startswith("without a usable NVIDIA GPU it stays open whether ") for reason in reasons)

@@ -1,0 +1,168 @@
+"""One run: order, limits, interruption and restoring, with scripted readings."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.diagnose.hardware import session
+from dra_driver.diagnose.hardware.choice import Consent
+from dra_driver.diagnose.hardware.runner import InterruptedReading
+from dra_driver.diagnose.hardware.table import CHECKS, RESTORE, SURVEY
+from dra_driver.diagnose.hardware.task import Task
+from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
+from tests.unit.diagnose.hardware import facts
+
+NUMBERS = {check.reader: check.number for check in CHECKS}
+
+
+class Machine:
+    """Answers tasks as a machine on which all is right; remembers them with their limits."""
+
+    def __init__(self, survey: dict[str, Any] | None = None) -> None:
+        self.survey = facts.survey() if survey is None else survey
+        self.tasks: list[tuple[Task, float]] = []
+        self.answers: dict[str, Callable[[], Reading]] = {}
+        self.now = 0.0
+        self.takes_s = 1.0
+
+    def run(self, task: Task, limit_s: float) -> Reading:
+        self.tasks.append((task, limit_s))
+        self.now += self.takes_s
+        if task.reader == SURVEY:
+            return Reading(facts=self.survey)
+        if task.reader in self.answers:
+            return self.answers[task.reader]()
+        return Reading(facts=facts.ALL[NUMBERS[task.reader]])
+
+    @property
+    def readers(self) -> list[str]:
+        return [task.reader for task, _ in self.tasks]
+
+    def report(self, *, only: tuple[int, ...] = (), owner: bool = False) -> HardwareReport:
+        self.said: list[CheckRecord] = []
+        plan = session.Plan(task=Task(reader="", folder=""), consent=Consent(owner=owner), only=only)
+        return session.run_all(plan, self.run, self.said.append, clock=lambda: self.now)
+
+
+def verdicts(report: HardwareReport) -> dict[int, str]:
+    return {record.number: record.judgement.verdict for record in report.records}
+
+
+def test_a_machine_on_which_all_is_right_ends_with_status_0() -> None:
+    """Each record is said when it is there; the checks that change MIG are skipped."""
+    machine = Machine()
+    report = machine.report()
+    assert list(report.records) == machine.said
+    assert verdicts(report) == {n: "ok" if n < 12 else "skipped" for n in range(1, 15)}
+    assert report.exit_status == 0
+    assert {number for reader, number in NUMBERS.items() if reader in machine.readers} == set(range(1, 12))
+
+
+def test_a_difference_ends_with_status_1_and_an_unanswered_check_with_3() -> None:
+    """The difference counts more."""
+    machine = Machine()
+    machine.answers["read_nvml:described"] = lambda: Reading(problem="no end within 45 s")
+    assert machine.report().exit_status == 3
+    machine.answers["read_session:held"] = lambda: Reading(
+        facts=facts.held() | {"closed": {"files": ["/dev/nvidia0"], "mappings": [], "references": 3}}
+    )
+    assert machine.report().exit_status == 1
+
+
+@pytest.mark.parametrize("survey", [{}, {"machine": {"uid": 0}}])
+def test_without_a_gpu_nothing_is_read_and_the_status_is_2(survey: dict[str, Any]) -> None:
+    """All checks are skipped."""
+    machine = Machine(survey)
+    report = machine.report()
+    assert machine.readers == [SURVEY]
+    assert set(verdicts(report).values()) == {"skipped"}
+    assert report.exit_status == 2
+
+
+def test_only_the_chosen_checks_run() -> None:
+    """In order."""
+    machine = Machine()
+    assert list(verdicts(machine.report(only=(4, 3)))) == [3, 4]
+
+
+def test_no_check_begins_when_the_time_is_over() -> None:
+    """Ten minutes for all; the last one gets what is left."""
+    machine = Machine()
+    machine.takes_s = 130.0
+    report = machine.report(owner=True)
+    assert [limit_s for task, limit_s in machine.tasks if task.reader != SURVEY] == [60.0, 30.0, 30.0, 20.0]
+    assert {record.judgement.seen for record in report.records[4:]} == {"no time was left within 540 s"}
+
+
+def test_an_interrupted_run_keeps_what_it_has() -> None:
+    """The rest is skipped; the child has ended."""
+    machine = Machine()
+
+    def interrupted() -> Reading:
+        raise InterruptedReading(Reading(facts={"0": {}}, problem="the command was interrupted"))
+
+    machine.answers["read_nvml:without_mode"] = interrupted
+    report = machine.report()
+    assert list(verdicts(report).values()) == ["ok", "ok", "cannot tell"] + ["skipped"] * 11
+    assert report.about["interrupted"] is True
+    assert machine.readers[-1] == "read_nvml:without_mode"
+
+
+BEFORE = {"mode": False, "instances": []}
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_gpu_that_a_check_left_changed_is_restored_by_another_process(interrupted: bool) -> None:
+    """The check's process was killed, at its limit or with the command."""
+    machine = Machine()
+    half = Reading(facts={"before": BEFORE}, problem="no end within 60 s")
+
+    def killed() -> Reading:
+        if interrupted:
+            raise InterruptedReading(half)
+        return half
+
+    machine.answers["read_mig_change:first_create"] = killed
+    machine.answers[RESTORE] = lambda: Reading(facts={"after": BEFORE})
+    report = machine.report(only=(12, 13), owner=True)
+    restoring = [task for task, _ in machine.tasks if task.reader == RESTORE]
+    assert [task.facts for task in restoring] == [{"before": BEFORE}]
+    assert report.records[0].reading.facts == {"before": BEFORE, "after": BEFORE}
+    assert verdicts(report)[12] == "cannot tell"
+    assert report.about["interrupted"] is interrupted
+
+
+def test_a_gpu_that_a_check_restored_is_left_alone() -> None:
+    """A second restoring would be another change."""
+    machine = Machine()
+    assert verdicts(machine.report(only=(12, 13, 14), owner=True)) == {12: "ok", 13: "ok", 14: "ok"}
+    assert RESTORE not in machine.readers
+
+
+def test_facts_of_a_report_are_judged_again() -> None:
+    """A later version may know better; a check that it does not know stays as it is."""
+    report = Machine().report(only=(3,))
+    record = report.records[0]
+    wrong = replace(record, judgement=replace(record.judgement, verdict="differs"))
+    unknown = replace(wrong, number=99)
+    again = session.judged_again(replace(report, records=(wrong, unknown)))
+    assert [one.judgement.verdict for one in again.records] == ["ok", "differs"]
+
+
+def test_each_check_is_one_printable_line() -> None:
+    """Whatever a driver's program printed."""
+    machine = Machine()
+    machine.answers["read_files:files"] = lambda: Reading(problem="it said\n\x1b[31mred\nand more")
+    (line,) = session.lines(machine.report(only=(8,)).records)
+    assert line.startswith(" 8  files of the driver")
+    assert "cannot tell" in line
+    assert line.isprintable()
+
+
+def test_the_name_of_a_check_in_a_report_is_printable_too() -> None:
+    """Reports come from other people."""
+    (record,) = Machine().report(only=(8,)).records
+    (line,) = session.lines([replace(record, name="\x1b]0;title\x07\n 1  forged")])
+    assert line.isprintable()

@@ -1,0 +1,184 @@
+"""What counts as a disagreement on a node; all values, nothing is read."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import Strategy
+from dra_driver.diagnose.node_state.findings import find_disagreements
+from dra_driver.diagnose.node_state.state import (
+    CdiState,
+    DaemonState,
+    FoundGpu,
+    JournalState,
+    MpsState,
+    NodeState,
+    SocketState,
+)
+from dra_driver.hardware.gpu.notes import MIG_MODE
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    AssignedSharing,
+    AttemptToken,
+    Entry,
+    InstanceIds,
+    OrphanedPartition,
+    OwnerId,
+    State,
+)
+from dra_driver.node.claims.journal.backups import GpuStateBackup, PartitionBackup
+from dra_driver.node.claims.journal.inspect import GpuNote, JournalContent
+from tests.fakes.claims import POOL, ref, uid
+
+GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
+PART = PartitionId(GPU, 19, 0)
+PARTITION = AssignedPartition(
+    id=PART,
+    profile_name="1g.10gb",
+    size=1,
+    created_by_driver=True,
+    live=InstanceIds(gi_id=7, ci_id=0, uuid=MigUuid("MIG-1")),
+)
+DAEMON = MpsDaemon(id="one", devices=(GPU,), gpus=(GPU,))
+NOTE = GpuNote(gpu=GPU, key=MIG_MODE, value="on", boot_id="boot")
+
+
+def device(**more: object) -> AssignedDevice:
+    of = AssignedDevice(
+        request="gpu", pool=POOL, device=DeviceName("gpu-0"), share_id=None, admin_access=False, gpu_uuid=GPU
+    )
+    return replace(of, **more)  # type: ignore[arg-type]
+
+
+def entry(state: State = State.PREPARED, *, boot_id: str = "boot", **more: object) -> Entry:
+    return Entry(
+        ref=ref(1),
+        state=state,
+        attempt=AttemptToken(owner=OwnerId("run"), number=1),
+        boot_id=boot_id,
+        changed_at=0.0,
+        devices=(device(**more),),
+    )
+
+
+def node(content: JournalContent | None, **more: object) -> NodeState:
+    """A node whose node process runs and on which all agrees, but for what is given."""
+    plugin = Path("/plugins/gpu.nvidia.com")
+    claims = frozenset(each.ref.uid for each in content.entries) if content else frozenset()
+    found = NodeState(
+        plugin=plugin,
+        exists=True,
+        boot_id="boot",
+        journal=JournalState(path=plugin / "state.db", content=content),
+        cdi=CdiState(folder=Path("/cdi"), base=True, claims=claims),
+        mps=MpsState(),
+        runs=frozenset({"run"}),
+        named=claims,
+        sockets=(SocketState(path=plugin / "dra.sock", served=True),),
+    )
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+ONE = JournalContent(entries=(entry(),))
+PARTITIONED = JournalContent(entries=(entry(partition=PARTITION),), notes=(NOTE,))
+UNDER_MPS = JournalContent(entries=(entry(sharing=AssignedSharing(strategy=Strategy.MPS, daemon=DAEMON)),))
+ORPHAN = OrphanedPartition(uid=uid(2), position=0, partition=PARTITION)
+BACKUP = GpuStateBackup(
+    gpu=GPU, boot_id="boot", partitions=(PartitionBackup(orphan=ORPHAN, device=DeviceName("gpu-0-mig")),)
+)
+READY = MpsState(daemons=(DaemonState(id="one", wanted=True, status="ready"),), mounts=("one",))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        node(JournalContent()),
+        node(ONE),
+        node(PARTITIONED, backups=(BACKUP,)),
+        node(UNDER_MPS, mps=READY),
+        node(ONE, gpus={GPU: FoundGpu(minor=0, mig_enabled=False)}),
+        node(None, cdi=CdiState(folder=Path("/cdi"))),
+    ],
+)
+def test_a_node_on_which_all_agrees_has_no_problem(state: NodeState) -> None:
+    assert [found for found in find_disagreements(state) if found.is_problem] == []
+
+
+PENDING = JournalContent(rebuild_pending=True)
+JOURNAL = node(None).journal.path
+
+
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [
+        (node(None, journal=JournalState(path=JOURNAL, problem="it is damaged")), "it is damaged"),
+        (node(None, cdi=node(ONE).cdi), "there is no journal"),
+        (node(PENDING), "the journal is new"),
+        (node(ONE, cdi=CdiState(folder=Path("/cdi"), base=True)), "no CDI file"),
+        (node(JournalContent(), cdi=node(ONE).cdi), "no entry in the journal"),
+        (node(ONE, cdi=replace(node(ONE).cdi, base=False)), "the base document is missing"),
+        (node(ONE, cdi=replace(node(ONE).cdi, problems=("it is no CDI file",))), "it is no CDI file"),
+        (node(JournalContent(entries=(entry(boot_id="before"),))), "in an earlier boot"),
+        (node(JournalContent(entries=(entry(State.PREPARING),)), runs=frozenset({"other"})), "it is preparing, and"),
+        (node(JournalContent(notes=(NOTE,))), "its mig-mode was changed"),
+        (node(JournalContent(orphans=(ORPHAN,))), "was created for a claim that is gone"),
+        (node(PARTITIONED), "is not in the GPU state backup"),
+        (node(PARTITIONED, backups=(BACKUP,), gpus={}), "was not found"),
+        (
+            node(PARTITIONED, backups=(BACKUP,), gpus={GPU: FoundGpu(minor=0, mig_enabled=True)}),
+            "(GPU instance 7) does not exist on gpu-0",
+        ),
+        (
+            node(JournalContent(entries=(entry(),), notes=(NOTE,)), gpus={GPU: FoundGpu(minor=0, mig_enabled=False)}),
+            "MIG mode is off",
+        ),
+        (node(ONE, hardware_problem="no driver"), "no driver"),
+        (node(UNDER_MPS, mps=replace(READY, host_problem="no MPS host runs")), "no MPS host runs"),
+        (node(UNDER_MPS), "it is not requested"),
+        (node(ONE, mps=READY), "no claim needs it"),
+        (
+            node(UNDER_MPS, mps=replace(READY, daemons=(DaemonState(id="one", wanted=True, status="failed"),))),
+            "it is failed",
+        ),
+        (node(JournalContent(), mps=MpsState(mounts=("one",))), "is still mounted"),
+        (node(ONE, sockets=()), "no socket of it accepts connections"),
+        (node(ONE, runs=frozenset()), "another driver of this name serves it"),
+        (node(ONE, health_problem="health.json is not JSON"), "health.json is not JSON"),
+    ],
+)
+def test_each_disagreement_is_one_problem(state: NodeState, seen: str) -> None:
+    """With what was seen; what is also wrong because of it is not said twice."""
+    problems = [found for found in find_disagreements(state) if found.is_problem]
+    assert [found for found in problems if seen in found.seen], problems
+    assert len(problems) == 1, problems
+    assert problems[0].advice
+
+
+def test_claims_without_names_are_told_while_the_journal_is_rebuilt() -> None:
+    """They are all that keeps a rebuild from its end when the API server answers."""
+    (found,) = find_disagreements(node(PENDING, cdi=node(ONE).cdi))
+    assert f"it cannot ask for {uid(1)}" in found.advice
+
+
+def test_remarks_are_no_problems() -> None:
+    """Nothing has to be done about them."""
+    remarks = [
+        node(ONE, named=frozenset()),
+        node(JournalContent(), journal=replace(node(JournalContent()).journal, set_aside=(Path("/state.db.damaged"),))),
+        node(JournalContent(), runs=frozenset(), sockets=(SocketState(path=Path("/dra.sock"), served=False),)),
+        node(None, exists=False),
+    ]
+    assert [[found.is_problem for found in find_disagreements(each)] for each in remarks] == [[False]] * 4
+
+
+def test_no_restart_is_advised_for_a_host_that_hangs() -> None:
+    """It would end the work of its clients, which go on."""
+    for lives, advice in ((True, "do not restart it"), (False, "start the MPS host")):
+        mps = replace(READY, host_problem="it has not gone on", host_lives=lives)
+        (found,) = [each for each in find_disagreements(node(UNDER_MPS, mps=mps)) if each.is_problem]
+        assert found.advice.startswith(advice)

@@ -1,0 +1,66 @@
+"""The objects of a smoke test end by themselves, and may run where Pod Security is restricted."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dra_driver.diagnose.smoke.leftovers import is_outdated
+from dra_driver.diagnose.smoke.objects import PodSettings, claim, job
+
+SETTINGS = PodSettings(namespace="smoke", image="example.com/driver:1", timeout_s=120)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_job_ends_and_is_deleted_without_this_command() -> None:
+    """Deadline, deletion after its end, no second pod, no restarts; the claim belongs to it."""
+    body = job("dra-smoke-0-1", "0", "gpu-a", SETTINGS)
+    spec = body["spec"]
+    assert (spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"], spec["backoffLimit"]) == (150, 10, 0)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    owned = claim({**body, "metadata": {**body["metadata"], "uid": "u"}}, "0", {"devices": {}})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "dra-smoke-0-1", "uid": "u"}
+    assert owned["metadata"]["ownerReferences"] == [owner]
+    assert owned["metadata"]["labels"]["gpu.dra-driver.io/smoke-run"] == "0"
+
+
+def test_the_pod_is_pinned_through_the_scheduler() -> None:
+    """``nodeName`` would go around it, and no device would be allocated."""
+    spec = job("dra-smoke-0-1", "0", "gpu-a", SETTINGS)["spec"]["template"]["spec"]
+    assert "nodeName" not in spec
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    field = {"key": "metadata.name", "operator": "In", "values": ["gpu-a"]}
+    assert required["nodeSelectorTerms"] == [{"matchFields": [field]}]
+
+
+def test_the_pod_meets_the_restricted_standard() -> None:
+    """Fields of the Pod Security Standard; the user can be left to the cluster."""
+    spec = job("dra-smoke-0-1", "0", "gpu-a", SETTINGS)["spec"]["template"]["spec"]
+    assert spec["securityContext"] == {
+        "runAsUser": 65532,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
+    assert spec["automountServiceAccountToken"] is False
+    free = job("n", "0", "gpu-a", PodSettings(namespace="smoke", image="x", user=None))
+    assert free["spec"]["template"]["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "status", "over"),
+    [
+        (10, {}, False),
+        (10, {"conditions": [{"type": "Failed", "status": "True"}]}, True),
+        (10, {"conditions": [{"type": "Complete", "status": "True"}]}, True),
+        (219, {}, False),
+        (221, {}, True),
+    ],
+)
+def test_a_run_that_goes_on_is_left_alone(age_s: int, status: dict[str, Any], over: bool) -> None:
+    """Another person's run is deleted only when it has ended or should have, 150 s after its begin and some spare."""
+    body = job("dra-smoke-0-1", "0", "gpu-a", SETTINGS)
+    created = (NOW - timedelta(seconds=age_s)).isoformat().replace("+00:00", "Z")
+    found = {**body, "metadata": {**body["metadata"], "creationTimestamp": created}, "status": status}
+    assert is_outdated(found, NOW) is over

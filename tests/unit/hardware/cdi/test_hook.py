@@ -1,0 +1,142 @@
+"""When NVIDIA's hook is used, and how it is called."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.semver import Semver
+from dra_driver.hardware.cdi.hook import CdiHook, base_hooks, choose_hook, create_symlinks, find_hook, update_ldcache
+from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.driver_root.root import DriverRoot
+from tests.fakes.driver_root import FakeDriverRoot
+
+HOOK, OPERATOR, CTK = (
+    "/usr/bin/nvidia-cdi-hook",
+    "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+    "/usr/bin/nvidia-ctk",
+)
+
+
+def host_view(path: Path) -> DriverRoot:
+    return DriverRoot(root=str(path), host_root="/")
+
+
+def test_the_first_hook_on_the_host_is_taken(tmp_path: Path) -> None:
+    """Package, GPU operator, then the toolkit's main program."""
+    root = FakeDriverRoot(tmp_path)
+    assert find_hook(host_view(tmp_path)) is None
+    for path in (CTK, OPERATOR, HOOK):
+        root.put(path, b"", 0o755)
+        assert find_hook(host_view(tmp_path)) == path
+
+
+def test_a_hook_that_cannot_run_is_not_used(tmp_path: Path) -> None:
+    """A hook that fails keeps every container from starting."""
+    root = FakeDriverRoot(tmp_path)
+    root.put(HOOK, b"", 0o644)
+    root.link(CTK, "/nowhere")
+    (tmp_path / OPERATOR.lstrip("/")).mkdir(parents=True)
+    assert find_hook(host_view(tmp_path)) is None
+
+
+def test_a_driver_containers_root_tells_nothing_about_the_host(tmp_path: Path) -> None:
+    """Its own copy of the hook is not where the runtime would look."""
+    FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
+    assert find_hook(DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver")) is None
+
+
+def test_hooks_can_be_switched_off(tmp_path: Path) -> None:
+    """With 'none' the libraries are mounted under every name instead."""
+    FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
+    assert find_hook(host_view(tmp_path), "none") is None
+
+
+def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
+    """The process does not start; otherwise every pod would fail."""
+    FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
+    assert find_hook(host_view(tmp_path), "/opt/hook") == "/opt/hook"
+    with pytest.raises(ConfigurationError, match=r"/opt/other is not an executable file on the host"):
+        find_hook(host_view(tmp_path), "/opt/other")
+    with pytest.raises(ConfigurationError, match="not an absolute path"):
+        find_hook(host_view(tmp_path), "nvidia-cdi-hook")
+
+
+def test_a_chosen_hook_is_believed_where_the_host_cannot_be_seen(tmp_path: Path) -> None:
+    """The administrator knows the host; this process does not."""
+    assert find_hook(DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver"), "/opt/hook") == "/opt/hook"
+
+
+@pytest.mark.parametrize(("path", "prefix"), [(HOOK, ("nvidia-cdi-hook",)), (CTK, ("nvidia-ctk", "hook"))])
+def test_hooks_are_called_as_the_program_expects(path: str, prefix: tuple[str, ...]) -> None:
+    """The first argument is the program's own name; the environment is never empty."""
+    links = create_symlinks(path, [("libcuda.so.580", "/usr/lib64/libcuda.so.1")])
+    assert links.args == (*prefix, "create-symlinks", "--link", "libcuda.so.580::/usr/lib64/libcuda.so.1")
+    cache = update_ldcache(path, ["/usr/lib64", "/usr/lib64/vdpau"])
+    assert cache.args == (*prefix, "update-ldcache", "--folder", "/usr/lib64", "--folder", "/usr/lib64/vdpau")
+    for hook in (links, cache):
+        assert (hook.hook_name, hook.path) == ("createContainer", path)
+        assert hook.env
+
+
+COMPAT, UNMODIFIED = "enable-cuda-compat", "disable-device-node-modification"
+
+
+def printing(line: str) -> HookVersions:
+    return HookVersions(lambda root, path: line.encode())
+
+
+@pytest.mark.parametrize(
+    ("version", "commands"),
+    [
+        ("1.17.8", ["create-symlinks", COMPAT, "update-ldcache"]),
+        ("1.17.9", ["create-symlinks", COMPAT, "update-ldcache"]),
+        ("1.18.0-rc.6", ["create-symlinks", COMPAT, "update-ldcache"]),
+        ("1.18.0", ["create-symlinks", COMPAT, "update-ldcache", UNMODIFIED]),
+        ("1.20.0", ["create-symlinks", COMPAT, "update-ldcache", UNMODIFIED]),
+        ("2.0.0", ["create-symlinks", COMPAT, "update-ldcache", UNMODIFIED]),
+    ],
+)
+@pytest.mark.parametrize(("path", "name"), [(HOOK, "NVIDIA CDI Hook"), (CTK, "NVIDIA Container Toolkit CLI")])
+def test_a_hook_gets_the_commands_of_its_version(
+    tmp_path: Path, path: str, name: str, version: str, commands: list[str]
+) -> None:
+    """A program before 1.18.0 ends with an error at a command that it does not know, and no container starts."""
+    FakeDriverRoot(tmp_path).put(path, b"", 0o755)
+    choice = choose_hook(host_view(tmp_path), None, printing(f"{name} version {version}\ncommit: 0123abcd\n"))
+    assert choice.hook == CdiHook(path=path, version=Semver.parse(version))
+    assert choice.note is None
+    hooks = base_hooks(choice.hook, [("a", "/b")], ["/usr/lib64"], "580.65.06")
+    words = [
+        word for hook in hooks for word in hook.args if not word.startswith(("-", "nvidia", "hook", "a::", "/usr"))
+    ]
+    assert words == commands
+    assert all(hook.env for hook in hooks)
+    assert hooks[1].args[-1] == "--host-driver-version=580.65.06"
+
+
+@pytest.mark.parametrize("version", ["1.13.5", "1.17.4", "1.17.5", "1.17.7", "1.17.8-rc.1", "0.0.1"])
+def test_a_hook_with_a_known_hole_is_not_used(tmp_path: Path, version: str) -> None:
+    """CVE-2025-23267 and CVE-2025-23266 let an image write to the host; soname mode needs no hook."""
+    FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
+    choice = choose_hook(host_view(tmp_path), None, printing(f"NVIDIA CDI Hook version {version}"))
+    assert choice.hook is None
+    assert choice.note is not None
+    assert f"{HOOK} is version {version}, which has CVE-2025-23267" in choice.note
+    assert "install the NVIDIA Container Toolkit 1.17.8 or newer" in choice.note
+
+
+def test_a_chosen_hook_is_held_to_the_same_floor(tmp_path: Path) -> None:
+    """The administrator chooses the place, not the hole."""
+    FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
+    assert choose_hook(host_view(tmp_path), "/opt/hook", printing("NVIDIA CDI Hook version 1.17.7")).hook is None
+    assert choose_hook(host_view(tmp_path), "none", printing("NVIDIA CDI Hook version 1.18.0")).note is None
+
+
+def test_a_hook_of_a_host_that_cannot_be_seen_is_not_used(tmp_path: Path) -> None:
+    """Its version cannot be asked for."""
+    root = DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver")
+    choice = choose_hook(root, "/opt/hook", printing("NVIDIA CDI Hook version 1.18.0"))
+    assert choice.hook is None
+    assert choice.note is not None
+    assert "cannot see programs of the host" in choice.note

@@ -1,0 +1,217 @@
+"""What is found under driver roots of all layouts."""
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.hardware.cdi.libraries import DriverFiles, discover
+from dra_driver.hardware.driver_root.root import DriverRoot
+from tests.fakes import elf
+from tests.fakes.driver_root import VERSION, FakeDriverRoot, debian
+
+DEBIAN = "/usr/lib/x86_64-linux-gnu"
+
+
+def found(root: FakeDriverRoot, version: str | None = None) -> DriverFiles:
+    return discover(DriverRoot(root=str(root.path), host_root="/"), version)
+
+
+def test_a_debian_driver_is_found_whole(tmp_path: Path) -> None:
+    """Libraries by version and with versions of their own, programs, firmware, configuration, sockets; nothing else."""
+    files = found(debian(tmp_path))
+    assert (files.version, files.multiarch) == (VERSION, "x86_64-linux-gnu")
+    assert {(library.path, library.soname) for library in files.libraries} == {
+        (f"{DEBIAN}/libcuda.so.{VERSION}", "libcuda.so.1"),
+        (f"{DEBIAN}/libnvidia-ml.so.{VERSION}", "libnvidia-ml.so.1"),
+        (f"{DEBIAN}/libnvidia-ptxjitcompiler.so.{VERSION}", "libnvidia-ptxjitcompiler.so.1"),
+        (f"{DEBIAN}/libnvidia-allocator.so.{VERSION}", "libnvidia-allocator.so.1"),
+        (f"{DEBIAN}/libGLX_nvidia.so.{VERSION}", "libGLX_nvidia.so.0"),
+        (f"{DEBIAN}/libnvidia-tls.so.{VERSION}", f"libnvidia-tls.so.{VERSION}"),
+        (f"{DEBIAN}/libnvidia-egl-gbm.so.1.1.2", "libnvidia-egl-gbm.so.1"),
+        (f"{DEBIAN}/vdpau/libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1"),
+    }
+    assert [file.container_path for file in files.files] == [
+        "/usr/bin/nvidia-smi",
+        "/usr/bin/nvidia-persistenced",
+        f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/etc/vulkan/icd.d/nvidia_icd.json",
+    ]
+    assert [socket.container_path for socket in files.sockets] == ["/run/nvidia-persistenced/socket"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "machine", "multiarch"),
+    [
+        ("/usr/lib64", elf.X86_64, "x86_64-linux-gnu"),  # Fedora, RHEL, SUSE
+        ("/usr/lib64", elf.AARCH64, "aarch64-linux-gnu"),
+        ("/usr/lib/aarch64-linux-gnu", elf.AARCH64, "aarch64-linux-gnu"),
+        ("/usr/lib/x86_64-linux-gnu/nvidia/current", elf.X86_64, "x86_64-linux-gnu"),  # Debian's own package
+        ("/lib64", elf.X86_64, "x86_64-linux-gnu"),  # a bare folder, as on container-optimised hosts
+        ("/usr/lib", elf.X86_64, "x86_64-linux-gnu"),  # Arch
+    ],
+)
+def test_every_distributions_folder_is_searched(tmp_path: Path, folder: str, machine: int, multiarch: str) -> None:
+    """The machine comes from the library itself, not from where it lies."""
+    root = FakeDriverRoot(tmp_path)
+    root.libraries(folder, machine=machine)
+    files = found(root)
+    assert set(files.library_folders) == {folder, f"{folder}/vdpau"}
+    assert files.multiarch == multiarch
+
+
+def test_a_driver_elsewhere_is_found_through_the_linkers_cache(tmp_path: Path) -> None:
+    """NixOS and hand-made layouts; the cache's path may be a link inside the root."""
+    root = FakeDriverRoot(tmp_path)
+    root.libraries("/opt/nv/lib")
+    entries = [(0x0303, "libc.so.6", "/lib/libc.so.6"), (0x0303, "libcuda.so.1", "/opt/nv/lib/libcuda.so.1")]
+    cache = elf.linker_cache(entries)
+    root.put("/etc/static/ld.so.cache", cache)
+    root.link("/etc/ld.so.cache", "/etc/static/ld.so.cache")
+    assert found(root).library_folders[0] == "/opt/nv/lib"
+
+
+def test_debian_alternatives_are_followed_to_the_real_file(tmp_path: Path) -> None:
+    """The program keeps its place in containers; the mount's source is the real file inside the root."""
+    root = debian(tmp_path)
+    (tmp_path / "usr/bin/nvidia-smi").unlink()
+    root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia-smi")
+    root.link("/etc/alternatives/nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
+    root.put("/usr/lib/nvidia/current/nvidia-smi", b"", 0o755)
+    first = found(root).files[0]
+    assert (first.path, first.container_path) == ("/usr/lib/nvidia/current/nvidia-smi", "/usr/bin/nvidia-smi")
+
+
+def test_32_bit_and_foreign_libraries_are_left_out(tmp_path: Path) -> None:
+    """They would take the SONAME's place in containers."""
+    root = debian(tmp_path)
+    root.put(f"{DEBIAN}/libnvidia-a.so.{VERSION}", elf.Elf(ident=b"\x7fELF\x01\x01\x01" + bytes(9)).build())
+    root.put(f"{DEBIAN}/libnvidia-b.so.{VERSION}", elf.library("libnvidia-b.so.1", elf.AARCH64))
+    root.put(f"{DEBIAN}/libnvidia-c.so.{VERSION}", b"linker script")
+    (tmp_path / f"usr/lib/x86_64-linux-gnu/libnvidia-d.so.{VERSION}").mkdir()
+    os.mkfifo(tmp_path / f"usr/lib/x86_64-linux-gnu/libnvidia-e.so.{VERSION}")
+    names = {library.stem for library in found(root).libraries}
+    assert not names & {f"libnvidia-{letter}" for letter in "abcde"}
+
+
+def test_of_two_versions_the_one_that_the_loader_takes_wins(tmp_path: Path) -> None:
+    """An upgrade that left files behind must not mix two drivers."""
+    root = debian(tmp_path, "570.10")
+    root.libraries(DEBIAN, "580.20")
+    assert found(root).version == "570.10"
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        (tmp_path / DEBIAN.lstrip("/") / name).unlink()
+    assert found(root).version == "580.20"
+
+
+def test_a_version_can_be_asked_for(tmp_path: Path) -> None:
+    """The kernel module's version decides which libraries can work."""
+    root = debian(tmp_path, "570.10")
+    root.libraries(DEBIAN, "580.20")
+    assert found(root, "580.20").version == "580.20"
+    with pytest.raises(DriverUnavailableError, match=r"expected libcuda\.so\.590\.1"):
+        found(root, "590.1")
+
+
+def test_nvml_alone_is_a_driver(tmp_path: Path) -> None:
+    """A node that only monitors may lack CUDA."""
+    root = FakeDriverRoot(tmp_path)
+    root.put(f"/usr/lib64/libnvidia-ml.so.{VERSION}", elf.library("libnvidia-ml.so.1"))
+    assert found(root).version == VERSION
+
+
+@pytest.mark.parametrize("make", ["nothing", "empty", "file"])
+def test_no_driver_is_one_sentence(tmp_path: Path, make: str) -> None:
+    """The person installing reads where was looked and what to do."""
+    root = FakeDriverRoot(tmp_path / "root")
+    if make == "empty":
+        root.path.mkdir()
+    if make == "file":
+        root.path.write_text("not a folder")
+    with pytest.raises(DriverUnavailableError, match=r"no NVIDIA driver found under .*root/.*install the driver"):
+        found(root)
+
+
+def test_a_root_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    """The system's own reason is kept. A name that is too long fails for root too, unlike permission bits."""
+    root, name = debian(tmp_path), "x" * 300
+    with pytest.raises(DriverUnavailableError, match=r"cannot search the NVIDIA driver root .*File name too long"):
+        discover(DriverRoot(root=f"{root.path}/{name}"))
+
+
+def test_changes_of_the_root_are_noticed(tmp_path: Path) -> None:
+    """An upgraded library, a new socket, a removed program: each makes the base document untrue."""
+    root = debian(tmp_path)
+    smi = tmp_path / "usr/bin/nvidia-smi"
+    for change in (
+        partial(root.put, "/run/nvidia-fabricmanager/socket-to-be"),
+        smi.unlink,
+        partial(root.put, f"{DEBIAN}/libcuda.so.590.1", elf.library("libcuda.so.1")),
+        partial(root.put, "/etc/OpenCL/vendors/nvidia.icd"),
+    ):
+        time_passes(tmp_path)
+        files = found(root)
+        assert files.is_current()
+        change()
+        assert not files.is_current()
+
+
+def test_a_switched_alternative_is_noticed(tmp_path: Path) -> None:
+    """The link on the way changes, neither the name nor the file that it led to."""
+    root = debian(tmp_path)
+    (tmp_path / "usr/bin/nvidia-smi").unlink()
+    root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia/smi")
+    alternative = root.link("/etc/alternatives/nvidia", "/opt/old")
+    root.put("/opt/old/smi", b"", 0o755)
+    root.put("/opt/new/smi", b"", 0o755)
+    time_passes(tmp_path)
+    files = found(root)
+    assert files.is_current()
+    alternative.unlink()
+    alternative.symlink_to("/opt/new")
+    assert not files.is_current()
+
+
+def time_passes(folder: Path) -> None:
+    """Set every folder's time back: the kernel's clock for files ticks only every few milliseconds."""
+    past = time.time() - 60
+    for path, _, _ in os.walk(folder):
+        os.utime(path, (past, past))
+
+
+def test_discovery_asks_little_of_libraries_that_are_not_the_drivers(tmp_path: Path) -> None:
+    """It runs inside a prepare call after a driver upgrade, where a folder has seventy libraries of the driver among a
+    thousand others: 20 ms, if only the driver's are looked at. Calls of the kernel are counted, which no load changes.
+    """
+    root = debian(tmp_path)
+    folder = tmp_path / DEBIAN.lstrip("/")
+    for i in range(62):
+        root.put(f"{DEBIAN}/libnvidia-x{i}.so.{VERSION}", elf.library(f"libnvidia-x{i}.so.1"))
+    alone = kernel_calls(root)
+    for i in range(1000):
+        (folder / f"libother{i}.so.1").symlink_to("nothing")
+    assert kernel_calls(root) == alone
+    assert alone < 20 * 70
+
+
+def kernel_calls(root: FakeDriverRoot) -> int:
+    """How many functions of the kernel one search calls."""
+    calls = 0
+
+    def count(_: FrameType, event: str, function: object) -> None:
+        nonlocal calls
+        calls += event == "c_call" and getattr(function, "__module__", None) in ("posix", "_io")
+
+    sys.setprofile(count)
+    try:
+        files = found(root)
+    finally:
+        sys.setprofile(None)
+    assert len(files.libraries) == 70
+    return calls

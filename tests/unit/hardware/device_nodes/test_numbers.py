@@ -1,0 +1,61 @@
+"""Device numbers from the kernel's list and from nodes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, node_numbers
+
+
+def test_majors_of_recent_modules() -> None:
+    """Dynamic majors differ from boot to boot."""
+    text = "Character devices:\n  1 mem\n195 nvidia\n195 nvidia-modeset\n237 nvidia-caps\n510 nvidia-uvm\n"
+    assert Majors.parse(text) == Majors(nvidia=195, modeset=195, uvm=510, caps=237)
+
+
+def test_older_modules_register_a_frontend() -> None:
+    """Drivers before series 550."""
+    text = "Character devices:\n195 nvidia-frontend\n"
+    assert Majors.parse(text) == Majors(nvidia=195)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n",
+        "195 nvidia\n",
+        "Character devices:\nabc nvidia\n-1 nvidia-uvm\n195\n195 nvidia-uvm extra\n99999999999 nvidia-caps\n",
+        "\0\0\0Character devices:\n\0195 nvidia\n",
+    ],
+)
+def test_what_is_not_registered_is_none(text: str) -> None:
+    """Block devices of that name, lines that make no sense."""
+    assert Majors.parse(text) == Majors()
+
+
+def test_an_unreadable_list_says_what_to_do(tmp_path: Path) -> None:
+    """Without it no device number is known."""
+    with pytest.raises(DriverUnavailableError, match=r"No such file or directory.*ALT_PROC_DEVICES_PATH"):
+        Majors.read(tmp_path / "devices")
+
+
+def test_a_real_nodes_numbers_are_read() -> None:
+    """/dev/null is character device 1:3 on every Linux."""
+    assert node_numbers("/dev/null") == NodeNumbers(major=1, minor=3)
+
+
+def test_only_a_device_node_counts(tmp_path: Path) -> None:
+    """The runtimes do not follow links either."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/dev/null")
+    for path in (tmp_path / "file", tmp_path / "link", tmp_path, tmp_path / "missing", tmp_path / "file/below"):
+        assert node_numbers(str(path)) is None
+
+
+def test_numbers_agree_with_the_kernel() -> None:
+    """The machine's own list parses, and memory devices are not mistaken for NVIDIA's."""
+    assert Majors.read() == Majors.parse(Path("/proc/devices").read_text())
+    assert os.major(Path("/dev/null").stat().st_rdev) == 1

@@ -1,0 +1,85 @@
+"""At which reads MIG instances are listed."""
+
+import pytest
+
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.nvml.listings import LIST_EVERY, Listings
+
+GPU, OTHER = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+
+
+def read(listings: Listings, gpu: GpuUuid = GPU, *, generation: int = 1, has_events: bool = True) -> bool:
+    """One read of the GPU; whether it lists."""
+    token = listings.token(gpu, generation)
+    due = listings.is_due(gpu, token, has_events=has_events)
+    if due:
+        listings.listed(gpu, token)
+    return due
+
+
+@pytest.fixture
+def listings() -> Listings:
+    """Each GPU has been listed once."""
+    found = Listings(lambda: True)
+    assert read(found)
+    assert read(found, OTHER)
+    return found
+
+
+def test_a_quiet_gpu_is_listed_at_each_sixth_read(listings: Listings) -> None:
+    """Once a minute at the default poll interval."""
+    assert LIST_EVERY == 6
+    assert [read(listings) for _ in range(12)] == [False, False, False, False, False, True] * 2
+
+
+def test_an_event_counts_for_all_gpus_and_an_own_change_for_one(listings: Listings) -> None:
+    """An event does not say enough about which one it was."""
+    listings.happened()
+    assert (read(listings), read(listings, OTHER)) == (True, True)
+    listings.changed(GPU)
+    assert (read(listings), read(listings, OTHER)) == (True, False)
+
+
+def test_what_happens_during_a_listing_leads_to_another(listings: Listings) -> None:
+    """The listing may have passed the place already."""
+    listings.happened()
+    token = listings.token(GPU, 1)
+    assert listings.is_due(GPU, token, has_events=True)
+    listings.happened()
+    listings.listed(GPU, token)
+    assert read(listings)
+    assert not read(listings)
+
+
+def test_a_listing_that_was_broken_off_is_made_up_for(listings: Listings) -> None:
+    """It gave way to a change."""
+    listings.happened()
+    assert listings.is_due(GPU, listings.token(GPU, 1), has_events=True)
+    assert read(listings)
+
+
+def test_a_new_session_lists_and_a_gpu_without_events_is_always_listed(listings: Listings) -> None:
+    """Nothing else would find a change by another program."""
+    assert read(listings, generation=2)
+    assert [read(listings, generation=2, has_events=False) for _ in range(3)] == [True] * 3
+
+
+def test_a_process_that_is_not_to_read_lists_what_is_unknown_and_what_it_changed() -> None:
+    """And must then give its subscriptions back, once."""
+    listings = Listings(lambda: False)
+    assert read(listings)
+    assert listings.must_give_back(1)
+    assert not listings.must_give_back(2)
+    listings.happened()
+    assert not read(listings, generation=2, has_events=False)
+    assert not listings.must_give_back(2)
+    listings.asked(2)
+    listings.changed(GPU)
+    assert listings.must_give_back(2)
+    assert read(listings, generation=3)
+    assert listings.must_give_back(3)
+
+
+def test_a_process_that_reads_keeps_its_session(listings: Listings) -> None:
+    """The usual case."""
+    assert not listings.must_give_back(1)

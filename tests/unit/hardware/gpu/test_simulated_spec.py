@@ -1,0 +1,241 @@
+"""Descriptions of simulated GPUs, and the messages for wrong ones."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.hardware.gpu.catalog import models
+from dra_driver.hardware.gpu.simulated.spec import MAX_GPUS, parse_document, parse_groups
+
+
+def test_the_short_form_counts_through_the_groups() -> None:
+    """Minors run on over the comma."""
+    node = parse_groups("2xa100-sxm4-40gb, 1xl4-24gb", "n")
+    assert [(item.gpu.minor, item.gpu.product_name) for item in node.gpus] == [
+        (0, "NVIDIA A100-SXM4-40GB"),
+        (1, "NVIDIA A100-SXM4-40GB"),
+        (2, "NVIDIA L4"),
+    ]
+
+
+def test_uuids_are_the_same_every_time_and_different_on_every_node() -> None:
+    """A restarted node must not look like new hardware; two nodes must not share a GPU."""
+    first, again, other = ([item.gpu.uuid for item in parse_groups("8xl4-24gb", name).gpus] for name in ("a", "a", "b"))
+    assert first == again
+    assert len({*first, *other}) == 16
+
+
+def test_adding_gpus_changes_nothing_about_those_before_them() -> None:
+    """Addresses do not depend on how many there are."""
+    assert parse_groups("8xl4-24gb", "n").gpus[:3] == parse_groups("3xl4-24gb", "n").gpus
+
+
+@given(st.integers(1, MAX_GPUS), st.sampled_from(sorted(models())), st.text("abc-.0123", min_size=1, max_size=12))
+def test_any_count_of_any_model_gives_unique_well_formed_gpus(count: int, key: str, node_name: str) -> None:
+    """UUIDs, device names and PCI addresses identify GPUs all over the driver."""
+    gpus = [item.gpu for item in parse_groups(f"{count}x{key}", node_name).gpus]
+    assert len(gpus) == count
+    for field in ("uuid", "minor", "pci_bus_id", "device_name"):
+        assert len({getattr(gpu, field) for gpu in gpus}) == count
+    assert all(len(gpu.uuid) == 40 and gpu.numa_node in (0, 1) for gpu in gpus)
+    assert all(gpu.pci_bus_id and gpu.pci_bus_id[:4] == (gpu.pcie_root or "")[3:7] for gpu in gpus)
+
+
+@given(st.text(max_size=40))
+def test_no_text_crashes_the_short_form(text: str) -> None:
+    """Whatever stands in the variable, the answer is a sentence, or the GPUs where the text happens to name some."""
+    try:
+        found = parse_groups(text, "n")
+    except ConfigurationError as error:
+        assert re.search(r"expected <count>x<model>|unknown GPU model|GPUs in all", str(error))  # noqa: PT017
+    else:
+        assert found.gpus
+        assert "x" in text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+field_names = st.sampled_from(
+    ["minor", "count", "uuid", "memoryMiB", "pciBusId", "numaNode", "lost", "migEnabled", "instances"]
+)
+
+
+@given(st.dictionaries(field_names, json_values, min_size=1, max_size=4))
+def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) -> None:
+    """Values of every YAML type end in a node within the bounds or in a sentence that names a path."""
+    try:
+        node = parse_document(json.dumps({"gpus": [{"model": "a30-24gb", **fields}]}), "n")
+    except ConfigurationError as error:
+        message = str(error)
+    else:
+        message = "gpus"
+        assert all(0 <= item.gpu.minor <= 247 for item in node.gpus)
+    assert message.startswith(("gpus", "not valid YAML"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("8xh100", "did you mean h100-nvl-94gb"),
+        ("h100-sxm5-80gb", "expected <count>x<model>"),
+        ("", "expected <count>x<model>"),
+        ("1xl4-24gb,", "cannot read ''"),
+        ("1xl4-24gb+mig", "l4-24gb does not support MIG; leave out +mig"),
+        ("1xa30-24gb+MIG", "cannot read '1xa30-24gb+MIG'"),
+        ("0xl4-24gb", "1 to 64 GPUs in all"),
+        ("64xl4-24gb,1xl4-24gb", "1 to 64 GPUs in all"),
+        ("9999xl4-24gb", "1 to 64 GPUs in all"),
+    ],
+)
+def test_a_wrong_short_form_is_refused_with_what_was_expected(spec: str, message: str) -> None:
+    """It is a command line flag: the message is all that its author sees."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse_groups(spec, "n")
+    assert message in str(caught.value)
+
+
+MIG = "gpus: [{model: h100-sxm5-80gb, migEnabled: true, instances: [%s]}]"
+
+FULL = """
+driverVersion: 570.170.01
+cudaDriverVersion: "12.8"
+gpus:
+- model: h100-sxm5-80gb
+  minor: 5
+  uuid: GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86
+  productName: NVIDIA H100 80GB HBM3 (test)
+  memoryMiB: 1000
+  reservedMiB: 20
+  pciBusId: 0000:65:00.0
+  pcieRoot: pci0000:64
+  numaNode: 3
+  addressingMode: "None"
+  migEnabled: true
+  lost: fell off the bus
+- model: l4-24gb
+  count: 2
+"""
+
+
+def test_the_file_form_sets_every_field() -> None:
+    """And what is not written comes from the catalogue; minors go on after the highest so far."""
+    node = parse_document(FULL, "n")
+    assert (node.driver_version, node.cuda_driver_version, node.unavailable) == ("570.170.01", (12, 8), None)
+    first = node.gpus[0]
+    gpu = first.gpu
+    assert first.lost == "fell off the bus"
+    assert (gpu.minor, gpu.uuid) == (5, "GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86")
+    assert (gpu.product_name, gpu.memory_bytes) == ("NVIDIA H100 80GB HBM3 (test)", 1000 * 2**20)
+    assert gpu.reserved_bytes == 20 * 2**20
+    assert (gpu.pci_bus_id, gpu.pcie_root, gpu.numa_node) == ("0000:65:00.0", "pci0000:64", 3)
+    assert (gpu.addressing_mode, gpu.mig_enabled, gpu.cuda_compute_capability) == ("None", True, (9, 0))
+    assert [item.gpu.minor for item in node.gpus] == [5, 6, 7]
+
+
+def test_null_takes_a_property_away() -> None:
+    """Boards with unified memory have no memory size, virtual machines no NUMA node."""
+    text = "gpus: [{model: gh200-96gb, memoryMiB: null, numaNode: null, pcieRoot: null, addressingMode: null}]"
+    gpu = parse_document(text, "n").gpus[0].gpu
+    assert (gpu.memory_bytes, gpu.numa_node, gpu.pcie_root, gpu.addressing_mode) == (None, None, None, None)
+
+
+def test_gpus_are_sorted_by_minor_however_they_are_written() -> None:
+    """The order of a snapshot is part of its meaning."""
+    node = parse_document("gpus: [{model: l4-24gb, minor: 7}, {model: l4-24gb, minor: 2}]", "n")
+    assert [item.gpu.minor for item in node.gpus] == [2, 7]
+
+
+def test_a_node_without_gpus_is_written_as_an_empty_list() -> None:
+    """Forgetting the list is a mistake, leaving it empty is not."""
+    assert parse_document("gpus: []", "n").gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a mapping with a list named gpus, got nothing"),
+        ("- 1", "expected a mapping"),
+        ("{}", "gpus: expected a list"),
+        ("gpus: 3", "gpus: expected a list (empty for a node without GPUs), got int"),
+        ("gpus: [3]", "gpus[0].model: expected the name"),
+        ("gpus: [{model: h100-sxm5}]", "gpus[0].model: unknown GPU model 'h100-sxm5': did you mean h100-sxm5-80gb?"),
+        ("gpus: [{model: l4-24gb, memory: 3}]", "gpus[0].memory: unknown field; did you mean memoryMiB?"),
+        ("gpu: []\ngpus: []", "gpu: unknown field; did you mean gpus?"),
+        ("gpus: [{model: l4-24gb, memoryMiB: 0}]", "gpus[0].memoryMiB: expected a whole number of MiB from 1"),
+        ("gpus: [{model: l4-24gb, memoryMiB: true}]", "gpus[0].memoryMiB: expected a whole number"),
+        ("gpus: [{model: l4-24gb, minor: 248}]", "gpus[0].minor: expected a whole number from 0 to 247"),
+        ("gpus: [{model: l4-24gb, minor: 247}, {model: l4-24gb}]", "gpus[1].minor: 248 is over the highest"),
+        ("gpus: [{model: l4-24gb, minor: 1}, {model: l4-24gb, minor: 1}]", "two GPUs have the minor 1"),
+        ("gpus: [{model: l4-24gb, pciBusId: '0000:02:00.0'}, {model: l4-24gb}]", "two GPUs have the pci bus id"),
+        ("gpus: [{model: l4-24gb, count: 2, minor: 1}]", "gpus[0].count: cannot be combined with minor"),
+        ("gpus: [{model: l4-24gb, count: 65}]", "gpus[0].count: expected a whole number from 1 to 64"),
+        ("gpus: [{model: l4-24gb, count: 40}, {model: l4-24gb, count: 40}]", "gpus[1]: more than 64 GPUs"),
+        ("gpus: [{model: l4-24gb, migEnabled: true}]", "gpus[0].migEnabled: l4-24gb does not support MIG"),
+        ("gpus: [{model: l4-24gb, migEnabled: 1}]", "gpus[0].migEnabled: expected true or false"),
+        ("gpus: [{model: l4-24gb, uuid: GPU-1}]", "gpus[0].uuid: expected GPU- and a lower-case UUID"),
+        ("gpus: [{model: l4-24gb, uuid: null}]", "gpus[0].uuid: expected GPU- and"),
+        ("gpus: [{model: l4-24gb, productName: 'Größe'}]", "gpus[0].productName: expected a name"),
+        ('gpus: [{model: l4-24gb, lost: "a\\nb"}]', "gpus[0].lost: expected a reason"),
+        ("gpus: []\ncudaDriverVersion: 13.0", 'cudaDriverVersion: expected a quoted version such as "13.0", got 13.0'),
+        ("gpus: [{model: h100-sxm5-80gb, instances: [{}]}]", "gpus[0].instances: they need migEnabled: true"),
+        (MIG % "3", "gpus[0].instances[0]: expected a mapping with profile and start, got int"),
+        (MIG % "{profile: 1g.10gb}", "gpus[0].instances[0]: expected a profile such as 3g.20gb and the memory slice"),
+        (MIG % "{profile: 1g.5gb, start: 0}", "gpus[0].instances[0].profile: this board has 1g.10gb+me, 1g.10gb, "),
+        (MIG % "{profile: 1g.10gb, start: 9}", "gpus[0].instances[0]: GPU-"),
+        (MIG % "{profile: 1g.10gb, start: 0, compute: half}", "gpus[0].instances[0].compute: expected full, none or"),
+        (MIG % "{profile: 1g.10gb, start: 0, compute: partial}", "compute: one compute slice cannot be divided"),
+        (MIG % "{profile: 1g.10gb, start: 0, size: 1}", "gpus[0].instances[0].size: unknown field; known are compute,"),
+        (
+            MIG % "{profile: 3g.40gb, start: 0}, {profile: 1g.10gb, start: 3}",
+            "gpus[0].instances[1]: no room for 1g.10gb",
+        ),
+        ("gpus: []\ndriverVersion: new", "driverVersion: expected a version such as 580.65.06, got 'new'"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_path_of_the_field(text: str, message: str) -> None:
+    """The reader has the file open and wants to know where to look."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse_document(text, "n")
+    assert message in str(caught.value)
+
+
+def test_the_short_form_switches_mig_mode_on() -> None:
+    """A node that an administrator has prepared, as Ampere has to be."""
+    first, second = (item.gpu for item in parse_groups("1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb", "n").gpus)
+    assert (first.mig_enabled, second.mig_enabled) == (True, False)
+    assert replace(first, mig_enabled=False, uuid=second.uuid).mig_profiles == second.mig_profiles
+
+
+def test_instances_that_exist_are_written_with_profile_and_place() -> None:
+    """Instances of other programs, whole, incomplete or divided, on each GPU of the entry."""
+    cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
+    cuts += "{profile: 2g.20gb, start: 0, compute: partial}"
+    node = parse_document((MIG % cuts).replace("migEnabled", "count: 2, migEnabled"), "n")
+    assert len(node.gpus) == 2
+    for item in node.gpus:
+        found = item.gpu.mig_instances
+        assert [(i.profile_name, i.start, i.size, i.gi_id, len(i.compute)) for i in found] == [
+            ("2g.20gb", 0, 2, 3, 1),
+            ("1g.10gb", 2, 1, 9, 0),
+            ("3g.40gb", 4, 4, 2, 1),
+        ]
+        assert [i.device is not None for i in found] == [False, False, True]
+
+
+def test_profiles_come_from_the_catalogue_and_what_is_not_known_stays_none() -> None:
+    """In order of id; a number that was not seen on hardware stays unknown."""
+    gpu = parse_groups("1xb300", "n").gpus[0].gpu
+    assert [profile.profile_id for profile in gpu.mig_profiles] == [0, 5, 9, 14, 15, 19, 20]
+    smallest = next(profile for profile in gpu.mig_profiles if profile.name == "1g.34gb")
+    assert (smallest.memory_bytes, smallest.multiprocessors, smallest.copy_engines, smallest.ofa_engines) == (None,) * 4
+    assert (smallest.encoders, smallest.starts, smallest.max_instances) == (0, (0, 1, 2, 3, 4, 5, 6), 7)
+    known = parse_groups("1xh100-sxm5-80gb", "n").gpus[0].gpu.mig_profiles[5]
+    assert (known.name, known.memory_bytes, known.multiprocessors) == ("1g.10gb", 9984 * 2**20, 16)

@@ -1,0 +1,58 @@
+"""Reading PCIe roots and NUMA nodes from a sysfs that may be incomplete."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.hardware.gpu import topology
+
+BUS_ID = "0000:65:00.0"
+
+
+def sysfs(root: Path, target: str, numa: str | None) -> str:
+    device = root / "devices" / target
+    device.mkdir(parents=True)
+    links = root / "bus/pci/devices"
+    links.mkdir(parents=True)
+    (links / BUS_ID).symlink_to(f"../../../devices/{target}")
+    if numa is not None:
+        (device / "numa_node").write_text(numa)
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("target", "numa", "expected"),
+    [
+        (f"pci0000:64/0000:64:02.0/{BUS_ID}", "1\n", ("pci0000:64", 1)),
+        (f"pci10000:e0/{BUS_ID}", "0\n", ("pci10000:e0", 0)),
+        (f"pci0000:64/{BUS_ID}", "-1\n", ("pci0000:64", None)),
+        (f"pci0000:64/{BUS_ID}", "many\n", ("pci0000:64", None)),
+        (f"pci0000:64/{BUS_ID}", None, ("pci0000:64", None)),
+        (f"LNXSYSTM:00/vmbus/{BUS_ID}", "0\n", (None, 0)),
+    ],
+)
+def test_root_and_numa_node_are_read_independently(
+    tmp_path: Path, target: str, numa: str | None, expected: tuple[str | None, int | None]
+) -> None:
+    """One missing fact does not cost the other; -1 is the kernel's word for unknown."""
+    assert topology.read(BUS_ID, sysfs(tmp_path, target, numa)) == expected
+
+
+def test_a_device_that_sysfs_does_not_know_has_no_place(tmp_path: Path) -> None:
+    """Containers without /sys and virtual GPUs must not cause an error."""
+    assert topology.read(BUS_ID, str(tmp_path)) == (None, None)
+
+
+def test_a_loop_of_links_has_no_place(tmp_path: Path) -> None:
+    """Path.resolve raises RuntimeError or OSError there, by Python version."""
+    links = tmp_path / "bus/pci/devices"
+    links.mkdir(parents=True)
+    (links / BUS_ID).symlink_to(BUS_ID)
+    assert topology.read(BUS_ID, str(tmp_path)) == (None, None)
+
+
+def test_sysfs_itself_may_be_behind_a_link(tmp_path: Path) -> None:
+    """Host mounts are often reached through one."""
+    sysfs(tmp_path / "real", f"pci0000:64/{BUS_ID}", "0")
+    (tmp_path / "link").symlink_to("real")
+    assert topology.read(BUS_ID, str(tmp_path / "link")) == ("pci0000:64", 0)

@@ -1,0 +1,367 @@
+"""Creating and destroying partitions on hardware that works, fails, or is used by other programs."""
+
+import pytest
+
+from dra_driver.core.errors import (
+    DeviceLostError,
+    DriverUnavailableError,
+    GpuBusyError,
+    HardwareError,
+    MigUnsupportedError,
+    NoRoomError,
+    ResetRequiredError,
+    StorageError,
+)
+from dra_driver.hardware.mig.manager import MigManager
+from tests.unit.hardware.mig.node import ALL, DOUBLE, FOUR, ONE, THREE, TWO, Node
+
+
+def test_create_returns_the_device_and_destroy_leaves_nothing() -> None:
+    """What create returns is what the GPU lists; after destroy the GPU is whole and nothing is noted."""
+    node = Node()
+    made = node.create(TWO, 4)
+    assert made == node.manager.find(node.at(TWO, 4)) == node.instances[0]
+    assert made.device is not None
+    assert (made.start, made.size, made.profile_name) == (4, 2, "2g.20gb")
+    node.destroy(TWO, 4)
+    assert node.untouched
+
+
+def test_the_note_is_on_disk_before_the_mode_is_on() -> None:
+    """A mode that is on without a note counts as an administrator's and would stay on for ever."""
+    node = Node()
+    node.create(ONE, 6)
+    steps = node.counter.steps
+    assert steps.index("set_gpu_note") < steps.index("set_mig_mode") < steps.index("create_gpu_instance")
+    node.destroy(ONE, 6)
+    assert steps[-2:] == ["set_mig_mode", "clear_gpu_note"]
+
+
+def test_the_last_destroy_switches_the_mode_off() -> None:
+    """While a sibling exists the mode stays on."""
+    node = Node()
+    node.create(ONE, 6)
+    node.create(THREE, 0)
+    node.destroy(ONE, 6)
+    assert node.mode
+    assert node.noted
+    node.destroy(THREE, 0)
+    assert node.untouched
+
+
+def test_an_administrators_mode_is_left_on() -> None:
+    """Also after the last partition, and on a GPU that could not be switched without a reset."""
+    node = Node("1xa100-sxm4-40gb+mig")
+    node.create(FOUR, 0)
+    node.destroy(FOUR, 0)
+    assert node.mode
+    assert not node.noted
+    assert node.notes.log == []
+
+
+def test_foreign_instances_keep_the_mode_on() -> None:
+    """This driver switched the mode on, but another program uses it: it goes off after that program's instance."""
+    node = Node()
+    node.create(ONE, 6)
+    foreign = node.foreign(TWO, 0, "none")
+    node.destroy(ONE, 6)
+    assert node.instances == (foreign,)
+    assert not node.manager.restore_mode(node.gpu)
+    node.backend.foreign_destroy(node.gpu, foreign.gi_id)
+    assert node.manager.restore_mode(node.gpu)
+    assert node.untouched
+
+
+@pytest.mark.parametrize("compute", ["full", "partial", "none"])
+def test_a_foreign_instance_is_never_taken_over(compute: str) -> None:
+    """The wanted partition exists already: create refuses with a sentence and leaves it unchanged."""
+    node = Node("1xh100-sxm5-80gb+mig")
+    foreign = node.foreign(THREE, 4, compute)
+    with pytest.raises(
+        NoRoomError, match=r"not created by this driver \(GPU instance 2 \(3g.40gb at memory slices 4-7\)\)"
+    ):
+        node.create(THREE, 4)
+    assert node.instances == (foreign,)
+    assert node.mode
+
+
+def test_overlap_is_refused_by_name() -> None:
+    """The message names the wanted memory slices and the instance that has them."""
+    node = Node("1xh100-sxm5-80gb+mig")
+    foreign = node.foreign(ONE, 2)
+    with pytest.raises(NoRoomError, match=r"memory slices 0 to 3, .* taken by GPU instance 9 \(1g.10gb at"):
+        node.create(FOUR, 0)
+    assert node.instances == (foreign,)
+
+
+def test_engines_are_refused_by_the_hardware() -> None:
+    """Memory slices are free but the one media engine is not: the hardware's own error is raised, nothing is left."""
+    node = Node()
+    node.manager.create(node.at(20, 6), 1, within_s=1)
+    with pytest.raises(NoRoomError, match="at most 1"):
+        node.manager.create(node.at(20, 0), 1, within_s=1)
+    assert len(node.instances) == 1
+    node.destroy(20, 6)
+    assert node.untouched
+
+
+@pytest.mark.parametrize(
+    ("spec", "profile_id", "start", "error"),
+    [
+        ("1xh100-sxm5-80gb", 77, 0, MigUnsupportedError),
+        ("1xh100-sxm5-80gb", TWO, 6, MigUnsupportedError),
+        ("1xa100-sxm4-80gb", TWO, 0, ResetRequiredError),
+        ("1xl4-24gb", TWO, 0, MigUnsupportedError),
+    ],
+)
+def test_what_the_gpu_cannot_do_leaves_nothing(
+    spec: str, profile_id: int, start: int, error: type[HardwareError]
+) -> None:
+    """A wrong profile, a wrong placement, a mode that takes a reset, a GPU without MIG: no mode, no note."""
+    node = Node(spec)
+    with pytest.raises(error):
+        node.manager.create(node.at(profile_id, start), 2, within_s=1)
+    assert node.waits == []
+    assert not node.noted
+    assert not node.backend.snapshot().gpus[0].mig_enabled
+
+
+def test_a_failed_compute_instance_takes_the_gpu_instance_with_it() -> None:
+    """The first error is raised, and the GPU is as before."""
+    node = Node()
+    node.backend.fail_next("create_compute_instance", DeviceLostError("the CI profile is not supported"))
+    with pytest.raises(DeviceLostError, match="the CI profile is not supported") as caught:
+        node.create(ALL, 0)
+    assert node.untouched
+    assert not caught.value.left_over
+
+
+@pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
+def test_an_error_after_the_work_was_done_leaves_nothing(method: str) -> None:
+    """The NVIDIA driver created the instance and reported an error: the instance is found and removed."""
+    node = Node()
+    node.backend.fail_next(method, DriverUnavailableError("answer lost"), after=True)
+    with pytest.raises(DriverUnavailableError, match="answer lost"):
+        node.create(TWO, 4)
+    assert node.untouched
+
+
+def test_an_instance_that_cannot_be_removed_is_marked() -> None:
+    """The error has the first one's type and both sentences; the caller keeps its record and destroys it later."""
+    node = Node()
+    node.backend.fail_next("create_compute_instance", NoRoomError("no compute"))
+    node.backend.fail_next("destroy_gpu_instance", GpuBusyError("a monitor looks at it"), times=0)
+    with pytest.raises(
+        NoRoomError, match=r"no compute; and the incomplete instance could not .* looks at it"
+    ) as caught:
+        node.create(TWO, 4)
+    assert caught.value.left_over
+    assert sum(node.waits) == pytest.approx(2.0)
+    assert node.noted
+    node.backend.clear_faults()
+    node.destroy(TWO, 4)
+    assert node.untouched
+
+
+def test_an_unreadable_gpu_counts_as_left_over() -> None:
+    """Whether the instance exists is unknown, so the caller must keep its record."""
+    node = Node()
+    node.backend.fail_next("create_compute_instance", DeviceLostError("fell off the bus"))
+    node.backend.fail_next("mig_instances", DeviceLostError("fell off the bus"), skip=1, times=3)
+    with pytest.raises(DeviceLostError) as caught:
+        node.create(TWO, 4)
+    assert caught.value.left_over
+
+
+def test_a_partition_that_is_not_listed_is_an_error() -> None:
+    """The NVIDIA driver reported success, and another program destroyed the instance at the same moment."""
+    node = Node()
+    make = node.backend.create_compute_instance
+
+    class Vanishing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(node.backend, name)
+
+        def create_compute_instance(self, gpu: str, gi_id: int) -> object:
+            made = make(node.gpu, gi_id)
+            node.backend.foreign_destroy(node.gpu, gi_id)
+            return made
+
+    node.manager = MigManager(Vanishing(), node.notes)  # type: ignore[arg-type]
+    with pytest.raises(DeviceLostError, match="created as GPU instance 4, but the GPU does not list it"):
+        node.create(TWO, 2)
+    assert node.untouched
+
+
+def test_destroying_a_partition_that_is_partly_gone() -> None:
+    """Without its compute instance, without its GPU instance, with the mode off meanwhile, twice: all is success."""
+    node = Node()
+    made = node.create(TWO, 2)
+    node.backend.destroy_compute_instance(node.gpu, made.gi_id, 0)
+    node.destroy(TWO, 2)
+    assert node.untouched
+    node.destroy(TWO, 2)
+    made = node.create(TWO, 2)
+    node.backend.foreign_destroy(node.gpu, made.gi_id)
+    node.destroy(TWO, 2)
+    assert node.untouched
+    made = node.create(TWO, 2)
+    node.backend.foreign_destroy(node.gpu, made.gi_id)
+    node.backend.foreign_mig_mode(node.gpu, False)
+    node.destroy(TWO, 2)
+    assert node.untouched
+
+
+def test_destroy_removes_unusual_compute_instances() -> None:
+    """An owned GPU instance is removed together with a compute instance that this driver would not create."""
+    node = Node("1xh100-sxm5-80gb+mig")
+    node.foreign(TWO, 2, "partial")
+    node.destroy(TWO, 2)
+    assert node.instances == ()
+
+
+def test_destroy_leaves_another_profile_in_the_same_place() -> None:
+    """Destroying a partition that does not exist leaves an instance of another profile at its start."""
+    node = Node("1xh100-sxm5-80gb+mig")
+    foreign = node.foreign(DOUBLE, 2)
+    node.destroy(TWO, 2)
+    assert node.instances == (foreign,)
+
+
+def test_without_mig_there_is_nothing_to_remove() -> None:
+    """The board was replaced by one without MIG: destroy, find and ensure_whole have nothing to do."""
+    node = Node("1xl4-24gb")
+    node.notes.values[node.gpu, "mig-mode"] = "on"
+    assert node.manager.find(node.at(ONE, 0)) is None
+    node.destroy(ONE, 0)
+    assert not node.noted
+    node.manager.ensure_whole(node.gpu, within_s=1)
+
+
+def test_a_busy_gpu_is_waited_for() -> None:
+    """A monitor that closes the GPU within the limit costs a pause, not the claim."""
+    node = Node()
+    node.backend.set_busy(node.gpu, "dcgm")
+    node.on_wait = lambda: node.backend.set_busy(node.gpu, None) if len(node.waits) == 3 else None
+    assert node.create(ONE, 6).device is not None
+    assert node.waits == [0.1, 0.2, 0.4]
+
+
+def test_a_gpu_that_stays_busy_is_an_error_at_the_limit() -> None:
+    """The error comes at the limit, says what to look for, and the note is cleared."""
+    node = Node()
+    node.backend.set_busy(node.gpu, "dcgm")
+    with pytest.raises(GpuBusyError, match=r"switched on, tried for 5 s: .* dcgm; look for processes .*dcgm-exporter"):
+        node.create(ONE, 6)
+    assert sum(node.waits) == pytest.approx(5.0)
+    assert max(node.waits) == 1.0
+    assert node.untouched
+
+
+def test_no_time_at_all_is_one_attempt() -> None:
+    """A limit of zero, or one already over, still tries once and does not wait."""
+    node = Node()
+    node.backend.set_busy(node.gpu, "dcgm")
+    with pytest.raises(GpuBusyError):
+        node.create(ONE, 6, within_s=-1)
+    assert node.waits == []
+
+
+def test_a_partition_in_use_is_not_destroyed() -> None:
+    """The error names it and says what to look for; once the process is gone the same call succeeds."""
+    node = Node()
+    made = node.create(TWO, 4)
+    node.backend.set_in_use(node.gpu, made.gi_id)
+    with pytest.raises(
+        GpuBusyError, match=r"2g.20gb at memory slices 4-5\)\) cannot be removed, tried for 5 s: .*fuser"
+    ):
+        node.destroy(TWO, 4)
+    assert node.instances == (made,)
+    node.backend.set_in_use(node.gpu, made.gi_id, False)
+    node.destroy(TWO, 4)
+    assert node.untouched
+
+
+def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy() -> None:
+    """destroy succeeds because the partition is gone; the note stays for the next restore_mode."""
+    node = Node()
+    node.create(ONE, 6)
+    node.backend.set_busy(node.gpu, "dcgm")
+    node.destroy(ONE, 6)
+    assert node.instances == ()
+    assert node.noted
+    assert not node.manager.restore_mode(node.gpu)
+    node.backend.set_busy(node.gpu, None)
+    assert node.manager.restore_mode(node.gpu)
+    assert node.untouched
+
+
+def test_a_lost_gpu_does_not_undo_a_destroy() -> None:
+    """The GPU stops answering before the mode is off: the note stays, and restore_mode raises later."""
+    node = Node()
+    node.create(ONE, 6)
+    node.backend.fail_next("mig_mode", DeviceLostError("fell off the bus"), times=2)
+    node.destroy(ONE, 6)
+    assert node.noted
+    with pytest.raises(DeviceLostError):
+        node.manager.restore_mode(node.gpu)
+
+
+def test_a_full_disk_keeps_the_mode_off() -> None:
+    """Without its note the mode is not switched on."""
+    node = Node()
+    node.notes.full = True
+    with pytest.raises(StorageError):
+        node.create(ONE, 6)
+    assert node.untouched
+
+
+def test_ensure_whole_switches_an_owned_mode_off() -> None:
+    """ensure_whole switches the driver's own mode off once, and does not touch a GPU that is whole already."""
+    node = Node()
+    node.create(ONE, 6)
+    node.backend.set_busy(node.gpu, "dcgm")
+    node.destroy(ONE, 6)
+    node.on_wait = lambda: node.backend.set_busy(node.gpu, None)
+    node.manager.ensure_whole(node.gpu, within_s=2)
+    assert node.untouched
+    before = node.counter.steps.count("set_mig_mode")
+    node.manager.ensure_whole(node.gpu, within_s=2)
+    assert node.counter.steps.count("set_mig_mode") == before
+
+
+def test_ensure_whole_refuses_a_gpu_with_instances() -> None:
+    """The error names the instances at once: waiting under the GPU's lock would not remove them."""
+    node = Node()
+    node.create(ONE, 6)
+    with pytest.raises(GpuBusyError, match=r"it still has GPU instance 13 \(1g.10gb at memory slices 6-6\)"):
+        node.manager.ensure_whole(node.gpu, within_s=5)
+    assert node.waits == []
+
+
+def test_ensure_whole_leaves_an_administrators_mode() -> None:
+    """Only the administrator may switch it off."""
+    node = Node("1xh100-sxm5-80gb+mig")
+    with pytest.raises(GpuBusyError, match=r"this driver did not switch it on; .* -mig 0"):
+        node.manager.ensure_whole(node.gpu, within_s=5)
+    assert node.mode
+
+
+def test_ensure_whole_gives_up_at_the_limit() -> None:
+    """The error comes at the limit and says what to look for."""
+    node = Node()
+    node.create(ONE, 6)
+    node.backend.set_busy(node.gpu, "nv-hostengine")
+    node.destroy(ONE, 6)
+    with pytest.raises(GpuBusyError, match=r"switched off, tried for 2 s: .*nv-hostengine"):
+        node.manager.ensure_whole(node.gpu, within_s=2)
+    assert node.noted
+
+
+def test_a_stale_note_is_cleared() -> None:
+    """A death between note and mode, or an administrator, left the mode off: only the note is cleared."""
+    node = Node()
+    node.notes.values[node.gpu, "mig-mode"] = "on"
+    assert node.manager.restore_mode(node.gpu)
+    assert node.untouched
+    assert node.manager.restore_mode(node.gpu)

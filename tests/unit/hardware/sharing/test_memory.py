@@ -1,0 +1,224 @@
+"""Where daemons have pipes and shared memory, without privilege: mounts are only recorded."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import StorageError
+from dra_driver.hardware.sharing.control import ControlProgram
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.host import MpsHost
+from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
+from dra_driver.hardware.sharing.tmpfs import SOURCE, Mounted, SystemMounts, TmpfsBounds
+
+LIMITS = TmpfsBounds(size_bytes=2**30, files=1000)
+OWN = Mounted(kind="tmpfs", source=SOURCE)
+
+
+class FakeMounts:
+    """Mounts as values; folders stay plain."""
+
+    def __init__(self) -> None:
+        self.mounted: dict[Path, Mounted] = {}
+        self.calls: list[str] = []
+        self.refusal: int | None = None
+
+    def at(self, path: Path) -> Mounted | None:
+        return self.mounted.get(path)
+
+    def is_shared(self, path: Path) -> bool:
+        return True
+
+    def mount(self, path: Path, limits: TmpfsBounds) -> None:
+        if self.refusal is not None:
+            raise OSError(self.refusal, "no")
+        self.calls.append(f"mount {path.name} {limits.size_bytes} {limits.files}")
+        self.mounted[path] = OWN
+
+    def unmount(self, path: Path) -> None:
+        self.calls.append(f"unmount {path.name}")
+        del self.mounted[path]
+        for name in ("pipe", "shm"):  # what is on the file system goes with it
+            (path / name).rmdir()
+
+
+class World:
+    def __init__(self, base: Path) -> None:
+        self.mounts = FakeMounts()
+        self.run, self.former = base / "run", base / "former"
+        self.folders = MpsFolders(base / "mps")
+        self.memory = OwnMemory(self.run, self.former, self.mounts, LIMITS)
+        self.memory.start()
+
+    def folder(self, name: str) -> DaemonFolder:
+        folder = self.folders.of(name)
+        folder.make()
+        return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_each_daemon_has_a_file_system_of_its_own_with_bounds(world: World) -> None:
+    for name in ("one", "two"):
+        world.memory.make(world.folder(name))
+        assert world.memory.shm(name) == world.run / name / "shm"
+        assert [mode(world.run / name / each) for each in ("pipe", "shm", ".")] == [0o1777, 0o1777, 0o711]
+    assert world.mounts.calls == ["mount one 1073741824 1000", "mount two 1073741824 1000"]
+    assert mode(world.run) == 0o711
+
+
+def test_the_daemons_folder_leads_to_its_pipes_also_after_a_repeat(world: World) -> None:
+    """The node process reads from it what containers mount, and creates the folder again at every prepare."""
+    folder = world.folder("one")
+    for _ in range(2):
+        world.memory.make(folder)
+        folder.make()
+    assert folder.pipe_on_host == world.run / "one/pipe"
+    assert world.mounts.calls == ["mount one 1073741824 1000"]
+
+
+def test_pipes_of_an_earlier_boot_are_replaced(world: World) -> None:
+    """They are on the disk, while shared memory is gone, and so are all containers."""
+    folder = world.folder("one")
+    (folder.pipe / "control").write_text("")
+    world.memory.make(folder)
+    assert folder.pipe_on_host == world.run / "one/pipe"
+
+
+def test_a_link_that_leads_nowhere_does_not_stop_the_node_process(world: World) -> None:
+    """It does not see the folder of the MPS host."""
+    folder = world.folder("one")
+    folder.pipe.rmdir()
+    folder.pipe.symlink_to("/nonexistent/pipe")
+    folder.make()
+    assert folder.pipe_on_host == Path("/nonexistent/pipe")
+
+
+def test_a_released_daemons_file_system_goes(world: World) -> None:
+    world.memory.make(world.folder("one"))
+    world.memory.remove("one")
+    assert world.mounts.calls[-1] == "unmount one"
+    assert list(world.run.iterdir()) == []
+    world.memory.remove("one")
+    world.memory.stop()
+    assert not world.run.exists()
+
+
+def test_what_a_former_host_left_is_removed_unless_it_is_wanted(world: World) -> None:
+    for name in ("one", "two"):
+        world.memory.make(world.folder(name))
+    world.memory.remove_unused(lambda name: name == "two")
+    assert [path.name for path in world.run.iterdir()] == ["two"]
+    world.memory.stop()
+    assert (world.run / "two/shm").exists()
+
+
+def test_a_name_of_another_program_does_not_keep_what_a_former_host_left(world: World) -> None:
+    """Each would hold its memory until the next boot."""
+    names = [f"daemon-{number}" for number in range(8)]
+    for name in names:
+        world.memory.make(world.folder(name))
+        (world.run / f".{name}").mkdir()  # folders are listed in any order
+    world.memory.remove_unused(lambda _: False)
+    assert {path.name for path in world.run.iterdir()} == {f".{name}" for name in names}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user takes root")
+def test_a_folder_that_a_container_gave_away_is_taken_back(world: World) -> None:
+    """Root in a container may do so; the daemon has to start again for all other containers."""
+    folder = world.folder("one")
+    world.memory.make(folder)
+    for name in ("pipe", "shm"):
+        os.chown(world.run / "one" / name, 12345, 12345)
+        (world.run / "one" / name).chmod(0)
+    world.memory.make(folder)
+    assert [(mode(path), path.stat().st_uid) for path in (world.run / "one").iterdir()] == [(0o1777, 0)] * 2
+
+
+def test_folders_of_a_daemon_that_is_released_while_the_host_starts_go(world: World) -> None:
+    """It was wanted when the host looked for what a former one left, and is not when it starts daemons."""
+    folder = world.folder("one")
+    world.memory.make(folder)
+    folder.write_desired(MpsDaemon(id="one", devices=("GPU-1",)))
+    host = MpsHost(world.folders.root, ControlProgram(), world.memory)
+    host.start()
+    assert (world.run / "one").exists()
+    folder.release()
+    host.step()
+    assert not (world.run / "one").exists()
+    host.stop()
+
+
+def test_a_daemon_of_an_earlier_version_keeps_its_folders(world: World) -> None:
+    """Until it is released: containers have them mounted."""
+    (world.former / "one").mkdir(parents=True)
+    folder = world.folder("one")
+    world.memory.make(folder)
+    assert world.memory.shm("one") == world.former / "one"
+    assert folder.pipe_on_host == folder.pipe
+    assert world.mounts.calls == []
+    world.memory.remove("one")
+    assert world.memory.shm("one") == world.run / "one/shm"
+    assert not (world.former / "one").exists()
+
+
+def test_a_link_is_not_taken_for_the_folder_of_an_earlier_version(world: World, tmp_path: Path) -> None:
+    """Any user may create one in /dev/shm."""
+    (tmp_path / "precious/one").mkdir(parents=True)
+    world.former.symlink_to(tmp_path / "precious")
+    world.memory.remove_unused(lambda _: False)
+    world.memory.remove("one")
+    world.memory.stop()
+    assert world.memory.shm("one") == world.run / "one/shm"
+    assert (tmp_path / "precious/one").exists()
+
+
+def test_a_foreign_mount_is_refused_and_stays(world: World) -> None:
+    folder, own = world.folder("one"), world.run / "one"
+    own.mkdir(mode=0o700)
+    world.mounts.mounted[own] = Mounted(kind="ext4", source="/dev/sda1")
+    with pytest.raises(StorageError, match=r"one is a mount of /dev/sda1 \(ext4\), which this driver did not make"):
+        world.memory.make(folder)
+    world.memory.remove("one")
+    assert (mode(own), world.mounts.calls) == (0o700, [])
+
+
+def test_a_mount_that_is_not_permitted_is_a_sentence(world: World) -> None:
+    world.mounts.refusal = errno.EPERM
+    with pytest.raises(StorageError, match=r"cannot mount a file system in memory on .*/run/one"):
+        world.memory.make(world.folder("one"))
+
+
+def test_without_namespaces_all_daemons_use_one_plain_folder(tmp_path: Path) -> None:
+    """Simulated drivers need neither privilege nor short paths."""
+    memory = SharedMemory(tmp_path / "shm")
+    memory.start()
+    folder = MpsFolders(tmp_path / "mps").of("one")
+    folder.make()
+    memory.make(folder)
+    assert (memory.shm("one"), mode(tmp_path / "shm")) == (tmp_path / "shm", 0o1777)
+    assert folder.pipe_on_host == folder.pipe
+    memory.remove("one")
+    memory.stop()
+    assert (tmp_path / "shm").is_dir()
+
+
+def test_mounts_of_the_kernel_are_read(tmp_path: Path) -> None:
+    """A path below a mount is not a mount."""
+    mounts = SystemMounts()
+    assert mounts.at(Path("/proc")) == Mounted(kind="proc", source="proc")
+    assert mounts.at(Path("/proc/self")) is None
+    assert mounts.at(tmp_path / "missing") is None
+    found = mounts.at(Path("/proc"))
+    assert found is not None
+    assert not found.is_own

@@ -1,0 +1,186 @@
+"""The files between node process and MPS host, also beside unexpected ones."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import StorageError
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsFolders, Status, make_own
+from dra_driver.hardware.sharing.safe_rmtree import remove_tree
+from tests.fakes.sharing import FakeHost
+
+G1 = "GPU-00000000-0000-0000-0000-000000000001"
+DAEMON = MpsDaemon(id="one", devices=(G1,), memory_limits={G1: 5})
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_root_reads_the_wanted_daemon_and_all_users_use_the_pipes(tmp_path: Path) -> None:
+    """Servers run as their clients' users; the pipe folder is mounted, so they need no access to its parents."""
+    before = os.umask(0o077)
+    try:
+        folders = MpsFolders(tmp_path / "mps")
+        folders.make()
+        folder = folders.of("one")
+        folder.make()
+        folder.write_desired(DAEMON)
+    finally:
+        os.umask(before)
+    assert (mode(folders.root), mode(folder.path), mode(folder.desired)) == (0o700, 0o700, 0o600)
+    assert (mode(folder.pipe), mode(folder.log)) == (0o1777, 0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user takes root")
+def test_another_user_cannot_replace_the_daemons_socket(tmp_path: Path) -> None:
+    """Clients of any user write into the folder; one that put its own socket there would receive the others' calls."""
+    folder = MpsFolders(tmp_path / "mps").of("one")
+    folder.make()
+    (folder.pipe / "control").write_text("of the daemon")
+    for attempt in ("echo x >mine && mv -f mine control", "rm -f control"):
+        done = subprocess.run(["/bin/sh", "-c", attempt], cwd=folder.pipe, user=12345, capture_output=True, check=False)
+        assert (done.returncode != 0, b"not permitted" in done.stderr) == (True, True), done.stderr
+    assert (folder.pipe / "control").read_text() == "of the daemon"
+    assert (folder.pipe / "mine").exists()
+
+
+def test_the_folder_of_a_former_version_gets_the_sticky_bit(tmp_path: Path) -> None:
+    """Up to 0.1 it was 0777; the MPS host makes each folder again when it starts the daemon."""
+    folder = MpsFolders(tmp_path / "mps").of("one")
+    folder.make()
+    folder.pipe.chmod(0o777)
+    folder.make()
+    assert mode(folder.pipe) == 0o1777
+
+
+def test_desired_released_and_back(tmp_path: Path) -> None:
+    folder = MpsFolders(tmp_path).of("one")
+    assert (folder.read_desired(), folder.read_any()) == (None, None)
+    folder.make()
+    folder.write_desired(DAEMON)
+    assert folder.read_desired() == DAEMON
+    folder.release()
+    folder.release()
+    assert (folder.read_desired(), folder.read_any()) == (None, DAEMON)
+    folder.write_desired(DAEMON)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["desired.json", "log", "pipe"]
+
+
+def test_a_file_of_another_daemons_name_is_not_believed(tmp_path: Path) -> None:
+    one, two = MpsFolders(tmp_path).of("one"), MpsFolders(tmp_path).of("two")
+    one.make()
+    two.make()
+    one.write_desired(DAEMON)
+    one.desired.rename(two.desired)
+    assert two.read_desired() is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"id": "one"}', "\xff", '{"a":' * 5000])
+def test_files_with_other_content_count_as_missing(tmp_path: Path, content: str) -> None:
+    folder = MpsFolders(tmp_path).of("one")
+    folder.make()
+    folder.desired.write_text(content, encoding="latin-1")
+    folder.status.write_text(content, encoding="latin-1")
+    assert (folder.read_desired(), folder.read_status()) == (None, None)
+
+
+def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
+    folder = MpsFolders(tmp_path).of("one")
+    folder.make()
+    os.mkfifo(folder.status)
+    (tmp_path / "elsewhere").write_text("{}")
+    folder.desired.symlink_to(tmp_path / "elsewhere")
+    assert (folder.read_desired(), folder.read_status()) == (None, None)
+
+
+def test_status_comes_back(tmp_path: Path) -> None:
+    folder = MpsFolders(tmp_path).of("one")
+    folder.make()
+    status = Status(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
+    folder.write_status(status)
+    assert folder.read_status() == status
+    folder.clear_status()
+    folder.clear_status()
+    assert folder.read_status() is None
+
+
+def test_ids_are_folders_with_possible_names(tmp_path: Path) -> None:
+    folders = MpsFolders(tmp_path / "mps")
+    assert folders.ids() == ()
+    for name in ("two", "one"):
+        folders.of(name).make()
+    (folders.daemons / ".hidden").mkdir()
+    (folders.daemons / "file").write_text("")
+    (folders.daemons / "link").symlink_to(tmp_path)
+    assert folders.ids() == ("one", "two")
+    assert folders.stamps() == {}
+    folders.of("one").write_desired(DAEMON)
+    first = folders.stamps()
+    assert set(first) == {"one"}
+    folders.of("one").write_desired(DAEMON)
+    assert folders.stamps() != first
+
+
+def test_removing_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    """Containers can create any files in the pipe folder."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("still here")
+    folder = MpsFolders(tmp_path / "mps").of("one")
+    folder.make()
+    (folder.pipe / "to-folder").symlink_to(precious)
+    (folder.pipe / "to-file").symlink_to(precious / "file")
+    (folder.pipe / "nowhere").symlink_to("/nonexistent")
+    (folder.pipe / "deep/er").mkdir(parents=True)
+    (folder.pipe / "deep/er/file").write_text("")
+    os.mkfifo(folder.pipe / "fifo")
+    folder.remove()
+    folder.remove()
+    assert not folder.path.exists()
+    assert (precious / "file").read_text() == "still here"
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match=r"."):
+        remove_tree(tmp_path / "link")
+    assert (tmp_path / "precious/file").exists()
+
+
+def test_a_host_lives_while_it_holds_the_lock(tmp_path: Path) -> None:
+    folders = MpsFolders(tmp_path)
+    assert not folders.host_lives()
+    host = FakeHost(tmp_path).live()
+    assert folders.host_lives()
+    host.die()
+    assert not folders.host_lives()
+    assert folders.lock.exists()
+
+
+def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> None:
+    (tmp_path / "daemons").write_text("a file in the way")
+    folder = MpsFolders(tmp_path).of("one")
+    status = Status(generation="", state="ready")
+    for call in (folder.make, lambda: folder.write_desired(DAEMON), lambda: folder.write_status(status)):
+        with pytest.raises(StorageError, match=f"cannot (create|write) .*{folder.path}.*: Not a directory"):
+            call()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user takes root")
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """Its owner could put a link into the place of any daemon's shared memory, for containers to mount."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(OSError, match=r"belongs to user 12345, .* remove it"):
+        make_own(folder, 0o711)
+    os.chown(folder, 0, 0)
+    make_own(folder, 0o711)
+    assert mode(folder) == 0o711

@@ -1,0 +1,195 @@
+"""A GPU's time slice is changed only when asked for, and put back whatever happens."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dra_driver.core.errors import CommandError, DeviceLostError, StorageError
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Interval
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.notes import COMPUTE_MODE, TIME_SLICE
+from dra_driver.hardware.sharing.timeslice import TimeSlicer
+from tests.fakes.sharing import Died, FakeControl, Mortality, MortalNotes
+
+GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
+
+
+class FakeSmi:
+    """Remembers the slice; ``problems`` are raised by the next calls, None lets one through."""
+
+    def __init__(self, mortality: Mortality | None = None) -> None:
+        self.slice = 0
+        self.calls: list[tuple[str, ...]] = []
+        self.problems: list[CommandError | None] = []
+        self.missing = False
+        self.mortality = mortality or Mortality()
+
+    def find(self) -> str:
+        if self.missing:
+            raise CommandError("nvidia-smi is not below /")
+        return "/usr/bin/nvidia-smi"
+
+    def run(self, arguments: Sequence[str], *, within_s: float) -> str:
+        def effect() -> None:
+            self.calls.append(tuple(arguments))
+            problem = self.problems.pop(0) if self.problems else None
+            if problem:
+                raise problem
+            self.slice = int(arguments[-1])
+
+        self.find()
+        self.mortality.around(effect)
+        return ""
+
+
+class World:
+    def __init__(self, mortality: Mortality | None = None) -> None:
+        self.mortality = mortality or Mortality()
+        self.smi, self.control, self.notes = (
+            FakeSmi(self.mortality),
+            FakeControl(self.mortality),
+            MortalNotes(self.mortality),
+        )
+        self.slicer = TimeSlicer(self.smi, self.control, self.notes)
+
+    def live_again(self) -> None:
+        self.mortality.at = None
+
+    @property
+    def state(self) -> tuple[int, ComputeMode, dict[str, str]]:
+        return self.smi.slice, self.control.compute_mode(GPU), {key: v for (_, key), v in self.notes.values.items()}
+
+
+CLEAN: tuple[int, ComputeMode, dict[str, str]] = (0, ComputeMode.DEFAULT, {})
+
+
+def test_the_interval_becomes_the_commands_number() -> None:
+    world = World()
+    for interval, number in ((Interval.SHORT, 1), (Interval.MEDIUM, 2), (Interval.LONG, 3)):
+        world.slicer.set(GPU, interval, within_s=5.0)
+        assert world.smi.calls[-1] == ("compute-policy", "-i", GPU, "--set-timeslice", str(number))
+        assert world.state == (number, ComputeMode.DEFAULT, {TIME_SLICE: interval.value})
+
+
+def test_the_default_interval_on_an_untouched_gpu_is_nothing_at_all() -> None:
+    """Old GPUs have no such setting, and every plain claim would fail on them."""
+    world = World()
+    world.smi.missing = True
+    world.slicer.set(GPU, Interval.DEFAULT, within_s=5.0)
+    world.slicer.reset(GPU, within_s=5.0)
+    assert (world.smi.calls, world.control.calls, world.notes.log) == ([], [], [])
+
+
+def test_an_exclusive_gpu_is_opened_and_given_back() -> None:
+    world = World()
+    world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
+    world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.state == (
+        3,
+        ComputeMode.DEFAULT,
+        {TIME_SLICE: "Long", COMPUTE_MODE: "EXCLUSIVE_PROCESS"},
+    )
+    world.slicer.set(GPU, Interval.DEFAULT, within_s=5.0)
+    assert world.state == (0, ComputeMode.EXCLUSIVE_PROCESS, {})
+
+
+def test_the_note_is_there_before_anything_changes() -> None:
+    world = World()
+    world.notes.full = True
+    with pytest.raises(StorageError):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.smi.calls == []
+    assert world.control.calls == []
+
+
+def test_a_missing_program_leaves_no_note() -> None:
+    world = World()
+    world.smi.missing = True
+    with pytest.raises(CommandError):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.state == CLEAN
+
+
+def test_a_failed_command_is_taken_back() -> None:
+    """A command that was killed may have had its effect."""
+    world = World()
+    world.smi.problems = [CommandError("did not end")]
+    world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
+    with pytest.raises(CommandError, match="did not end"):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.smi.calls[-1][-1] == "0"
+    assert world.state == (0, ComputeMode.EXCLUSIVE_PROCESS, {})
+
+
+def test_a_failed_change_puts_the_former_interval_back() -> None:
+    world = World()
+    world.slicer.set(GPU, Interval.SHORT, within_s=5.0)
+    world.smi.problems = [CommandError("did not end")]
+    with pytest.raises(CommandError):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.state == (1, ComputeMode.DEFAULT, {TIME_SLICE: "Short"})
+
+
+def test_what_cannot_be_taken_back_stays_noted_for_a_later_reset() -> None:
+    world = World()
+    world.smi.problems = [CommandError("did not end"), CommandError("did not end either")]
+    with pytest.raises(CommandError, match=r"did not end$"):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert TIME_SLICE in world.state[2]
+    world.slicer.reset(GPU, within_s=5.0)
+    assert world.state == CLEAN
+
+
+def test_a_gpu_without_the_setting_is_a_sentence_and_leaves_nothing() -> None:
+    world = World()
+    world.smi.problems = [CommandError("ended with status 3: Timeslice is not supported for GPU 0")]
+    with pytest.raises(CommandError, match=f"GPU {GPU} has no time-slice setting .* ask for Default"):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert len(world.smi.calls) == 1
+    assert world.state == CLEAN
+
+
+def test_a_note_on_a_gpu_without_the_setting_can_be_cleared() -> None:
+    """A process may die between the note and the answer that there is no such setting."""
+    world = World()
+    world.notes.set_gpu_note(GPU, TIME_SLICE, "Long")
+    world.smi.problems = [CommandError("Not Supported")]
+    world.slicer.reset(GPU, within_s=5.0)
+    assert world.state == CLEAN
+
+
+def test_a_lost_gpu_is_reported_and_no_command_is_run_on_it() -> None:
+    world = World()
+    world.control.modes[GPU] = ComputeMode.PROHIBITED
+    world.control.problem = DeviceLostError("gone")
+    with pytest.raises(DeviceLostError):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.smi.calls == []
+
+
+@pytest.mark.parametrize("before", [ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", ["set", "reset"])
+def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, before: ComputeMode) -> None:
+    """Whatever happened to the node process, the next one finds by its notes what to put back."""
+    steps = 0
+    while True:
+        world = World()
+        world.control.modes[GPU] = before
+        if call == "reset":
+            world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+        world.mortality.count, world.mortality.at, world.mortality.after = 0, steps + 1, after
+        try:
+            if call == "set":
+                world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+            else:
+                world.slicer.reset(GPU, within_s=5.0)
+        except Died:
+            steps += 1
+            world.live_again()
+            world.slicer.reset(GPU, within_s=5.0)
+            assert world.state == (0, before, {}), f"died at step {steps}"
+            continue
+        break
+    assert steps >= 2

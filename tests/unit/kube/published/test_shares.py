@@ -1,0 +1,101 @@
+"""Consumable capacities are valid for the API server, whatever the size of the GPU."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.core.quantity import Quantity
+from dra_driver.kube.published import shares
+from dra_driver.kube.published.shares import MIB
+from dra_driver.sim.apiserver.rules.devices import device_problems
+
+
+def terms(
+    max_shares: int | None = None,
+    default_percent: int = 100,
+    reserved: int | None = None,
+    strategy: Strategy = Strategy.MPS,
+) -> SharingTerms:
+    return SharingTerms(
+        strategy=strategy, max_shares=max_shares, default_percent=default_percent, reserved_bytes=reserved
+    )
+
+
+def gpu(memory: int | None, reserved: int | None = None) -> Gpu:
+    return Gpu(uuid=GpuUuid("GPU-1"), minor=0, memory_bytes=memory, reserved_bytes=reserved)
+
+
+def memory_of(one: Gpu, sharing: SharingTerms) -> str:
+    return shares.capacity_of(one, sharing)["memory"]["value"]
+
+
+@given(
+    st.none() | st.integers(0, 2**40),
+    st.none() | st.integers(0, 2**40),
+    st.none() | st.integers(0, 2**60),
+    st.none() | st.integers(-1, 200),
+    st.integers(0, 100),
+)
+def test_policies_are_valid_for_any_memory_and_any_number_of_shares(
+    memory: int | None, reserved: int | None, left_out: int | None, count: int | None, percent: int
+) -> None:
+    """A step that does not divide the range would make the slice invalid; so would a reserve above the memory."""
+    capacity = shares.capacity_of(gpu(memory, reserved), terms(count, percent, left_out))
+    device = {"name": "gpu-0", "allowMultipleAllocations": True, "capacity": capacity}
+    assert device_problems(device, None, "devices[0]", per_device=False) == []
+
+
+def test_memory_and_compute_default_to_all_of_it() -> None:
+    """A claim that asks for nothing in particular gets the GPU alone; memory is rounded down to whole MiB."""
+    found = shares.capacity_of(gpu(81559 * MIB + 5), terms(3, reserved=0))
+    assert found["memory"] == {
+        "value": "81559Mi",
+        "requestPolicy": {"default": "81559Mi", "validRange": {"min": "1Mi", "max": "81559Mi", "step": "1Mi"}},
+    }
+    assert found["computePercent"]["requestPolicy"]["default"] == "100"
+    assert found["shares"] == {"value": "3", "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}}}
+
+
+def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
+    """Otherwise the first of them takes all compute, and the second stays Pending."""
+    assert shares.capacity_of(gpu(2**30), terms(default_percent=0))["computePercent"] == {
+        "value": "100",
+        "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
+    }
+
+
+def test_on_unified_memory_only_compute_is_shared() -> None:
+    """The total is unknown."""
+    found = shares.capacity_of(gpu(None), terms(default_percent=0))
+    assert set(found) == {"computePercent"}
+    assert found["computePercent"]["requestPolicy"]["default"] == "100", "a plain claim still gets it alone"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "published"), [(Strategy.TIME_SLICING, "81008Mi"), (Strategy.MPS, "80944Mi")], ids=str
+)
+def test_what_the_driver_keeps_is_left_out_and_under_mps_what_its_server_needs(
+    strategy: Strategy, published: str
+) -> None:
+    """Shares that add up to NVML's total run out of memory below their own limits."""
+    assert memory_of(gpu(81559 * MIB, 551 * MIB), terms(strategy=strategy)) == published
+
+
+@pytest.mark.parametrize(("reserved", "published"), [(0, "81559Mi"), (1, "81558Mi"), (2**30, "80535Mi")])
+def test_a_policy_says_how_much_is_left_out(reserved: int, published: str) -> None:
+    """In place of the default, which is for the driver and one MPS server."""
+    assert memory_of(gpu(81559 * MIB, 551 * MIB), terms(reserved=reserved)) == published
+
+
+@pytest.mark.parametrize(("mib", "published"), [(4096, 4096 - 256), (20000, 20000 - 600), (81920, 81920 - 1024)])
+def test_the_drivers_part_is_estimated_where_nvml_does_not_report_it(mib: int, published: int) -> None:
+    """Drivers before R510: 3 percent, at least 256Mi and at most 1Gi."""
+    assert memory_of(gpu(mib * MIB), terms(strategy=Strategy.TIME_SLICING)) == str(Quantity.from_bytes(published * MIB))
+
+
+def test_an_estimate_leaves_at_least_half() -> None:
+    """On a GPU smaller than any that is sold, such as a simulated one."""
+    assert memory_of(gpu(300 * MIB), terms()) == "150Mi"

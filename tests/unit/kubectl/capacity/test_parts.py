@@ -1,0 +1,254 @@
+"""Counting MIG profiles and shares: what fits next to allocated devices, and what is stranded."""
+
+import random
+
+import pytest
+
+from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import Options, survey
+from dra_driver.kubectl.capacity.fit_count import MAX_FITS
+from dra_driver.kubectl.capacity.report import Gpus
+from dra_driver.scheduler.allocation import V1_37, Allocator, SchedulerFeatures
+from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, resource_slice
+from tests.fakes.published import h100, share
+from tests.unit.kubectl.capacity.helpers import A100, H100, cluster, holding, mig, only, request, shared, whole
+
+SMALL = "gpu-{}-mig-1g10gb-19-{}"
+
+
+def counts(state: ClusterState) -> dict[str, tuple[int, int]]:
+    return {item.request: (item.fits, item.stranded) for item in only(survey(state)).requests}
+
+
+def test_unused_gpu_fits_as_many_of_each_profile_as_the_hardware() -> None:
+    found = counts(cluster(mig("a")))
+    assert found == {
+        "1 GPU": (1, 0),
+        "1g.10gb": (7, 0),
+        "1g.10gb+me": (7, 0),
+        "1g.20gb": (4, 0),
+        "2g.20gb": (3, 0),
+        "3g.40gb": (2, 0),
+        "4g.40gb": (1, 0),
+        "7g.80gb": (1, 0),
+    }
+
+
+def test_profile_without_contiguous_slices_is_stranded() -> None:
+    """One small device in each half leaves six memory slices, but no four contiguous ones."""
+    claims = [holding("x", "a", SMALL.format(0, 1)), holding("y", "a", SMALL.format(0, 5))]
+    report = survey(cluster(mig("a"), claims))
+    assert only(report).gpus == Gpus(total=1, fragmented=1)
+    assert (request(report, "3g.40gb").fits, request(report, "3g.40gb").by_sum) == (0, 1)
+    shape = next(item for item in report.stranded_shapes if item.request == "3g.40gb")
+    assert shape.why == "6 memory slices are free in total, 4 are needed, but not together on any GPU"
+
+
+def test_memory_left_beside_mig_devices_is_fragmented_not_free() -> None:
+    memory = only(survey(cluster(mig("a"), [holding("x", "a", SMALL.format(0, 0))]))).memory_bytes
+    assert (memory.total, memory.free, memory.fragmented) == (81152 << 20, 0, (81152 - 9984) << 20)
+
+
+def test_free_parts_of_several_gpus_are_stranded() -> None:
+    claims = [holding(f"x{number}", "a", SMALL.format(number, 0)) for number in range(2)]
+    found = request(survey(cluster(mig("a", 2), claims)), "1 GPU")
+    assert (found.fits, found.by_sum, found.stranded) == (0, 1, 1)
+
+
+def test_whole_gpu_in_use_leaves_nothing_for_profiles() -> None:
+    report = survey(cluster(mig("a", 2), [holding("x", "a", "gpu-0")]))
+    assert only(report).gpus == Gpus(total=2, free=1, used=1)
+    assert request(report, "1g.10gb").fits == 7
+
+
+def test_gpu_that_is_only_published_in_parts_is_free_while_none_is_allocated() -> None:
+    report = survey(cluster(mig("a", key="a100-sxm4-80gb", whole_too=False)))
+    assert (only(report).model, only(report).gpus) == (A100, Gpus(total=1, free=1))
+    assert request(report, "3g.40gb").fits == 2
+
+
+def test_mig_devices_that_exist_already_make_one_gpu() -> None:
+    """Static MIG has no counters; the UUID of the parent connects the devices."""
+    devices = [
+        {
+            "name": f"mig-{number}",
+            "attributes": {
+                "type": {"string": "mig"},
+                "productName": {"string": H100},
+                "profile": {"string": "1g.10gb"},
+                "parentUUID": {"string": "GPU-1"},
+            },
+            "capacity": {"memory": {"value": "10Gi"}},
+        }
+        for number in range(7)
+    ]
+    report = survey(cluster([resource_slice("a", *devices)], [holding("x", "a", "mig-0")]))
+    assert only(report).gpus == Gpus(total=1, fragmented=1)
+    assert (request(report, "1g.10gb").fits, only(report).memory_bytes.fragmented) == (6, 60 << 30)
+
+
+def test_fragmented_gpus_of_an_unusable_node_are_used() -> None:
+    state = cluster(mig("a"), [holding("x", "a", SMALL.format(0, 0))], [{"metadata": {"name": "b"}}])
+    report = survey(state)
+    assert only(report).gpus == Gpus(total=1, used=1)
+    assert request(report, "1g.10gb").fits == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counts_agree_with_the_allocator_on_the_whole_node(seed: int) -> None:
+    """Counting each GPU separately gives the same as allocating on the whole node."""
+    chance = random.Random(seed)  # noqa: S311  not a secret
+    slices = mig("a", 2)
+    claims = [
+        holding(f"x{gpu}-{start}", "a", SMALL.format(gpu, start))
+        for gpu in range(2)
+        for start in range(7)
+        if chance.random() < 0.25
+    ]
+    state = cluster(slices, claims)
+    report = survey(state)
+    for profile in ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"):
+        assert request(report, profile).fits == _allocated_count(state, profile), profile
+
+
+def _allocated_count(state: ClusterState, profile: str) -> int:
+    expression = f'device.attributes["{DRIVER}"].?profile.orValue("") == "{profile}"'
+    every = device_class(expression="true")
+    held: list[Obj] = [dict(item) for item in state.claims]
+    count = 0
+    while True:
+        allocator = Allocator(slices=state.slices, classes=[every], allocated=held)
+        wanted = claim(f"new-{count}", exactly("gpu", expression))
+        found = allocator.allocate(state.nodes[0], [wanted]).allocations
+        if found is None:
+            return count
+        held.append({**wanted, "status": {"allocation": found[0]}})
+        count += 1
+
+
+def test_overdrawn_counters_block_their_pool() -> None:
+    """A claim from before a change of the layout may overcommit counters; the scheduler then allocates nothing."""
+    claims = [holding("x", "a", SMALL.format(0, 0)), holding("y", "a", "gpu-0")]
+    report = survey(cluster(mig("a", 2), claims))
+    assert request(report, "1g.10gb").fits == 0
+    assert only(report).gpus.reasons == {"other": 1}
+
+
+def test_without_the_feature_gate_partitions_do_not_fit() -> None:
+    report = survey(cluster(mig("a")), Options(features=SchedulerFeatures(partitionable_devices=False)))
+    assert {item.fits for item in only(report).requests} == {0}
+
+
+def test_version_of_the_scheduler_does_not_change_the_counts() -> None:
+    assert survey(cluster(mig("a", 2)), Options(quirks=V1_37)).models == survey(cluster(mig("a", 2))).models
+
+
+def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
+    state = cluster([shared("a", 2)], [holding("x", "a", "gpu-0", shares="72Gi")])
+    report = survey(state, Options(shares=("10Gi", "40Gi")))
+    assert (request(report, "share of 10Gi").fits, request(report, "share of 10Gi").stranded) == (8, 0)
+    assert (request(report, "share of 40Gi").fits, request(report, "share of 40Gi").by_sum) == (2, 2)
+    assert only(report).gpus == Gpus(total=2, free=1, used=1)
+    assert request(report, "1 shared GPU").fits == 1
+
+
+def test_whole_gpus_and_shared_ones_have_requests_of_their_own() -> None:
+    """Metrics have one series for each name, and a reader of the table sees which is which."""
+    report = survey(cluster([shared("a"), whole("b", 2)]))
+    assert sorted(item.request for item in only(report).requests) == [
+        *("1 GPU", "1 shared GPU", "2 GPUs", "share of 10Gi")
+    ]
+
+
+def test_gpu_with_memory_left_for_a_share_is_fragmented() -> None:
+    report = survey(cluster([shared("a")], [holding("x", "a", "gpu-0", shares="60Gi")]))
+    assert only(report).gpus == Gpus(total=1, fragmented=1)
+    assert only(report).memory_bytes.fragmented == 20 << 30
+
+
+def test_share_that_fits_nowhere_although_the_total_suffices_is_named() -> None:
+    claims = [holding(f"x{number}", "a", f"gpu-{number}", shares="73Gi") for number in range(2)]
+    (shape,) = survey(cluster([shared("a", 2)], claims)).stranded_shapes
+    assert (shape.request, shape.by_sum) == ("share of 10Gi", 1)
+    assert shape.why == "14Gi of memory are free, but less than 10Gi on every GPU"
+
+
+def test_shares_that_consume_nothing_are_unlimited() -> None:
+    device = {"name": "x", "allowMultipleAllocations": True}
+    found = request(survey(cluster([resource_slice("a", device)])), "1 shared device")
+    assert (found.fits, found.at_least) == (MAX_FITS, True)
+
+
+def test_tiny_shares_are_counted_up_to_the_limit() -> None:
+    found = request(survey(cluster([shared("a")]), Options(shares=("1Mi",))), "share of 1Mi")
+    assert (found.fits, found.at_least) == (MAX_FITS, True)
+
+
+def test_without_the_feature_gate_a_shared_gpu_is_a_whole_one() -> None:
+    report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
+    assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
+
+
+def test_after_the_time_limit_a_note_names_uncounted_units() -> None:
+    """The time limit is reached before the first unit."""
+    times = iter(range(0, 10_000, 100))
+    report = survey(cluster(mig("a")), Options(clock=lambda: float(next(times))))
+    assert only(report).gpus.reasons == {"other": 1}
+    assert "not counted within 60 s" in report.notes[0]
+
+
+def test_unused_gpus_have_nothing_stranded() -> None:
+    """Two H100 have counters for three 4g.40gb, but only two placements; the third is not stranded."""
+    report = survey(cluster(mig("a", 2)))
+    assert {item.stranded for item in only(report).requests} == {0}
+    assert report.stranded_shapes == ()
+
+
+def test_published_partitions_fit_as_often_as_in_nvidias_table() -> None:
+    """The counts from the driver's own slices equal NVIDIA's table for an H100."""
+    assert counts(h100()) == {
+        "1 GPU": (1, 0), "1g.10gb": (7, 0), "1g.10gb+me": (1, 0), "1g.20gb": (4, 0), "2g.20gb": (3, 0),
+        "3g.40gb": (2, 0), "4g.40gb": (1, 0), "7g.80gb": (1, 0),
+    }  # fmt: skip
+
+
+def test_a_share_of_memory_includes_its_part_of_the_compute() -> None:
+    """Otherwise it would take all of the compute, and only one share would fit."""
+    sharing = SharingTerms(strategy=Strategy.MPS)
+    assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (7, 0)
+    state = h100(sharing=sharing, claims=[share("x", memory="50Gi", percent="70")])
+    assert counts(state)["share of 10Gi, 12 computePercent"] == (2, 0)
+    found = only(survey(state))
+    assert found.gpus == Gpus(total=1, fragmented=1)
+    assert found.memory_bytes.fragmented == 29744 << 20
+
+
+def test_where_memory_alone_is_a_share_nothing_else_is_requested() -> None:
+    """The policy sets the default of the compute."""
+    sharing = SharingTerms(strategy=Strategy.MPS, default_percent=0)
+    assert counts(h100(sharing=sharing))["share of 10Gi"] == (7, 0)
+
+
+def test_the_number_of_shares_is_limited() -> None:
+    sharing = SharingTerms(strategy=Strategy.MPS, max_shares=3)
+    assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (3, 0)
+    claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
+    found = only(survey(h100(sharing=sharing, claims=claims)))
+    assert (found.gpus, found.requests[-1].fits, found.requests[-1].by_sum) == (Gpus(total=1, used=1), 0, 0)
+
+
+def test_both_missing_capacities_of_a_share_are_named() -> None:
+    """One GPU has too little memory, the other too little compute."""
+    claims = [share("x", memory="75Gi", percent="5"), having_of_second("y", memory="1Gi", percent="95")]
+    state = h100(2, sharing=SharingTerms(strategy=Strategy.MPS), claims=claims)
+    shape = next(item for item in survey(state).stranded_shapes if item.request.startswith("share"))
+    assert shape.why == (
+        "84064Mi of memory and 100 of computePercent are free, but no GPU has 10Gi of memory and 12 of computePercent"
+    )
+
+
+def having_of_second(name: str, *, memory: str, percent: str) -> Obj:
+    found = share(name, memory=memory, percent=percent)
+    found["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1"
+    return found

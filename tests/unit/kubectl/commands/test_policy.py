@@ -1,0 +1,131 @@
+"""``dra-driver policy check``: its output before policies are applied."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.command_line.main import main
+
+ROOT = Path(__file__).parents[4]
+EXAMPLES = ROOT / "examples" / "policies"
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    status = main(["policy", "check", *arguments])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def test_the_examples_are_valid_and_do_not_conflict(capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of examples can be used as it is."""
+    status, lines = check(capsys, str(EXAMPLES), "--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
+    assert status == 0
+    assert lines[0] == "7 policies, no problems"
+    assert [line.split()[0] for line in lines[3:]] == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+@pytest.mark.parametrize(
+    ("example", "line"),
+    [
+        ("default", "gpu-1 NVIDIA H100 80GB HBM3 default exclusive all <none> <none>"),
+        (
+            "mps-pool",
+            "gpu-1 NVIDIA H100 80GB HBM3 mps-pool shared by MPS, at most 8, 80944Mi in all"
+            " none <none> example.com/pool=inference",
+        ),
+        ("time-sliced-pool", "gpu-2 NVIDIA L4 time-sliced-pool shared by TimeSlicing Long, at most 10, 22478Mi in all"
+            " - <none> <none>"),
+        ("hidden-gpu", "gpu-0 NVIDIA H100 80GB HBM3 hidden-gpu no - <none> <none>"),
+        (
+            "mig-1g-only",
+            "gpu-0 NVIDIA H100 80GB HBM3 mig-1g-only partitions 1g.20gb, 1g.10gb, 1g.10gb+me <none> <none>",
+        ),
+    ],
+)  # fmt: skip
+def test_each_example_has_the_effect_in_its_comment(
+    capsys: pytest.CaptureFixture[str], example: str, line: str
+) -> None:
+    """Policies are applied to simulated GPUs."""
+    arguments = ("--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
+    status, lines = check(capsys, str(EXAMPLES / f"{example}.yaml"), *arguments)
+    assert status == 0
+    assert line in [" ".join(found.split()) for found in lines]
+
+
+def test_what_evicts_pods_for_their_use_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As the rules for errors; nothing for the default, which only tells."""
+    head = "apiVersion: gpu.dra-driver.io/v1alpha1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {usage: "
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{head}{{overGrant: {{action: Evict}}, idle: {{afterMinutes: 30, action: Reclaim}}}}}}\n")
+    _, lines = check(capsys, str(path), "--gpus", "1xl4-24gb")
+    assert lines[-1] == (
+        "use of gpu-0: claims over their grant are evicted after 60 s; claims without use for 30 min are reclaimed"
+    )
+    path.write_text(f"{head}{{overGrant: {{graceSeconds: 30}}}}}}\n")
+    assert not any("use of" in line for line in check(capsys, str(path), "--gpus", "1xl4-24gb")[1])
+
+
+def test_rules_for_errors_are_shown_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """What ends pods is seen before it is applied."""
+    arguments = ("--gpus", "1xh100-sxm5-80gb", "--node", "training-1")
+    _, lines = check(capsys, str(EXAMPLES / "training-pool.yaml"), *arguments)
+    assert lines[-1] == "errors of gpu-0: ignores nvlink; evicts on ecc, lost, XID 79, XID 95; calm for 600 s"
+    assert "evictionGraceSeconds=120" in lines[-3]
+    _, lines = check(capsys, str(EXAMPLES / "default.yaml"), *arguments)
+    assert not any("errors of" in line for line in lines)
+
+
+def test_the_reserved_gpu_has_its_taint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The taint is named after the policy, so a toleration can be written before the policy is applied."""
+    spec = tmp_path / "gpus.yaml"
+    spec.write_text(
+        "gpus:\n- {model: l4-24gb, minor: 0, uuid: GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86, "
+        "pciBusId: '0000:65:00.0'}\n"
+    )
+    status, lines = check(capsys, str(EXAMPLES / "reserved-gpu.yaml"), "--gpus", str(spec), "--node", "gpu-node-1")
+    assert status == 0
+    assert "gpu.dra-driver.io/reserved=reserved-gpu:NoSchedule" in lines[-1]
+
+
+def test_every_problem_is_shown_with_file_line_and_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """All problems are listed in the order of the file."""
+    text = (
+        (EXAMPLES / "mps-pool.yaml")
+        .read_text()
+        .replace("strategy: MPS", "strategy: mps")
+        .replace("spec:", "spec:\n  x: 1")
+    )
+    (tmp_path / "p.yaml").write_text(text)
+    status, lines = check(capsys, str(tmp_path))
+    assert status == 1
+    assert lines == [
+        "p.yaml:8: spec.x: unknown field",
+        "p.yaml:12: spec.sharing.strategy: expected 'Exclusive', 'TimeSlicing' or 'MPS', got 'mps'",
+        "2 problems",
+    ]
+
+
+def test_the_output_in_the_document_is_real(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """docs/policy.md shows exactly what the command prints."""
+    text = (ROOT / "docs" / "policy.md").read_text()
+    policy = text.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "mps-pool.yaml").write_text(policy)
+    shown = text.partition("--gpus 2xh100-sxm5-80gb\n")[2].partition("\nA mistake")[0]
+    status, lines = check(capsys, str(tmp_path / "mps-pool.yaml"), "--gpus", "2xh100-sxm5-80gb")
+    assert status == 0
+    assert lines == [line.removeprefix("    ") for line in shown.rstrip().splitlines()]
+
+
+def test_conflicting_policies_are_found_when_gpus_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without GPUs it is unknown whether two policies match the same GPU."""
+    hidden = (EXAMPLES / "hidden-gpu.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(hidden)
+    (tmp_path / "b.yaml").write_text(hidden.replace("hidden-gpu", "other").replace("Hidden", "Open"))
+    assert check(capsys, str(tmp_path))[0] == 0
+    status, lines = check(capsys, str(tmp_path), "--gpus", "1xl4-24gb")
+    assert status == 1
+    assert lines[-1].startswith("policies hidden-gpu and other both match gpu-0 (GPU-")
+
+
+def test_a_path_that_does_not_exist_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "check", "/nonexistent/x.yaml"]) == 2
+    assert "No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,196 @@
+"""The commands that make simulated GPUs ill and well again."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
+from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.kubectl.commands.sim_faults import FaultCommand
+
+NODE = "gpu-a"
+PART = "gpu-1-mig-1g10gb-19-0"
+
+
+class Cluster:
+    """A Node, its slices and its events; ``react`` runs whenever the command looks again."""
+
+    def __init__(self) -> None:
+        self.annotations: dict[str, str] = {}
+        self.version = 1
+        self.taints: dict[str, list[dict[str, str]]] = {"gpu-0": [], "gpu-1": [], PART: []}
+        self.events: list[dict[str, Any]] = []
+        self.conflicts = 0
+        self.events_forbidden = False
+        self.now = 0.0
+        self.said: list[str] = []
+        self.react: Callable[[], None] = lambda: None
+
+    def command(self, node: str = NODE) -> FaultCommand:
+        return FaultCommand(self, node, say=self.said.append, clock=lambda: self.now, sleep=self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.react()
+
+    def get(self, path: str) -> dict[str, Any]:
+        if not path.endswith(f"/{NODE}"):
+            raise NotFoundError("no such node")
+        return {"metadata": {"name": NODE, "resourceVersion": str(self.version), "annotations": dict(self.annotations)}}
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        if path.endswith("/events"):
+            if self.events_forbidden:
+                raise ForbiddenError("events is forbidden")
+            return {"items": [dict(event) for event in self.events]}
+        devices = [{"name": name, "taints": list(taints)} for name, taints in self.taints.items()]
+        return {"items": [{"spec": {"devices": devices}}, {"spec": {}}] if devices else []}
+
+    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        assert path.endswith(f"/{NODE}")
+        if self.conflicts:
+            self.conflicts -= 1
+            self.version += 1
+            raise ConflictError("changed meanwhile")
+        assert body["metadata"]["resourceVersion"] == str(self.version)
+        self.version += 1
+        text = body["metadata"]["annotations"][ANNOTATION]
+        if text is None:
+            self.annotations.pop(ANNOTATION, None)
+        else:
+            self.annotations[ANNOTATION] = text
+        return {}
+
+    def record(self, reason: str, message: str = "", count: int = 1) -> None:
+        about = {"kind": "Node", "name": NODE}
+        name = f"{reason}-{message}"
+        self.events = [event for event in self.events if event["metadata"]["name"] != name]
+        self.events.append(
+            {"metadata": {"name": name}, "reason": reason, "message": message, "count": count, "involvedObject": about}
+        )
+
+    def taint(self, device: str) -> None:
+        self.taints[device] = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told(cluster: Cluster) -> None:
+    """Others that are injected stay."""
+    cluster.annotations[ANNOTATION] = "gpu-1 ecc"
+    cluster.react = lambda: cluster.taint("gpu-0")
+    cluster.command().inject("gpu-0", "xid=79", 15)
+    assert cluster.annotations[ANNOTATION] == "gpu-1 ecc, gpu-0 xid=79"
+    assert cluster.said[-1] == "gpu-0 is tainted: gpu.nvidia.com/xid=79:NoSchedule"
+    cluster.command().inject("gpu-0", "xid=79", 0)
+    assert cluster.annotations[ANNOTATION] == "gpu-1 ecc, gpu-0 xid=79*2"
+
+
+def test_a_fault_that_is_counted_only_is_told_as_such(cluster: Cluster) -> None:
+    """An error of a program taints nothing."""
+    cluster.react = lambda: cluster.record("SimulatedFault")
+    cluster.command().inject("gpu-0", "xid=13", 600)
+    assert "counted only" in cluster.said[-1]
+    assert cluster.now < 10
+
+
+def test_when_nothing_reacts_the_command_fails_and_says_why_that_may_be(cluster: Cluster) -> None:
+    """A node process with real GPUs ignores the annotation. Old events and taints are no reaction."""
+    cluster.record("SimulatedFault")
+    cluster.taint("gpu-0")
+    with pytest.raises(DraError, match="started without --simulate and ignores the annotation"):
+        cluster.command().inject("gpu-0", "xid=79", 15)
+    assert cluster.now >= 15
+    assert ANNOTATION in cluster.annotations
+
+
+def test_a_repeated_event_with_a_higher_count_is_a_reaction(cluster: Cluster) -> None:
+    """Kubernetes counts equal events as one."""
+    cluster.record("SimulatedFault", "simulated faults: none", count=1)
+    cluster.annotations[ANNOTATION] = "gpu-0 lost"
+    cluster.react = lambda: cluster.record("SimulatedFault", "simulated faults: none", count=2)
+    cluster.command().recover("gpu-0", 15)
+    assert cluster.now < 1
+
+
+def test_a_refusal_of_the_node_process_fails_the_command_with_its_words(cluster: Cluster) -> None:
+    """A partition that does not exist now cannot be ill. The fault is taken back, or each later command would hear of
+    it."""
+    cluster.annotations[ANNOTATION] = "gpu-0 xid=95"
+    cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
+    with pytest.raises(DraError, match="this partition does not exist now"):
+        cluster.command().inject(PART, "ecc", 15)
+    assert cluster.annotations[ANNOTATION] == "gpu-0 xid=95"
+
+
+def test_a_refusal_of_another_fault_is_not_taken_for_this_one(cluster: Cluster) -> None:
+    """An annotation that a person wrote may ask for more."""
+    cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
+    cluster.command().inject("gpu-0", "xid=13", 15)
+    assert "counted only" in cluster.said[-1]
+
+
+def test_without_the_right_to_read_events_taints_are_waited_for(cluster: Cluster) -> None:
+    """They are in the slices."""
+    cluster.events_forbidden = True
+    cluster.react = lambda: cluster.taint("gpu-0")
+    cluster.command().inject("gpu-0", "xid=79", 15)
+    assert "is tainted" in cluster.said[-1]
+
+
+def test_a_change_by_another_person_at_the_same_time_is_kept(cluster: Cluster) -> None:
+    """Two who inject at once."""
+    cluster.conflicts = 2
+    cluster.command().inject("gpu-0", "lost", 0)
+    assert cluster.annotations[ANNOTATION] == "gpu-0 lost"
+    cluster.conflicts = 5
+    with pytest.raises(ConflictError):
+        cluster.command().inject("gpu-0", "ecc", 0)
+
+
+@pytest.mark.parametrize(
+    ("node", "device", "fault", "expected"),
+    [
+        (NODE, "gpu-0", "fire", "a fault such as xid=79"),
+        (NODE, PART, "lost", "gpu-1 expected"),
+        (NODE, "gpu-9", "ecc", "node gpu-a has no device 'gpu-9'; did you mean gpu-"),
+        (NODE, "gpu-1-mig-1g10gb-19-1", "ecc", f"did you mean {PART}?"),
+        ("other", "gpu-9", "ecc", "node 'other' does not exist"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_changed(
+    cluster: Cluster, node: str, device: str, fault: str, expected: str
+) -> None:
+    """With what is expected."""
+    with pytest.raises(ConfigurationError, match=expected.replace("?", r"\?")):
+        cluster.command(node).inject(device, fault, 0)
+    assert cluster.annotations == {}
+
+
+def test_a_node_without_devices_is_told_apart(cluster: Cluster) -> None:
+    """Its node process does not run."""
+    cluster.taints.clear()
+    with pytest.raises(ConfigurationError, match="publishes no devices"):
+        cluster.command().inject("gpu-0", "ecc", 0)
+
+
+def test_a_gpu_recovers_with_its_partitions_and_all_recover_when_none_is_named(cluster: Cluster) -> None:
+    """The annotation goes with the last fault."""
+    cluster.annotations[ANNOTATION] = f"gpu-1 lost, {PART} ecc, gpu-0 ecc"
+    cluster.command().recover("gpu-1", 0)
+    assert cluster.annotations[ANNOTATION] == "gpu-0 ecc"
+    cluster.command().recover(None, 0)
+    assert cluster.annotations == {}
+    cluster.command().recover("gpu-1", 15)
+    assert cluster.said[-1] == "gpu-1 of gpu-a: no fault was injected"
+
+
+def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) -> None:
+    """It says how to begin anew."""
+    cluster.annotations[ANNOTATION] = "garbage"
+    with pytest.raises(ConfigurationError, match=f"kubectl annotate node {NODE} {ANNOTATION}-"):
+        cluster.command().inject("gpu-0", "ecc", 0)

@@ -1,0 +1,104 @@
+"""Which GPUs a node publishes, and which claims and pods have them."""
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kubectl.drain.gpus import gpus_of, is_settled, selected
+from dra_driver.kubectl.drain.holders import DrainScope, holders_of
+from dra_driver.kubectl.drain.report import line
+from tests.unit.kubectl.drain.cluster import DRIVER, NODE, POOL, claim, device, pod, resource_slice
+
+SLICES = [
+    resource_slice(device("gpu-0", "GPU-0", taint=True), device("gpu-0-mig-1g10gb-19-0", "GPU-0"), generation=2),
+    resource_slice(device("gpu-1", "GPU-1", taint=True), generation=2),
+    resource_slice(device("gpu-9", "GPU-9"), generation=1),
+    resource_slice(device("gpu-7", "GPU-7"), node="other"),
+    resource_slice(device("gpu-8", "GPU-8"), driver="other"),
+]
+PUBLISHED = gpus_of(SLICES, NODE, DRIVER)
+
+
+def test_gpus_are_those_of_the_newest_generation_on_this_node() -> None:
+    """A GPU is drained when all of its forms have the taint."""
+    assert [(gpu.name, gpu.uuid, len(gpu.devices)) for gpu in PUBLISHED] == [
+        ("gpu-0", "GPU-0", 2),
+        ("gpu-1", "GPU-1", 1),
+    ]
+    assert [(gpu.drained, gpu.marked) for gpu in PUBLISHED] == [(False, True), (True, True)]
+
+
+def test_a_pool_in_the_middle_of_a_change_is_not_settled() -> None:
+    """A taint would seem to be gone, or to be there, while half of the resource slices are of the old generation."""
+    half = [resource_slice(device("gpu-0", "GPU-0"), generation=2, of=2)]
+    whole = [*half, resource_slice(device("gpu-1", "GPU-1"), generation=2, of=2)]
+    old = resource_slice(device("gpu-1", "GPU-1"), generation=1, of=2)
+    assert not is_settled([*half, old], NODE, DRIVER)
+    assert is_settled([*whole, old], NODE, DRIVER)
+    assert is_settled([], NODE, DRIVER)
+    assert is_settled(half, "other", DRIVER)
+
+
+def test_gpus_are_chosen_by_uuid_or_name() -> None:
+    """A GPU that fell off the bus is not published, and may be drained by its UUID."""
+    assert selected(PUBLISHED, ["gpu-1", "GPU-0", "GPU-1", "GPU-lost"]) == ("GPU-1", "GPU-0", "GPU-lost")
+    with pytest.raises(ConfigurationError, match=r"gpu-5.*gpu-0 \(GPU-0\)"):
+        selected(PUBLISHED, ["gpu-5"])
+
+
+def lines(*claims: dict[str, object], gpus: set[str] | None = None) -> list[str]:
+    chosen = None if gpus is None else {GpuUuid(gpu) for gpu in gpus}
+    scope = DrainScope(driver=DRIVER, pool=POOL, gpus=chosen, published=PUBLISHED)
+    pods = [pod("a"), pod("bare", controller="")]
+    return [line(holder) for holder in holders_of(claims, pods, scope, force=False)]
+
+
+def test_every_form_is_found() -> None:
+    """Also the claim that the scheduler makes for an extended resource, and a claim that no pod uses yet."""
+    extended = claim("made", "gpu-1", "a")
+    extended["metadata"]["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    found = lines(
+        claim("part", "gpu-0-mig-1g10gb-19-0", "bare"),
+        claim("share", "gpu-0", "a", shareID="x"),
+        extended,
+        claim("watch", "gpu-1", "a", adminAccess=True),
+        claim("unused", "gpu-0"),
+    )
+    assert found == [
+        "gpu-0 (share): claim team/share, pod a (ReplicaSet/web)",
+        "gpu-0 (whole GPU): claim team/unused, no pod",
+        "gpu-0-mig-1g10gb-19-0 (partition): claim team/part, pod bare",
+        "gpu-1 (whole GPU, extended resource): claim team/made, pod a (ReplicaSet/web)",
+        "gpu-1 (admin access): claim team/watch, pod a (ReplicaSet/web)",
+    ]
+
+
+def test_only_the_chosen_gpus_count() -> None:
+    """A device that is published no more is taken for one of them by the GPU in its name, else for any."""
+    claims = [
+        claim("zero", "gpu-0"),
+        claim("one", "gpu-1"),
+        claim("gone", "gpu-0-mig-2g20gb-14-0"),
+        claim("lost", "gpu-5"),
+        claim("elsewhere", "gpu-0", pool="other/gpu.nvidia.com"),
+    ]
+    assert [text.rpartition("/")[2] for text in lines(*claims, gpus={"GPU-0"})] == [
+        "zero, no pod",
+        "gone, no pod",
+        "lost, no pod",
+    ]
+
+
+def test_some_pods_are_not_evicted() -> None:
+    """A pod that would not come again, a static one, and one that asks for it."""
+    scope = DrainScope(driver=DRIVER, pool=POOL, gpus=None, published=PUBLISHED)
+    pods = [
+        pod("bare", controller=""),
+        pod("static", **{"kubernetes.io/config.mirror": "x"}),
+        pod("asks", **{"gpu.dra-driver.io/no-eviction": "true"}),
+        pod("plain"),
+    ]
+    held = [claim("c", "gpu-0", "bare", "static", "asks", "plain")]
+    for force, kept in ((False, ["bare", "static", "asks"]), (True, ["static", "asks"])):
+        (holder,) = holders_of(held, pods, scope, force=force)
+        assert [one.name for one in holder.pods if one.kept] == kept

@@ -1,0 +1,225 @@
+"""Causes other than allocation, each with the object concerned."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain import claim_subject, explain, pod_subject
+from dra_driver.kubectl.explain.report import Answer
+from dra_driver.kubectl.explain.scheduler import scheduler_of
+from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, node, resource_slice
+from tests.unit.kubectl.explain.clusters import A, a100, allocated_claim, cluster, codes, explained, pod, template
+
+
+def _bound(**status: Any) -> dict[str, Any]:
+    return pod(claim="c", nodeName="a", status={"phase": "Pending", **status})
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "code"),
+    [
+        (cluster(), pod(template="t"), "templateMissing"),
+        (cluster(), pod(claim="c"), "claimMissing"),
+        (cluster(templates=[template("t")], classes=[]), pod(template="t"), "classMissing"),
+        (cluster(templates=[template("t")], slices=[]), pod(template="t"), "noSlices"),
+        (cluster(templates=[template("t")], nodes=[]), pod(template="t"), "noNodes"),
+        (
+            cluster(templates=[template("t")], classes=[device_class(expression='device.driver == "other.example"')]),
+            pod(template="t"),
+            "driverSilent",
+        ),
+        (cluster(claims=[allocated_claim("c", on="a", deletionTimestamp="now")]), pod(claim="c"), "claimDeleted"),
+        (
+            cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=tuple(f"p{i}" for i in range(256)))]),
+            pod(claim="c"),
+            "claimFull",
+        ),
+        (
+            cluster(claims=[allocated_claim("c", on="a")]),
+            pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]}),
+            "claimNotOwned",
+        ),
+        (
+            cluster(),
+            pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gone"}]}),
+            "claimMissing",
+        ),
+        (
+            cluster(templates=[template("t")]),
+            pod(template="t", schedulingGates=[{"name": "example.com/hold"}]),
+            "schedulingGates",
+        ),
+        (
+            cluster(templates=[template("t")]),
+            pod(template="t", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]),
+            "volumeWaiting",
+        ),
+        (cluster(templates=[template("t", exactly("gpu", f"{A}.nosuch == 1"))]), pod(template="t"), "celError"),
+        (cluster(templates=[template("t", exactly("gpu", "device.driver =="))]), pod(template="t"), "celError"),
+        (cluster(templates=[template("t", exactly(count=33))]), pod(template="t"), "notWeighable"),
+        (
+            cluster(),
+            pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "1"}}}]),
+            "resourceUnknown",
+        ),
+    ],
+)
+def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
+    """The verdict repeats the message of the cause."""
+    report = explained(state, wanted)
+    assert report.verdict.answer is Answer.CANNOT_FIT
+    assert codes(report)[0] == code
+    cause = next(cause for cause in report.causes if cause.code == code)
+    assert cause.message in report.verdict.sentence
+
+
+@pytest.mark.parametrize("version", ["v1.34.9", "v1.35.6"])
+def test_a_function_that_the_version_lacks_is_an_error_there(version: str) -> None:
+    """``includes`` is in the schedulers of 1.36 alone."""
+    state = cluster(templates=[template("t", exactly("gpu", f'{A}.type.includes("gpu")'))])
+    report = explained(state, scheduler=scheduler_of(version, {}))
+    assert codes(report)[0] == "celError"
+    assert "function 'includes' needs Kubernetes 1.36" in report.verdict.sentence
+    assert explained(state, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
+
+
+@pytest.mark.parametrize(("mode", "answer"), [("WaitForFirstConsumer", Answer.FITS), ("Immediate", Answer.CANNOT_FIT)])
+def test_a_volume_bound_after_scheduling_does_not_block(mode: str, answer: Answer) -> None:
+    state = cluster(
+        templates=[template("t")],
+        pvcs=[{"metadata": {"name": "data", "namespace": "default"}, "spec": {"storageClassName": "s"}}],
+        storage_classes=[{"metadata": {"name": "s"}, "volumeBindingMode": mode}],
+    )
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    assert explained(state, pod(template="t", volumes=volumes)).verdict.answer is answer
+
+
+def test_missing_cpu_is_not_caused_by_devices() -> None:
+    """Running pods use CPU; finished ones do not."""
+    big = [{"name": "main", "resources": {"requests": {"cpu": "3"}}}]
+    nodes = [{**node("a"), "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "110"}}}]
+    others = [pod("other", nodeName="a", containers=big, status={"phase": "Running"})]
+    state = cluster(nodes=nodes, templates=[template("t")], pods=others)
+    report = explained(state, pod(template="t", containers=big))
+    assert report.verdict.sentence.startswith("cannot fit: not caused by devices: 1 Insufficient cpu")
+    others[0]["status"] = {"phase": "Succeeded"}
+    assert explained(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
+
+
+def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices() -> None:
+    """A claim that another pod uses cannot be reallocated."""
+    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))])
+    report = explained(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
+    assert report.verdict.answer is Answer.CANNOT_FIT
+    assert explained(state, pod(claim="c")).fitting_nodes == ("a",)
+
+
+def test_an_unused_claim_is_reallocated() -> None:
+    """The scheduler deallocates a claim that keeps its pod from every node."""
+    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a")])
+    state.nodes[0]["spec"] = {"unschedulable": True}  # type: ignore[index]
+    report = explained(state, pod(claim="c"))
+    assert report.fitting_nodes == ("b",)
+    assert "the scheduler will reallocate it" in report.notes[0]
+
+
+def test_extended_resources_are_evaluated_as_a_claim() -> None:
+    state = cluster(classes=[device_class("gpu")])
+    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
+    for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
+        few = pod(containers=[{"name": "main", "resources": {"limits": {resource: "2"}}}])
+        assert explained(state, few).verdict.nodes_fit == 2
+        many = pod(containers=[{"name": "main", "resources": {"limits": {resource: "5"}}}])
+        assert explained(state, many).requests[0].request == "container-0-request-0"
+
+
+def test_a_device_plugin_on_the_node_takes_precedence() -> None:
+    state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
+    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
+    two = pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "2"}}}])
+    assert explained(state, two).nodes[0].message == "Insufficient example.com/gpu"
+
+
+def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
+    """The annotation of kubectl apply shows which field the API server dropped."""
+    applied = template("t", exactly(capacity={"requests": {"memory": "1Gi"}}))
+    stored = template("t", exactly())
+    stored["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
+    report = explained(cluster(templates=[stored]))
+    (cause,) = report.causes
+    assert cause.code == "gateOff"
+    assert "spec.spec.devices.requests[0].exactly.capacity" in cause.message
+    assert "DRAConsumableCapacity" in cause.message
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "code"),
+    [
+        (cluster(claims=[claim("c")]), _bound(), "claimNotAllocated"),
+        (cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
+        (
+            cluster(
+                claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))],
+                events=[
+                    {
+                        "reason": "FailedPrepareDynamicResources",
+                        "message": "DRA driver gpu.nvidia.com is not registered",
+                        "involvedObject": {"kind": "Pod", "name": "train", "namespace": "default"},
+                    }
+                ],
+            ),
+            _bound(),
+            "prepareFailing",
+        ),
+    ],
+)
+def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
+    report = explained(state, wanted)
+    assert report.verdict.answer is Answer.PLACED
+    assert codes(report) == [code]
+
+
+def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
+    state = cluster(
+        claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))]
+    )
+    assert [str(cause.code) for cause in explained(state, _bound()).causes] == ["driverNotOnNode"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "answer"), [("Running", Answer.RUNNING), ("Succeeded", Answer.FINISHED), ("Pending", Answer.PLACED)]
+)
+def test_pods_past_scheduling_are_not_evaluated(phase: str, answer: Answer) -> None:
+    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))])
+    assert explained(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
+
+
+def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
+    state = cluster(claims=[claim("waits"), allocated_claim("has", "gpu-0", on="a", users=("p",))])
+    assert explain(state, claim_subject(state, "default", "waits")).verdict.answer is Answer.FITS
+    report = explain(state, claim_subject(state, "default", "has"))
+    assert report.verdict.sentence == f"has gpu-0 of a/{DRIVER}; reserved for p"
+
+
+def test_a_missing_subject_is_an_error_that_names_the_namespace() -> None:
+    with pytest.raises(ConfigurationError, match="no pod missing in namespace default"):
+        pod_subject(cluster(), "default", "missing")
+    with pytest.raises(ConfigurationError, match="no node nowhere"):
+        explained(cluster(templates=[template("t")]), node="nowhere")
+
+
+def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> None:
+    message = "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."
+    waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+    report = explained(cluster(templates=[template("t")]), pod(template="t", status=waits))
+    assert codes(report) == ["notWeighed"]
+    assert message in report.verdict.sentence
+    assert report.scheduler == message
+
+
+def test_a_list_that_could_not_be_read_is_not_reported_as_empty() -> None:
+    state = cluster(gaps=["resourceslices: forbidden"], slices=[], templates=[template("t")])
+    assert "resourceslices: forbidden" in explained(state).verdict.sentence

@@ -1,0 +1,173 @@
+"""A GPU that is published whole, in partitions and shared: why claims do not get it."""
+
+from typing import Any
+
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
+from dra_driver.kubectl.explain.report import Answer, Explanation
+from dra_driver.kubectl.explain.scheduler import scheduler_of
+from tests.fakes.dra_objects import exactly, gpu, resource_slice
+from tests.fakes.published import h100, having, share, slice_name, slices
+from tests.unit.kubectl.explain.clusters import A, cluster, explained, template
+
+MPS = SharingTerms(strategy=Strategy.MPS, max_shares=3)
+
+
+def whole(**fields: Any) -> dict[str, Any]:
+    return exactly(deviceClassName="gpu.nvidia.com", **fields)
+
+
+def part(profile: str = "1g.10gb", name: str = "gpu") -> dict[str, Any]:
+    return exactly(name, f'{A}.profile == "{profile}"', deviceClassName="mig.nvidia.com")
+
+
+def asking(**amounts: str) -> dict[str, Any]:
+    return whole(capacity={"requests": amounts})
+
+
+def fix(report: Explanation) -> str:
+    assert report.nearest_miss is not None
+    return report.nearest_miss.fix
+
+
+def seen(report: Explanation) -> str:
+    return report.requests[0].reasons[-1].seen[0]
+
+
+def test_partitions_in_use_that_are_equally_near_are_counted() -> None:
+    claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
+    report = explained(h100(claims=claims, templates=[template("t", part())]))
+    assert "7 devices match request gpu: 7 in use" in report.verdict.sentence
+    assert fix(report).endswith("; 6 other devices are equally near")
+
+
+def test_a_whole_gpu_waits_for_all_claims_with_parts_of_it() -> None:
+    claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(2)]
+    report = explained(h100(claims=claims, templates=[template("t", whole())]))
+    assert "1 on GPUs whose shared counters are used up" in report.verdict.sentence
+    assert seen(report).startswith("gpu-0-counter-set: multiprocessors short by 32 (132 needed, 100 left), used by ")
+    assert fix(report) == "end all workloads that use the GPU: default/c1 (pod p1), default/c0 (pod p0)"
+
+
+def test_a_partition_waits_only_for_claims_that_use_its_counters() -> None:
+    """A slice in the lower half blocks a 4g partition there; a slice in the upper half does not."""
+    claims = [having("low", slice_name(0), users=("p",)), having("high", slice_name(6), users=("q",))]
+    report = explained(h100(claims=claims, templates=[template("t", part("4g.40gb"))]))
+    assert "memory-slice-0 short by 1" in seen(report)
+    assert fix(report) == "end the workload that uses the GPU: default/low (pod p)"
+
+
+def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> None:
+    claims = [share("one", memory="50Gi", percent="70", users=("p",))]
+    report = explained(
+        h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="40Gi", computePercent="5"))])
+    )
+    assert "1 without enough capacity (memory)" in report.verdict.sentence
+    assert report.requests[0].reasons[-1].message == "not enough memory: 40Gi requested"
+    assert seen(report) == "gpu-0 has 29744Mi of 80944Mi free: default/one (pod p) has 50Gi"
+    assert fix(report) == "request at most 29744Mi of memory; or end the workload that uses it: default/one (pod p)"
+
+
+def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
+    """A share that requests only memory also needs all of the compute."""
+    claims = [share("one", memory="50Gi", percent="70")]
+    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="10Gi"))]))
+    message = "not enough computePercent: 100 requested (the default of a request that does not name it)"
+    assert report.requests[0].reasons[-1].message == message
+    assert fix(report).startswith(
+        "request capacity.requests.computePercent: 30 or less; or end the workload that uses it"
+    )
+
+
+def test_every_capacity_that_a_share_lacks_is_named() -> None:
+    claims = [share("one", memory="50Gi", percent="70")]
+    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", whole())]))
+    assert "computePercent: 30 or less; and request capacity.requests.memory: 29744Mi or less; or end" in fix(report)
+
+
+def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:
+    claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
+    wanted = asking(memory="1Gi", computePercent="1")
+    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", wanted)]))
+    assert seen(report).startswith("gpu-0 has 0 of 3 free: default/c0 (no pod) has 1, ")
+    assert fix(report).startswith("end the workload that uses it: default/c0 (no pod), default/c1")
+
+
+def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
+    report = explained(h100(sharing=MPS, templates=[template("t", asking(memory="1Gi", computePercent="150"))]))
+    assert fix(report) == "request at least 1, at most 100, in steps of 1"
+
+
+def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
+    report = explained(h100(templates=[template("t", asking(memory="1Gi", computePercent="10"))]))
+    message = report.requests[0].reasons[-1].message
+    assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
+    assert "GpuPolicy" in fix(report)
+
+
+def test_admin_access_to_a_gpu_in_use_names_the_counters() -> None:
+    claims = [having("one", "gpu-0", users=("p",))]
+    report = explained(h100(claims=claims, templates=[template("t", whole(adminAccess=True))]))
+    assert report.requests[0].reasons[-1].message.endswith("the scheduler charges them for admin access, too")
+    assert "migProfiles: []" in fix(report)
+
+
+def test_a_scheduler_defect_is_explained_with_its_workaround() -> None:
+    """Two parts of one parent beside a partly used GPU: 1.36 refuses them, and a selector on the free GPU helps."""
+    both = [{"matchAttribute": "gpu.nvidia.com/parentUUID"}]
+    claims = [having("one", "gpu-0-mig-3g40gb-9-4", users=("p",))]
+    state = h100(
+        2, claims=claims, templates=[template("t", part("3g.40gb", "a"), part("3g.40gb", "b"), constraints=both)]
+    )
+    report = explained(state, scheduler=scheduler_of("v1.36.2", {}))
+    (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
+    assert "a has the devices (a=gpu-1-mig-3g40gb-9-4, b=gpu-1-mig-3g40gb-9-0)" in fault.message
+    assert "stays charged" in fault.message
+    clause = fault.fix.removeprefix("add ").partition(" to the selectors")[0]
+    pinned = [exactly(name, f'{A}.profile == "3g.40gb" && {clause}', deviceClassName="mig.nvidia.com") for name in "ab"]
+    helped = h100(2, claims=claims, templates=[template("t", *pinned, constraints=both)])
+    assert explained(helped, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
+    assert explained(state, scheduler=scheduler_of("v1.37.0", {})).verdict.answer is Answer.FITS
+
+
+def test_a_share_behind_a_gpu_that_is_not_shared_is_excluded_by_a_defect_of_1_34() -> None:
+    """Its scheduler looks at the capacity of the slice's first device."""
+    whole, capacity = gpu("gpu-0", memory="24Gi"), {"memory": {"value": "24Gi"}, "computePercent": {"value": "100"}}
+    shared = {**gpu("gpu-1"), "allowMultipleAllocations": True, "capacity": capacity}
+    wanted = exactly(capacity={"requests": {"computePercent": "10"}})
+    state = cluster(slices=[resource_slice("a", whole, shared)], templates=[template("t", wanted)])
+    gates = {"DRAConsumableCapacity": True}
+    report = explained(state, scheduler=scheduler_of("v1.34.9", gates, state.slices))
+    (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
+    assert "fixed in 1.35, excludes them: the capacity of the first devices" in fault.message
+    assert "share all GPUs of the node" in fault.fix
+    assert explained(state, scheduler=scheduler_of("v1.35.6", gates, state.slices)).verdict.answer is Answer.FITS
+
+
+def test_a_real_shortage_is_not_reported_as_a_defect() -> None:
+    claims = [having("one", "gpu-0", users=("p",))]
+    report = explained(h100(claims=claims, templates=[template("t", whole())]))
+    assert report.causes == ()
+
+
+def test_taints_of_policies_name_the_policy() -> None:
+    """A reserved GPU shows the toleration; a draining one says what it waits for."""
+    for key, expected in (
+        ("gpu.dra-driver.io/reserved", "value: team-a, effect: NoSchedule}]; add it"),
+        ("gpu.dra-driver.io/draining", "wait: GpuPolicy team-a reconfigures the GPU"),
+        ("gpu.dra-driver.io/drained", "kubectl dra undrain ends that"),
+        ("gpu.dra-driver.io/detached", "events DriverDetached and SecondPublisher"),
+    ):
+        terms = GpuTerms(policy="team-a", taints=(Taint(key=key, value="team-a", effect="NoSchedule"),))
+        report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
+        assert expected in fix(report)
+
+
+def test_taints_of_the_hardware_say_what_passes() -> None:
+    """Both go by themselves; the Node's event has what the node's owner needs."""
+    for key, value, expected in (
+        ("gpu.dra-driver.io/fabric-not-ready", "probing", "wait: Fabric Manager has not registered the GPU"),
+        ("gpu.dra-driver.io/creation-refused", "in-use", "the Node's event PartitionsWithheld names it"),
+    ):
+        terms = GpuTerms(whole_taints=(Taint(key=key, value=value, effect="NoSchedule"),), profiles=frozenset())
+        report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
+        assert expected in fix(report)

@@ -1,0 +1,154 @@
+"""Rules for requested capacities and shares."""
+
+import pytest
+
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.kubectl.lint.known import KnownObjects, devices_of, known_from_catalog
+from dra_driver.node.slices import ApiServerFeatures, build_devices
+from tests.unit.kubectl.lint.helpers import D, findings, one, rules, template, wire_slice
+
+SHARE = 'memory: 10Gi, computePercent: "20"'
+
+
+def asking(capacity: str, *, of: str = "gpu.nvidia.com", selector: str = "", count: int = 1, rest: str = "") -> str:
+    cel = f"\n    selectors: [{{cel: {{expression: {selector!r}}}}}]" if selector else ""
+    request = f"- name: gpu\n  exactly:\n    deviceClassName: {of}\n    count: {count}{cel}"
+    return template(f"{request}\n    capacity: {{requests: {{{capacity}}}}}", rest=rest)
+
+
+def config(sharing: str) -> str:
+    parameters = f"{{apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {sharing}}}"
+    return f"config:\n- opaque: {{driver: gpu.nvidia.com, parameters: {parameters}}}"
+
+
+def cluster(terms: SharingTerms | None) -> KnownObjects:
+    """A cluster with one H100, published under these terms."""
+    gpu = invent(catalog.model("h100-sxm5-80gb"), 0, "a")
+    snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
+    features = ApiServerFeatures(counters=True, multi_allocation=True)
+    built = build_devices(snapshot, {gpu.uuid: GpuTerms(policy="p", sharing=terms)}, features)
+    devices = devices_of([wire_slice("a", [dict(device) for device in built.devices])])
+    return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)
+
+
+def test_valid_shares_have_no_findings() -> None:
+    assert rules(asking(SHARE)) == []
+    assert rules(asking(SHARE, selector="device.allowMultipleAllocations")) == []
+    assert rules(asking(f'{SHARE}, shares: "1"')) == []
+
+
+def test_selectors_on_shared_gpus_are_checked_with_published_attributes() -> None:
+    """Only shared GPUs have a sharing strategy; a value that no policy publishes is found."""
+    guarded = "device.allowMultipleAllocations && " + D + ".sharingStrategy == "
+    assert rules(asking(SHARE, selector=guarded + '"MPS"')) == []
+    assert rules(asking(SHARE, selector=guarded + '"mps"')) == ["DRA018"]
+    assert rules(asking(SHARE, selector=f'{D}.sharingStrategy == "MPS"')) == ["DRA015"]
+
+
+def test_a_placement_can_be_selected() -> None:
+    """The start of a partition differs within a profile, so no value is wrong."""
+    text = asking("memory: 5Gi", of="mig.nvidia.com", selector=f"{D}.placementStart == 5 && {D}.placementSize == 1")
+    assert rules(text) == []
+    assert rules(text.replace("Size == 1", "Size == 7")) == ["DRA018"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "of", "severity", "said"),
+    [
+        ('computePercent: "101"', "gpu.nvidia.com", "error", "at most 100 of computePercent, 101 is requested"),
+        ("memory: 2Ti", "gpu.nvidia.com", "warning", "provides at most 188447Mi of memory, 2Ti is requested"),
+        ("memory: 2Ti", "mig.nvidia.com", "warning", "no matching device has 2Ti of memory"),
+        ('computePercent: "20"', "mig.nvidia.com", "error", "no matching device has a capacity 'computePercent'"),
+        ('computePercents: "20"', "gpu.nvidia.com", "error", "no matching device has a capacity 'computePercents'"),
+    ],
+)
+def test_capacity_that_no_known_device_provides(capacity: str, of: str, severity: str, said: str) -> None:
+    found = one(asking(capacity, of=of), "DRA041")
+    assert (found.severity, said in found.message) == (severity, True), found.message
+
+
+def test_capacity_that_no_device_of_the_cluster_provides_is_an_error() -> None:
+    """A share without a sharing policy keeps every pod pending."""
+    found = [f for f in findings(asking(SHARE), cluster(None)) if f.rule == "DRA041"]
+    assert found == []  # a device of the catalog could serve it, after a policy is added
+    alone = KnownObjects(devices=cluster(None).cluster_devices, cluster_devices=cluster(None).cluster_devices)
+    assert one(asking(SHARE), "DRA041", alone).severity == "error"
+
+
+def test_a_request_for_memory_only_takes_all_of_the_compute() -> None:
+    found = one(asking("memory: 10Gi"), "DRA042")
+    assert found.severity == "info"
+    assert "a GPU that is not shared is allocated as a whole" in found.message
+    only = one(asking("memory: 10Gi", selector="device.allowMultipleAllocations"), "DRA042")
+    assert "as a whole" not in only.message
+
+
+def test_a_default_of_the_clusters_policy_is_respected() -> None:
+    text = asking("memory: 10Gi", selector="device.allowMultipleAllocations")
+    assert rules(text, cluster(SharingTerms(strategy=Strategy.MPS, default_percent=0))) == []
+    assert rules(text, cluster(SharingTerms(strategy=Strategy.MPS))) == ["DRA042"]
+
+
+def test_memory_of_partitions_is_a_filter() -> None:
+    assert rules(asking("memory: 9Gi", of="mig.nvidia.com")) == []
+
+
+def test_several_shares_are_refused_under_mps() -> None:
+    """It is an error if only MPS is possible, a warning if MPS is possible, and valid otherwise."""
+    guarded = "device.allowMultipleAllocations && " + D + ".sharingStrategy == "
+    assert one(asking(SHARE, count=2), "DRA043").severity == "warning"
+    assert one(asking(SHARE, count=2, selector=guarded + '"MPS"'), "DRA043").severity == "error"
+    assert rules(asking(SHARE, count=2, selector=guarded + '"TimeSlicing"')) == []
+
+
+def test_alternatives_count_as_one_share() -> None:
+    alternatives = "".join(
+        f"\n  - {{name: {name}, deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}}}"
+        for name in ("a", "b")
+    )
+    assert rules(template(f"- name: gpu\n  firstAvailable:{alternatives}")) == []
+
+
+def test_a_share_and_its_parameters() -> None:
+    """Parameters that contradict every policy are an error, those that contradict some policies a warning."""
+    limits = "{strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}"
+    assert one(asking(SHARE, rest=config(limits)), "DRA044").severity == "error"
+    assert one(asking(SHARE, rest=config("{strategy: MPS}")), "DRA044").severity == "warning"
+    mps = "device.allowMultipleAllocations && " + D + '.sharingStrategy == "MPS"'
+    assert rules(asking(SHARE, selector=mps, rest=config("{strategy: MPS}"))) == []
+    assert one(asking(SHARE, selector=mps, rest=config("{strategy: TimeSlicing}")), "DRA044").severity == "error"
+
+
+def test_parameters_are_valid_if_an_exclusive_gpu_may_be_allocated() -> None:
+    assert rules(asking("memory: 10Gi", rest=config("{strategy: MPS}"))) == ["DRA042"]
+
+
+POLICY = """
+---
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: pool}
+spec: {select: {}, attributes: [{name: example.com/pool, string: inference}, {name: tier, int: 1}]}
+"""
+
+
+def test_attributes_of_policies_in_the_input_are_known() -> None:
+    """Their type and value are checked, and a warning says that GPUs without the policy do not have them."""
+    pool = 'device.attributes["example.com"]'
+    guarded = "has(" + pool + ".pool) && " + pool + '.pool == "inference"'
+    assert rules(asking(SHARE, selector=guarded) + POLICY) == []
+    plain = pool + '.pool == "inference"'
+    assert one(asking(SHARE, selector=plain), "DRA015").severity == "error"
+    assert one(asking(SHARE, selector=plain) + POLICY, "DRA015").severity == "warning"
+    assert rules(asking(SHARE, selector=f"{D}.?tier.orValue(0) == 2") + POLICY) == ["DRA018"]
+    assert rules(asking(SHARE, selector=f"{D}.?tier.orValue(0) == 1") + POLICY) == []
+    assert one(asking(SHARE, selector=f"{D}.tier == 1") + POLICY, "DRA015").severity == "warning"
+    assert rules(asking(SHARE, selector=f'{D}.?tier.orValue("") == "1"') + POLICY) != []
+
+
+def test_attributes_of_invalid_policies_are_unknown() -> None:
+    bad = POLICY.replace("int: 1", "int: one")
+    assert rules(asking(SHARE, selector=f"{D}.tier == 1") + bad) == ["DRA016", "DRA060"]

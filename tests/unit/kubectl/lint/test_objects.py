@@ -1,0 +1,202 @@
+"""Rules for claims, classes, parameters, pods and whole files."""
+
+import pytest
+
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.lint import lint
+from dra_driver.kubectl.lint.known import known_from_catalog, known_from_cluster
+from dra_driver.kubectl.lint.sources import ManifestSource
+from tests.unit.kubectl.lint.helpers import device_class, findings, one, pod, report, rules, template
+
+PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
+TEMPLATE = template(PLAIN)
+USES = "[{name: gpu, resourceClaimTemplateName: t}]"
+SUBREQUESTS = [f"{{name: s{index}, deviceClassName: gpu.nvidia.com}}" for index in range(9)]
+
+
+def config(parameters: str, *, driver: str = "gpu.nvidia.com", requests: str = "") -> str:
+    named = f"requests: [{requests}], " if requests else ""
+    return template(PLAIN, rest=f"config:\n- {{{named}opaque: {{driver: {driver}, parameters: {parameters}}}}}")
+
+
+POLICY = """apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: pool}
+spec:
+  sharing: {strategy: MPS}
+"""
+GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, cuont: 1}}"), "DRA003"),
+        (template("- {name: gpu, deviceClassName: gpu.nvidia.com}"), "DRA003"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: two}}"), "DRA004"),
+        (template("- {name: Gpu, exactly: {deviceClassName: gpu.nvidia.com}}"), "DRA004"),
+        (template("- {name: gpu}"), "DRA004"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: Everything}}"), "DRA004"),
+        (template(PLAIN).replace("/v1\n", "/v1alpha3\n"), "DRA005"),
+        (template(PLAIN).replace("/v1\n", "/v1beta2\n"), "DRA005"),
+        (TEMPLATE + "---\n" + TEMPLATE, "DRA006"),
+        (template(f"{PLAIN}\n{PLAIN}"), "DRA006"),
+        (template(f"- {{name: gpu, firstAvailable: [{', '.join(SUBREQUESTS)}]}}"), "DRA007"),
+        (template("- {name: gpu, exactly: {deviceClassName: other}}"), "DRA030"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 33}}"), "DRA032"),
+        (template(PLAIN, rest="constraints: [{requests: [gpus], matchAttribute: a.b/c}]"), "DRA033"),
+        (template(PLAIN, rest="constraints: [{matchAttribute: numaNode}]"), "DRA034"),
+        (template(PLAIN, rest="constraints: [{matchAttribute: gpu.nvidia.com/parntUUID}]"), "DRA016"),
+        (config("{a: b}"), "DRA035"),
+        (config(f"{{{GPU_CONFIG}, sharing: {{strategy: mps}}}}"), "DRA035"),
+        (config("{a: b}", driver="nic.example.com"), "DRA036"),
+        (config("{apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig}", requests="gpu"), "DRA037"),
+        (POLICY.replace("MPS", "mps"), "DRA060"),
+        (POLICY + "  priority: 5000\n", "DRA060"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}"), "DRA038"),
+        (pod(USES), "DRA050"),
+        (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu}, {name: other}]"), "DRA051"),
+        (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: other}]"), "DRA052"),
+        (TEMPLATE + "---\n" + pod(USES, uses="[]"), "DRA053"),
+        (TEMPLATE + "---\n" + pod(USES, limits="{nvidia.com/gpu: 1}"), "DRA054"),
+    ],
+)
+def test_each_mistake_is_one_finding(text: str, rule: str) -> None:
+    found = one(text, rule)
+    assert found.line > 0
+    assert found.message
+
+
+def test_a_valid_pod_has_no_findings() -> None:
+    text = TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: gpu}]", limits="{cpu: 1}")
+    checked = report(text)
+    assert (list(checked.findings), checked.objects) == ([], 2)
+
+
+@pytest.mark.parametrize("sharing", ["{strategy: MPS}", "{strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}"])
+def test_sharing_parameters_of_a_claim_have_no_findings(sharing: str) -> None:
+    """The driver applies them."""
+    assert rules(config(f"{{{GPU_CONFIG}, sharing: {sharing}}}")) == []
+
+
+def test_sharing_for_admin_access_alone_has_no_effect() -> None:
+    """A monitoring pod does not change how GPUs are shared."""
+    parameters = f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"
+    text = config(parameters).replace(
+        "deviceClassName: gpu.nvidia.com", "deviceClassName: gpu.nvidia.com, adminAccess: true"
+    )
+    assert "DRA040" in rules(text)
+    mixed = text.replace("- {name: gpu,", f"{PLAIN.replace('name: gpu', 'name: other')}\n      - {{name: gpu,")
+    assert "DRA040" not in rules(mixed)
+    assert "DRA001" not in rules(mixed)
+
+
+def test_a_policy_is_checked_like_on_a_node() -> None:
+    """The finding points at the line of the invalid field."""
+    assert rules(POLICY) == []
+    found = one(POLICY.replace("strategy: MPS", "strategy: MPS, maxShares: 0"), "DRA060")
+    assert (found.line, found.column) == (5, 39)
+    assert found.message == "spec.sharing.maxShares: expected a whole number from 1 to 1024, got 0"
+
+
+def test_similar_names_are_suggested() -> None:
+    assert one(template("- {name: gpu, exactly: {deviceClassName: gpu.nvida.com}}"), "DRA030").hint.startswith(
+        "did you"
+    )
+    missing = one(TEMPLATE + "---\n" + pod(USES.replace(": t}", ": tt}")), "DRA050")
+    assert (missing.severity, missing.hint) == ("error", "did you mean 't'?")
+
+
+def test_a_template_used_as_a_claim_gets_a_hint() -> None:
+    found = one(TEMPLATE + "---\n" + pod("[{name: gpu, resourceClaimName: t}]"), "DRA050")
+    assert "use resourceClaimTemplateName" in found.hint
+
+
+def test_requests_of_v1beta1_are_checked_with_their_own_shape() -> None:
+    """In v1beta1 the fields of ``exactly`` are in the request itself."""
+    old = template("- {name: gpu, deviceClassName: gpu.nvidia.com, count: 40}").replace("/v1\n", "/v1beta1\n")
+    assert rules(old) == ["DRA005", "DRA032"]
+    assert "`exactly:`" in findings(old)[0].hint
+
+
+def test_findings_about_parameters_point_at_the_field() -> None:
+    found = one(config(f"{{{GPU_CONFIG}, sharing: {{strategy: TimeSlicing, strategi: x}}}}"), "DRA035")
+    assert found.path.endswith("parameters.sharing.strategi")
+
+
+def test_admin_access_depends_on_the_namespace() -> None:
+    claim = template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}")
+    namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {%s}}\n"
+    assert one(claim + namespace % "a: b", "DRA038").severity == "error"
+    assert findings(claim + namespace % 'resource.kubernetes.io/admin-access: "true"') == []
+
+
+def test_extended_resource_of_a_class_is_found_by_both_names() -> None:
+    guard = 'device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"'
+    mine = device_class(guard, rest="  extendedResourceName: example.com/gpu\n")
+    claim = template("- {name: gpu, exactly: {deviceClassName: mine}}")
+    for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/mine"):
+        assert rules("---\n".join([mine, claim, pod(USES, limits=f"{{{resource}: 1}}")])) == ["DRA054"]
+
+
+def test_with_a_cluster_names_are_looked_up_there() -> None:
+    stored = {"metadata": {"name": "t", "namespace": "default"}, "spec": {"spec": {"devices": {}}}}
+    assert findings(pod(USES), known_from_cluster(ClusterState(templates=[stored]))) == []
+    assert one(pod(USES), "DRA050", known_from_cluster(ClusterState())).severity == "error"
+    forbidden = known_from_cluster(ClusterState(gaps=["resourceclaimtemplates: forbidden"]))
+    assert one(pod(USES), "DRA050", forbidden).severity == "warning"
+    known = one(template(PLAIN), "DRA030", known_from_cluster(ClusterState()))
+    assert (known.severity, "nor in the cluster" in known.message) == ("error", True)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob", "LeaderWorkerSet"])
+def test_pods_are_found_in_objects_of_any_kind(kind: str) -> None:
+    text = f"""
+    apiVersion: example.com/v1
+    kind: {kind}
+    metadata: {{name: w}}
+    spec:
+      deep:
+      - template:
+          spec:
+            containers: [{{name: c, resources: {{claims: [{{name: gpu}}]}}}}]
+            resourceClaims: [{{name: gpu, resourceClaimTemplateName: nothere}}]
+    """
+    found = one(text, "DRA050")
+    assert found.path == "spec.deep[0].template.spec.resourceClaims[0].resourceClaimTemplateName"
+
+
+def test_items_of_lists_are_checked() -> None:
+    """A typed list of the API server has kind and version only once."""
+    text = """
+    apiVersion: resource.k8s.io/v1
+    kind: ResourceClaimList
+    items:
+    - metadata: {name: a}
+      spec: {devices: {requests: [{name: x, exactly: {deviceClassName: gpu.nvidia.com, cont: 2}}]}}
+    """
+    assert one(text, "DRA003").hint == "did you mean count?"
+
+
+def test_comments_suppress_findings_on_their_line() -> None:
+    bad = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 33}}"
+    assert rules(template(f"{bad}  # dra-lint: allow DRA032")) == []
+    assert rules(template(f"# dra-lint: allow DRA032\n{bad}")) == []
+    assert rules(template(bad, rest="# dra-lint: allow-file DRA032, DRA999")) == []
+    assert rules(template(f"{bad}  # dra-lint: allow DRA033")) == ["DRA032"]
+
+
+def test_strict_turns_warnings_into_errors() -> None:
+    checked = report(pod(USES))
+    assert (checked.failed, checked.strict().failed) == (False, True)
+
+
+def test_findings_per_file_are_limited() -> None:
+    text = "---\n".join(template("- {name: gpu}", name=f"t{index}") for index in range(250))
+    checked = report(text)
+    assert (len(checked.findings), checked.left_out) == (200, 50)
+
+
+def test_names_are_resolved_across_files() -> None:
+    sources = [ManifestSource(name="a.yaml", text=pod(USES)), ManifestSource(name="b.yaml", text=TEMPLATE)]
+    assert lint(sources, known_from_catalog()).findings == ()

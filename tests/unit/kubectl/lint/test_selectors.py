@@ -1,0 +1,212 @@
+"""Rules for expressions that do not compile, fail, or can never be true."""
+
+import pytest
+
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.lint.known import known_from_cluster
+from tests.fakes import dra_objects
+from tests.unit.kubectl.lint.helpers import (
+    GUARD,
+    C,
+    D,
+    device_class,
+    findings,
+    one,
+    rules,
+    selecting,
+    template,
+    wire_slice,
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "rule"),
+    [
+        (f"{D}.type = 'gpu'", "DRA010"),
+        (f"{C}.memory >= quantity('40Gi')", "DRA010"),
+        (f"{C}.memory.compareTo('40Gi') >= 0", "DRA010"),
+        ("device.memory > 3", "DRA010"),
+        ("true && " * 1500 + "true", "DRA011"),
+        ("lists.range(100000).all(x, lists.range(100000).all(y, x + y >= 0))", "DRA012"),
+        ("lists.range(50000).all(x, x >= 0)", "DRA012"),
+        (f"{D}.produtName == 'NVIDIA H200'", "DRA016"),
+        (f"{D}.memory == 80", "DRA016"),
+        (f"{C}.profile.compareTo(quantity('1')) == 0", "DRA016"),
+        (f"{D}.?colour.orValue('') == 'red'", "DRA016"),
+        (f"'9.0.0' == {D}.cudaComputeCapability", "DRA017"),
+        (f"{D}.driverVersion in ['580.65.6']", "DRA017"),
+        (f"{D}.type == 1", "DRA017"),
+        ("device.attributes['resource.kubernetes.io'].numaNode == 0", "DRA015"),
+        (f"{D}.profile == '1g.5gb'", "DRA015"),
+        (f"{D}.productName == 'NVIDIA H900'", "DRA018"),
+        (f"{D}.architecture == 'hopper'", "DRA018"),
+        (f"{C}.memory.compareTo(quantity('999Gi')) > 0", "DRA018"),
+        (f"{C}.memory.isGreaterThan(quantity('80Gi'))", "DRA019"),
+        ("device.attributes['gpu.nvida.com'].type == 'gpu'", "DRA020"),
+        (f"{C}.memory.compareTo(quantity('80GB')) >= 0", "DRA021"),
+        (f"{D}.cudaComputeCapability.compareTo(semver('9.0')) >= 0", "DRA021"),
+    ],
+)
+def test_each_wrong_expression_breaks_its_rule(expression: str, rule: str) -> None:
+    assert rule in rules(selecting(expression))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"{D}.architecture == 'Hopper'",
+        f"{D}.productName.startsWith('NVIDIA A100') || {D}.productName == 'anything'",
+        f"{C}.memory.compareTo(quantity('60Gi')) >= 0",
+        f"{D}.uuid == 'GPU-11111111-2222-3333-4444-555555555555'",
+        f"{D}.driverVersion.compareTo(semver('999.0.0')) >= 0",
+        f"cel.bind(a, {D}, a.architecture in ['Hopper', 'Blackwell'])",
+        "has(device.attributes['resource.kubernetes.io'].numaNode) && "
+        "device.attributes['resource.kubernetes.io'].numaNode == 1",
+        f"{D}.?addressingMode.orValue('') == 'ATS'",
+        "'resource.kubernetes.io' in device.attributes",
+    ],
+)
+def test_valid_expressions_have_no_findings(expression: str) -> None:
+    """Values that differ between machines (UUIDs, driver versions, NUMA nodes) are never reported."""
+    assert findings(selecting(expression)) == []
+
+
+def test_label_gigabytes_of_a_mig_profile_are_named_with_the_real_memory() -> None:
+    expression = f"{D}.profile == '1g.5gb' && {C}.memory.compareTo(quantity('5Gi')) >= 0"
+    found = one(selecting(expression, class_name="mig.nvidia.com"), "DRA019")
+    assert found.severity == "error"
+    assert "1g.5gb" in found.message
+    assert "4864Mi" in found.message
+    assert found.excerpt[found.caret :].startswith(C)
+
+
+def test_label_gigabytes_that_exclude_only_some_boards_are_a_warning() -> None:
+    found = one(selecting(f"{C}.memory.compareTo(quantity('80Gi')) >= 0"), "DRA019")
+    assert (found.severity, "81559Mi" in found.message) == ("warning", True)
+
+
+def test_exact_gigabytes_have_no_findings() -> None:
+    """An A100 with 40 GB really has 40Gi."""
+    memory = f"{D}.productName == 'NVIDIA A100-SXM4-40GB' && {C}.memory.compareTo(quantity('40Gi')) >= 0"
+    assert findings(selecting(memory)) == []
+
+
+def test_the_nearest_device_and_the_false_clause_are_named() -> None:
+    found = one(selecting(f"{D}.architecture == 'Hopper' && {D}.productName == 'NVIDIA H100 NVLL'"), "DRA018")
+    assert "nearest is NVIDIA H100 NVL, for which" in found.message
+    assert "productName is NVIDIA H100 NVL" in found.message
+
+
+def test_class_without_guard_fails_on_other_drivers_devices() -> None:
+    found = one(device_class(f"{D}.type == 'gpu'"), "DRA013")
+    assert (found.severity, found.line, found.column) == ("error", 8, 9)
+    assert GUARD in found.hint
+
+
+def test_class_that_selects_devices_of_every_driver_is_a_warning() -> None:
+    assert one(device_class("true"), "DRA013").severity == "warning"
+
+
+def test_any_form_of_guard_is_accepted() -> None:
+    """The expression is evaluated on a device of another driver."""
+    assert rules(device_class(f"'gpu.nvidia.com' in device.attributes && {D}.type == 'gpu'")) == []
+
+
+def test_guard_that_is_not_first_is_a_remark() -> None:
+    found = one(device_class(f"{D}.type == 'gpu' && {GUARD}"), "DRA014")
+    assert found.severity == "info"
+
+
+def test_request_for_an_unguarded_class_needs_its_own_guard() -> None:
+    text = device_class("true", name="any") + "---\n" + selecting(f"{D}.type == 'gpu'", class_name="any")
+    assert rules(text).count("DRA013") == 2
+    guarded = device_class("true", name="any") + "---\n" + selecting(f"{GUARD} && {D}.type == 'gpu'", class_name="any")
+    assert rules(guarded).count("DRA013") == 1
+
+
+def test_class_of_an_unknown_driver_has_no_findings() -> None:
+    text = "device.driver == 'nic.example.com' && device.attributes['nic.example.com'].speed == 400"
+    assert findings(device_class(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "severity", "said"),
+    [
+        (
+            "",
+            "warning",
+            "includes() needs Kubernetes 1.36, with feature gate DRAListTypeAttributes of its API server on",
+        ),
+        ("v1.36.2", "warning", "needs Kubernetes 1.36"),
+        ("v1.35.6", "error", "this cluster has 1.35 and refuses it"),
+        ("v1.34.9+k3s1", "error", "this cluster has 1.34 and refuses it"),
+    ],
+)
+def test_a_function_that_older_clusters_lack_is_named(version: str, severity: str, said: str) -> None:
+    known = known_from_cluster(ClusterState(server_version=version))
+    (found,) = (f for f in findings(selecting(f"{D}.architecture.includes('Hopper')"), known) if f.rule == "DRA022")
+    assert found.severity == severity
+    assert said in found.message
+
+
+def test_with_a_cluster_its_devices_have_to_match() -> None:
+    device = {
+        "name": "gpu-0",
+        "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
+        "capacity": {"memory": {"value": "23034Mi"}},
+    }
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [device])], classes=[_gpu_class()]))
+    found = one(selecting(f"{D}.productName == 'NVIDIA H200'"), "DRA018", known)
+    assert "no device of the cluster matches (in the catalog: NVIDIA H200)" in found.message
+    assert one(selecting(f"{D}.productName == 'NVIDIA H900'"), "DRA018", known).severity == "error"
+    assert findings(selecting(f"{D}.productName == 'NVIDIA L4'"), known) == []
+
+
+def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_used() -> None:
+    whole = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}}}
+    mine = device_class(f"{GUARD} && {D}.type == 'mig'")
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [whole])], classes=[_gpu_class()]))
+    assert findings(mine, known) == []
+    found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
+    assert found.message == "no device of the cluster matches DeviceClass mine"
+    assert "only while feature gate DRAPartitionableDevices is on" in found.hint
+
+
+def test_a_class_without_devices_is_not_explained_by_a_gate_that_is_on() -> None:
+    """A device that consumes counters shows the gate; then the cluster's GPUs have no such partition."""
+    counted = {
+        "name": "gpu-0",
+        "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
+        "consumesCounters": [{"counterSet": "gpu-0", "counters": {"memory": {"value": "1"}}}],
+    }
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [counted])], classes=[_gpu_class()]))
+    mine = device_class(f"{GUARD} && {D}.type == 'mig'")
+    found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
+    assert found.hint == ""
+
+
+def test_all_over_32_devices() -> None:
+    everything = template("- {name: a, exactly: {deviceClassName: mig.nvidia.com, allocationMode: All}}")
+    assert one(everything, "DRA031").severity == "warning"
+    whole = template("- {name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}")
+    assert findings(whole) == []
+    devices = [{"name": f"gpu-{index}", "attributes": {"type": {"string": "gpu"}}} for index in range(33)]
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", devices)], classes=[_gpu_class()]))
+    found = one(whole, "DRA031", known)
+    assert (found.severity, "33 devices of node n1" in found.message) == ("error", True)
+
+
+def _gpu_class() -> dict[str, object]:
+    selector = {"cel": {"expression": f"{GUARD} && {D}.type == 'gpu'"}}
+    return {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"selectors": [selector]}}
+
+
+def test_lists_that_a_cluster_publishes_are_read() -> None:
+    """They do not fail every expression; comparing one by order does."""
+    device = dra_objects.gpu("gpu-0")
+    device["attributes"]["resource.kubernetes.io/numaNode"] = {"ints": [0]}
+    known = known_from_cluster(ClusterState(classes=[dra_objects.device_class()], slices=[wire_slice("a", [device])]))
+    numa = f"{GUARD} && device.attributes['resource.kubernetes.io'].?numaNode.orValue(-1)"
+    failing = [f.message for f in findings(selecting(f"{numa} < 1"), known) if f.rule == "DRA015"]
+    assert [message.partition(":")[0] for message in failing] == ["the expression fails on gpu-0 on node a"]
+    assert [f.rule for f in findings(selecting(f"{numa}.includes(0)"), known)] == ["DRA022"]

@@ -1,0 +1,190 @@
+"""Configs of the device plugin, layouts, ClusterPolicies and values of charts become policies and values."""
+
+from itertools import combinations
+
+import pytest
+import yaml
+
+from dra_driver.config.policy import policy_of, policy_problems
+from dra_driver.kubectl.migrate import MigrateOptions, translate
+from tests.unit.kubectl.migrate.helpers import documents, migrated, of_inputs, policy, said
+
+SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+MPS = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n"
+
+
+def layout(name: str, *entries: str) -> str:
+    return "version: v1\nmig-configs:\n  " + name + ":\n" + "".join(f"  - {entry}\n" for entry in entries)
+
+
+def config_map(**configs: str) -> str:
+    data = {key.replace("_", "-"): text for key, text in configs.items()}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
+
+
+def node(name: str, **labels: str) -> str:
+    keys = {"plugin": "nvidia.com/device-plugin.config", "mig": "nvidia.com/mig.config"}
+    found = {keys[key]: value for key, value in labels.items()}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": found}})
+
+
+def test_time_slicing_is_a_policy_with_as_many_shares() -> None:
+    """Replicas have no memory of their own, so shares are bounded by their number alone."""
+    sharing = policy(migrated(SHARED), "device-plugin-input")["sharing"]
+    assert sharing == {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
+
+
+def test_mps_needs_the_mps_host() -> None:
+    """Without it no claim under MPS is prepared."""
+    found = migrated(MPS)
+    assert policy(found, "device-plugin-input")["sharing"]["strategy"] == "MPS"
+    assert found.values == {"mpsHost": {"enabled": True}}
+
+
+def test_mps_wins_over_time_slicing() -> None:
+    """As in the plugin's sharing.go."""
+    text = MPS + "".join(SHARED.splitlines(keepends=True)[1:]).replace(
+        "sharing: {timeSlicing", "sharing2: {timeSlicing"
+    )
+    both = yaml.safe_load(text)
+    both["sharing"]["timeSlicing"] = both.pop("sharing2")["timeSlicing"]
+    assert policy(migrated(yaml.safe_dump(both)), "device-plugin-input")["sharing"]["strategy"] == "MPS"
+
+
+def test_a_config_that_a_label_chooses_is_for_the_nodes_with_it() -> None:
+    """Only nodes among the inputs are known."""
+    maps = config_map(default="version: v1\nflags: {}\n", shared=SHARED)
+    text = "\n---\n".join([maps, node("a", plugin="shared"), node("b")])
+    assert policy(migrated(text), "device-plugin-shared") == {
+        "select": {"nodeNames": ["a"]},
+        "priority": 10,
+        "sharing": {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0},
+    }
+
+
+def test_without_nodes_such_a_policy_is_for_none() -> None:
+    """A policy for all nodes would share GPUs that were never shared."""
+    found = migrated(config_map(default="version: v1\nflags: {}\n", shared=SHARED))
+    (pattern,) = policy(found, "device-plugin-shared")["select"]["nodeNames"]
+    assert pattern == "NODES WITH nvidia.com/device-plugin.config=shared"
+    assert "select.nodeNames" in found.hints[0]
+
+
+@pytest.mark.parametrize("configs", [{"only": SHARED}, {"default": SHARED, "other": "version: v1\nflags: {}\n"}])
+def test_the_default_config_is_for_every_node(configs: dict[str, str]) -> None:
+    """The plugin's config-manager takes the one that is alone, or is called default."""
+    found = migrated(config_map(**configs))
+    assert "select" not in policy(found, f"device-plugin-{next(iter(configs))}")
+
+
+def test_a_clusterpolicy_names_the_default_configs() -> None:
+    """Of both ConfigMaps."""
+    found = of_inputs("cluster-policy", "plugin-configmap", "mig-parted", "nodes")
+    assert policy(found, "device-plugin-shared-4").get("select") is None
+    assert policy(found, "mig-all-disabled")["priority"] == 20
+
+
+def test_many_nodes_are_several_policies() -> None:
+    """A policy has 32 patterns at most."""
+    nodes = [node(f"n{number}", plugin="shared") for number in range(70)]
+    found = migrated("\n---\n".join([config_map(default="version: v1\nflags: {}\n", shared=SHARED), *nodes]))
+    sizes = [len(each["spec"]["select"]["nodeNames"]) for each in found.policies]
+    assert sizes == [32, 32, 6]
+    assert len({each["metadata"]["name"] for each in found.policies}) == 3
+
+
+def test_the_strategy_none_offers_no_mig_devices() -> None:
+    """The device plugin offered whole GPUs alone."""
+    found = migrated("version: v1\nflags: {migStrategy: none}\n")
+    assert policy(found, "device-plugin-input")["forms"] == {"migProfiles": []}
+
+
+def test_a_layout_allows_its_profiles_and_has_their_classes() -> None:
+    """For the GPUs that its filter names."""
+    entry = '{device-filter: ["0x233010DE"], devices: [4, 5], mig-enabled: true, mig-devices: {1g.10gb: 2, 3g.40gb: 1}}'
+    found = migrated(layout("half", entry))
+    spec = policy(found, "mig-half")
+    assert spec["forms"] == {"whole": False, "migProfiles": ["1g.10gb", "3g.40gb"]}
+    assert spec["select"]["minors"] == [4, 5]
+    assert spec["select"]["productNames"] == ["NVIDIA H100 80GB HBM3"]
+    assert [each["metadata"]["name"] for each in found.classes] == ["mig-1g.10gb.nvidia.com", "mig-3g.40gb.nvidia.com"]
+
+
+def test_a_filter_for_unknown_boards_makes_no_policy() -> None:
+    """Its policy would be for all boards."""
+    entry = '{device-filter: "0x99AA10DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}'
+    found = migrated(layout("new", entry))
+    assert found.policies == []
+    assert "not carried over: no board of the catalog has the PCI id" in said(found, "device-filter")[0]
+
+
+def test_mig_on_without_devices_hides_the_gpu() -> None:
+    """Nothing could be had of it, and nothing can."""
+    spec = policy(migrated(layout("empty", "{devices: all, mig-enabled: true, mig-devices: {}}")), "mig-empty")
+    assert spec["availability"] == "Hidden"
+
+
+def test_a_layout_with_whole_gpus_keeps_them_shared() -> None:
+    """A policy applies alone, and a layout's is stronger than a config's."""
+    text = "\n---\n".join([SHARED, layout("off", "{devices: all, mig-enabled: false}"), node("a", mig="off")])
+    spec = policy(migrated(text), "mig-off")
+    assert spec["select"] == {"nodeNames": ["a"]}
+    assert (spec["forms"], spec["sharing"]["maxShares"]) == ({"migProfiles": []}, 4)
+
+
+def test_a_layout_and_a_config_of_some_of_its_nodes_are_joined() -> None:
+    """For those nodes alone."""
+    off = layout("off", "{devices: all, mig-enabled: false}")
+    maps = config_map(default="version: v1\nflags: {}\n", shared=SHARED)
+    found = migrated("\n---\n".join([maps, off, node("a", mig="off", plugin="shared"), node("b", mig="off")]))
+    joined = policy(found, "mig-off-device-plugin-shared")
+    assert joined["select"] == {"nodeNames": ["a"]}
+    assert joined["priority"] > policy(found, "mig-off")["priority"]
+    assert "sharing" not in policy(found, "mig-off")
+
+
+@pytest.mark.parametrize("names", [("mig-parted",), ("cluster-policy", "plugin-configmap", "mig-parted", "nodes")])
+def test_policies_that_come_out_are_valid_and_do_not_contradict(names: tuple[str, ...]) -> None:
+    """A node would refuse a set in which two of one priority match one GPU and differ."""
+    found = of_inputs(*names).policies
+    assert [problem for each in found for problem in policy_problems(each)] == []
+    read = [policy_of(each) for each in found]
+    assert len({each.name for each in read}) == len(read)
+    for one, other in combinations(read, 2):
+        same = one.priority == other.priority and set(one.select.node_names or "*") & set(
+            other.select.node_names or "*"
+        )
+        apart = set(one.select.product_names or ()) ^ set(other.select.product_names or ())
+        assert not same or apart, f"{one.name} and {other.name}"
+
+
+def test_two_configs_for_all_nodes_are_told() -> None:
+    """Their policies contradict each other; only the user knows which one is in use."""
+    one, other = documents(SHARED, "one.yaml"), documents(MPS, "two.yaml")
+    found = translate([*one, *other], MigrateOptions(), documents)
+    assert any("device-plugin-one and device-plugin-two" in hint for hint in found.hints)
+
+
+def test_values_of_the_charts_are_carried() -> None:
+    """The driver's folder, the kubelet's, the hook and the pod's priority."""
+    assert of_inputs("cluster-policy").values["kubelet"] == {"rootDir": "/var/lib/k0s/kubelet"}
+    assert of_inputs("cluster-policy").values["driver"] == {"root": "/run/nvidia/driver", "hasDev": True}
+    assert of_inputs("operator-values").values["openshift"] == {"enabled": True}
+    assert of_inputs("plugin-values").values["nodes"] == {"selector": {"pool": "gpu"}}
+    assert of_inputs("plugin-values").values["driver"]["cdiHook"] == "/usr/bin/nvidia-cdi-hook"
+    assert of_inputs("dra-driver-values").values["kubelet"] == {"rootDir": "/var/lib/k0s/kubelet"}
+
+
+def test_two_inputs_that_want_different_values_are_told() -> None:
+    """The first one stays."""
+    found = migrated("nvidiaDriverRoot: /a\nmigStrategy: mixed\n---\nnvidiaDriverRoot: /b\nmigStrategy: mixed\n")
+    assert found.values["driver"]["root"] == "/a"
+    assert any("driver.root" in hint for hint in found.hints)
+
+
+def test_a_renamed_resource_gets_a_class_for_its_products() -> None:
+    """The pattern of product names becomes a regular expression."""
+    found = migrated('version: v1\nresources: {gpus: [{pattern: "Tesla T4*", name: t4}]}\nflags: {}\n')
+    (made,) = found.classes
+    assert made["spec"]["extendedResourceName"] == "nvidia.com/t4"
+    assert made["spec"]["selectors"][0]["cel"]["expression"].endswith('.productName.matches("^Tesla T4.*$")')

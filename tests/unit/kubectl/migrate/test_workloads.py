@@ -1,0 +1,312 @@
+"""Workloads: extended resources become claims, labels of nodes become selectors, everything else stays."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.kubectl.migrate import Translation
+from tests.unit.kubectl.migrate.helpers import migrated, of_inputs, said
+
+SHARED = (
+    "version: v1\nsharing: {timeSlicing: {renameByDefault: %s, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+)
+MPS = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+
+
+def container(name: str = "main", **resources: Any) -> dict[str, Any]:
+    limits = {f"nvidia.com/{key.replace('_', '-')}": value for key, value in resources.items()}
+    return {"name": name, "image": "ubuntu:24.04", "resources": {"limits": limits}}
+
+
+def pod(*containers: dict[str, Any], before: str = "", **spec: Any) -> str:
+    value = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p"},
+        "spec": {"containers": [*containers], **spec},
+    }
+    text = yaml.safe_dump(value, sort_keys=False)
+    return f"{before}---\n{text}" if before else text
+
+
+def spec_of(found: Translation) -> Any:
+    (_, value) = found.workloads[-1]
+    return value["spec"]
+
+
+def requests(found: Translation) -> Any:
+    return found.templates[0]["spec"]["spec"]["devices"]["requests"]
+
+
+def affinity(*terms: list[tuple[str, str, list[str]]]) -> dict[str, Any]:
+    keys = ("key", "operator", "values")
+    made = [{"matchExpressions": [dict(zip(keys, each, strict=True)) for each in term]} for term in terms]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": made}}}
+
+
+def test_a_count_becomes_a_count() -> None:
+    """One request, one template, and nothing of the resource is left."""
+    found = migrated(pod(container(gpu=2)))
+    assert requests(found) == [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}]
+    assert spec_of(found)["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
+    assert spec_of(found)["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x2"}]
+
+
+def test_each_container_has_its_own_devices() -> None:
+    """The device plugin gave no device to two containers."""
+    found = migrated(pod(container("a", gpu=1), container("b", gpu=1)))
+    assert [each["name"] for each in requests(found)] == ["a", "b"]
+    claims = [each["resources"]["claims"] for each in spec_of(found)["containers"]]
+    assert claims == [[{"name": "gpu", "request": "a"}], [{"name": "gpu", "request": "b"}]]
+
+
+def test_an_init_container_uses_the_device_of_a_later_container() -> None:
+    """The kubelet gave the devices of init containers to the others afterwards."""
+    found = migrated(pod(container("a", gpu=1), initContainers=[container("first", gpu=1)]))
+    assert len(requests(found)) == 1
+    assert spec_of(found)["initContainers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+
+
+@pytest.mark.parametrize(("containers", "first"), [([("a", 2)], 1), ([("a", 2), ("b", 4)], 2), ([], 2)])
+def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[str, int]], first: int) -> None:
+    """The pod would wait for more GPUs than before: the device plugin gave it the larger number, not the sum."""
+    inits = [container("zero", gpu=1), container("first", gpu=first)]
+    found = migrated(pod(*(container(name, gpu=count) for name, count in containers), initContainers=inits))
+    counts = [each["exactly"].get("count", 1) for each in requests(found)]
+    assert counts == ([count for _, count in containers] or [2])
+    if containers:
+        (note,) = said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')
+        assert "changed meaning" in note
+        assert "uses the request of container a: it sees 2, not 1" in note
+
+
+def test_an_init_container_that_needs_more_holds_it_until_the_pod_ends() -> None:
+    """A claim is the whole pod's."""
+    found = migrated(pod(container("a", gpu=1), initContainers=[container("first", gpu=2)]))
+    assert [each["name"] for each in requests(found)] == ["a", "first"]
+    assert "changed meaning" in said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')[0]
+
+
+def test_a_sidecar_has_its_own_device() -> None:
+    """It goes on while the others run."""
+    found = migrated(
+        pod(container("a", gpu=1), initContainers=[{**container("side", gpu=1), "restartPolicy": "Always"}])
+    )
+    assert len(requests(found)) == 2
+
+
+def test_equal_templates_of_a_namespace_are_one() -> None:
+    """A hundred manifests need one."""
+    found = migrated(pod(container(gpu=1)) + "---\n" + pod(container(gpu=1)))
+    assert [each["metadata"]["name"] for each in found.templates] == ["gpu"]
+
+
+def test_a_mig_resource_names_the_class_of_its_profile() -> None:
+    """`kubectl dra classes` keeps these classes."""
+    found = migrated(pod(container(mig_1g_10gb=1)).replace("mig-1g-10gb", "mig-1g.10gb.me"))
+    assert requests(found)[0]["exactly"] == {"deviceClassName": "mig-1g.10gb.me.nvidia.com"}
+    assert found.classes[0]["spec"]["extendedResourceName"] == "nvidia.com/mig-1g.10gb.me"
+
+
+@pytest.mark.parametrize(("renamed", "resource"), [("true", "gpu.shared"), ("false", "gpu")])
+def test_a_replica_of_time_slicing_is_a_share_without_memory(renamed: str, resource: str) -> None:
+    """As many shares fit as there were replicas, whatever memory their programs use."""
+    found = migrated(pod(container(gpu=1), before=SHARED % renamed).replace("gpu: 1", f"{resource}: 1"))
+    (request,) = requests(found)
+    assert request["exactly"]["capacity"] == {"requests": {"memory": "1Mi"}}
+    assert request["exactly"]["selectors"][0]["cel"]["expression"].endswith('.sharingStrategy == "TimeSlicing"')
+
+
+@pytest.mark.parametrize(("default", "form"), [("shared", "capacity"), ("plain", "deviceClassName")])
+def test_where_only_some_configs_share_the_default_one_decides(default: str, form: str) -> None:
+    """And the report says that both are possible."""
+    data = {"shared": SHARED % "false", "plain": "version: v1\nflags: {}\n"}
+    maps = yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
+    policy = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: c}\n"
+    policy += f"spec: {{devicePlugin: {{config: {{name: c, default: {default}}}}}}}\n"
+    found = migrated(pod(container(gpu=1), before=f"{maps}---\n{policy}"))
+    assert list(requests(found)[0]["exactly"])[-1] == form
+    assert any("is a share under the configs shared and a GPU under plain" in hint for hint in found.hints)
+
+
+def test_beside_a_renamed_share_the_gpu_is_whole() -> None:
+    """nvidia.com/gpu and nvidia.com/gpu.shared are two resources."""
+    found = migrated(pod(container(gpu=1), before=SHARED % "true"))
+    assert requests(found)[0]["exactly"] == {"deviceClassName": "gpu.nvidia.com"}
+
+
+def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
+    """Each replica had an equal part; the memory is the least of the nodes, or as the user says."""
+    found = migrated(pod(container(gpu=1), before=MPS), gpu_memory_mib=40960)
+    amounts = requests(found)[0]["exactly"]["capacity"]["requests"]
+    assert amounts == {"memory": f"{(40960 - 1024 - 64) // 4}Mi", "computePercent": "25"}
+
+
+def test_more_replicas_than_the_plugin_gives_are_not_translated() -> None:
+    """Under MPS it refuses more than one by default."""
+    found = migrated(pod(container(gpu=2), before=MPS), gpu_memory_mib=40960)
+    assert found.workloads == []
+    assert "failRequestsGreaterThanOne" in said(found, 'limits["nvidia.com/gpu"]')[0]
+
+
+def test_without_the_memory_a_replica_of_mps_is_not_translated() -> None:
+    """A limit that is guessed would end programs."""
+    found = migrated(pod(container(gpu=1), before=MPS))
+    assert found.workloads == []
+    assert "--gpu-memory" in said(found, 'limits["nvidia.com/gpu"]')[0]
+
+
+@pytest.mark.parametrize(
+    ("resource", "reason"),
+    [
+        ("mig-1g.10gb.shared", "no MIG devices"),
+        ("mig-1c.3g.20gb", "no compute instance"),
+        ("gpu-memory", "is no resource of whole GPUs"),
+    ],
+)
+def test_what_no_device_is_stays_and_is_named(resource: str, reason: str) -> None:
+    """A pod that waits is seen; a pod with another device is not."""
+    text = pod(container(gpu=1)).replace("nvidia.com/gpu", f"nvidia.com/{resource}")
+    found = migrated(text)
+    assert found.workloads == []
+    assert any("not carried over" in each and reason in each for each in said(found, f'["nvidia.com/{resource}"]'))
+
+
+def test_product_labels_with_a_profile_say_that_the_gpu_was_a_mig_device() -> None:
+    """MIG strategy single: nvidia.com/gpu is a partition."""
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"}
+    found = migrated(pod(container(gpu=1), nodeSelector=labels))
+    exactly = requests(found)[0]["exactly"]
+    assert exactly["deviceClassName"] == "mig-1g.5gb.nvidia.com"
+    assert len(exactly["selectors"]) == 2
+    assert "nodeSelector" not in spec_of(found)
+
+
+@pytest.mark.parametrize(("spec", "told"), [("memory", True), ("product", False), ("preferred", False)])
+def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, told: bool) -> None:
+    """A share has no selector for the memory of its GPU: without GPU Feature Discovery the pod waits."""
+    term = {"matchExpressions": [{"key": "nvidia.com/gpu.count", "operator": "Exists"}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}]}
+    specs: dict[str, dict[str, Any]] = {
+        "memory": {"nodeSelector": {"nvidia.com/gpu.memory": "40960"}},
+        "product": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}},
+        "preferred": {"affinity": {"nodeAffinity": preferred}},
+    }
+    found = migrated(pod(container(gpu=1), before=MPS, **specs[spec]), gpu_memory_mib=40960)
+    assert len(found.workloads) == 1
+    assert any("stay pending on nodes where GPU Feature Discovery" in hint for hint in found.hints) is told
+
+
+def test_labels_that_no_device_has_stay() -> None:
+    """Where GPU Feature Discovery goes on, they still hold; without it the pod waits and says why."""
+    found = migrated(
+        pod(container(gpu=1), nodeSelector={"nvidia.com/gpu.count": "8", "nvidia.com/gpu.family": "hopper"})
+    )
+    assert spec_of(found)["nodeSelector"] == {"nvidia.com/gpu.count": "8"}
+    assert len(requests(found)[0]["exactly"]["selectors"]) == 1
+
+
+def test_alternatives_of_gpus_alone_become_one_selector() -> None:
+    """Terms of an affinity are alternatives."""
+    hopper = [("nvidia.com/gpu.family", "In", ["hopper"])]
+    large = [("nvidia.com/gpu.memory", "Gt", ["70000"]), ("nvidia.com/gpu.compute.major", "In", ["8"])]
+    found = migrated(pod(container(gpu=1), affinity=affinity(hopper, large)))
+    (selector,) = requests(found)[0]["exactly"]["selectors"]
+    assert selector["cel"]["expression"].count(" || ") == 1
+    assert "affinity" not in spec_of(found)
+
+
+def test_alternatives_that_mix_nodes_and_gpus_stay() -> None:
+    """An alternative between a zone and a GPU has no form in a claim."""
+    zone, gpu = ("zone", "In", ["a"]), ("nvidia.com/gpu.family", "In", ["hopper"])
+    found = migrated(pod(container(gpu=1), affinity=affinity([zone], [gpu])))
+    assert "affinity" in spec_of(found)
+    assert "selectors" not in requests(found)[0]["exactly"]
+    assert any("mix labels" in note.text for note in found.notes)
+
+
+def test_alternatives_with_the_same_zone_keep_the_zone() -> None:
+    """What all terms say of nodes holds for each."""
+    zone = ("zone", "In", ["a"])
+    found = migrated(
+        pod(
+            container(gpu=1),
+            affinity=affinity(
+                [zone, ("nvidia.com/gpu.family", "In", ["hopper"])], [zone, ("nvidia.com/gpu.family", "In", ["ampere"])]
+            ),
+        )
+    )
+    terms = spec_of(found)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms == {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
+    assert requests(found)[0]["exactly"]["selectors"]
+
+
+def test_preferences_become_alternatives_in_their_order() -> None:
+    """The heaviest first, and last any device."""
+    (template,) = [each for each in of_inputs("workloads").templates if each["metadata"]["name"].startswith("gpus-2")]
+    main = next(each for each in template["spec"]["spec"]["devices"]["requests"] if each["name"] == "main")
+    assert [each["name"] for each in main["firstAvailable"]] == ["preferred-1", "preferred-2", "any"]
+    last = [each["selectors"][-1]["cel"]["expression"] for each in main["firstAvailable"][:2]]
+    assert ["== 9" in last[0], "== 8" in last[1]] == [True, True]
+
+
+def test_what_speaks_to_nvidias_runtime_is_removed() -> None:
+    """Beside a claim it would add devices that the claim does not have."""
+    deployment = next(value for _, value in of_inputs("workloads").workloads if value["kind"] == "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert "runtimeClassName" not in spec
+    names = [each["name"] for each in spec["containers"][0]["env"]]
+    assert names == ["NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "MODEL"]
+
+
+def test_a_pod_that_sees_all_gpus_without_asking_stays_and_is_named() -> None:
+    """Monitors do this; a claim with admin access is the way."""
+    found = of_inputs("workloads")
+    assert not any(value["metadata"]["name"] == "monitor" for _, value in found.workloads)
+    assert any("adminAccess" in note.text and note.subject == "DaemonSet monitor" for note in found.notes)
+
+
+def test_pods_in_objects_of_other_kinds_are_found() -> None:
+    """Training operators have kinds of their own."""
+    torch = next(value for _, value in of_inputs("workloads").workloads if value["kind"] == "PyTorchJob")
+    worker = torch["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert worker["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x8"}]
+
+
+def test_what_the_api_server_set_is_left_out() -> None:
+    """A Job with the selector of another is refused."""
+    job = next(value for _, value in of_inputs("workloads").workloads if value["kind"] == "Job")
+    assert "selector" not in job["spec"]
+    assert "status" not in job
+    assert job["metadata"] == {"name": "once", "labels": {"keep": "me"}}
+
+
+def test_workloads_can_stay_where_classes_have_their_resources() -> None:
+    """With what it costs; shares cannot."""
+    found = migrated(
+        pod(container(gpu=1)) + "---\n" + pod(container(gpu=1)).replace("gpu: 1", "gpu.shared: 1"), keep=True
+    )
+    assert len(found.workloads) == 1
+    assert found.values == {"eviction": {"enabled": True}}
+    assert any("1 workloads stay as they are. Kubernetes 1.36" in hint for hint in found.hints)
+
+
+def test_a_kept_mig_pod_has_its_class() -> None:
+    """The class maps the resource's name."""
+    found = migrated(pod(container(gpu=1)).replace("nvidia.com/gpu", "nvidia.com/mig-2g.20gb"), keep=True)
+    assert (found.workloads, [each["metadata"]["name"] for each in found.classes]) == ([], ["mig-2g.20gb.nvidia.com"])
+
+
+def test_a_quota_counts_claims_by_class() -> None:
+    """Beside the line for pods that are not moved yet."""
+    hard = next(value for _, value in of_inputs("quotas").workloads if value["kind"] == "ResourceQuota")["spec"]["hard"]
+    assert hard["gpu.nvidia.com.deviceclass.resource.k8s.io/devices"] == "8"
+    assert hard["mig-1g.10gb.nvidia.com.deviceclass.resource.k8s.io/devices"] == "4"
+    assert hard["requests.nvidia.com/gpu"] == "8"
+
+
+def test_a_default_of_a_limit_range_goes() -> None:
+    """It would give every container a GPU beside its claim."""
+    value = next(value for _, value in of_inputs("quotas").workloads if value["kind"] == "LimitRange")
+    assert value["spec"]["limits"] == [{"type": "Container", "default": {"cpu": "1"}, "max": {"memory": "64Gi"}}]

@@ -1,0 +1,108 @@
+"""From objects of the cluster to bars drawn to scale."""
+
+from dataclasses import replace
+
+from dra_driver.kubectl.web.fleet import gib
+from tests.unit.kubectl.web.objects import (
+    UNHEALTHY,
+    claim,
+    fleet,
+    partition,
+    share,
+    slice_of,
+    small_state,
+    told,
+    told_gpu,
+    whole,
+)
+
+
+def test_a_free_gpu_says_what_it_is_published_as() -> None:
+    """Without claims a GPU has no parts and names its forms."""
+    gpu = fleet(small_state()).nodes[0].gpus[0]
+    assert (gpu.parts, gpu.used_as, gpu.offers) == ((), "free", ("share", "1g.10gb", "3g.40gb"))
+    assert (gpu.name, gpu.slices, gpu.memory_bytes) == ("gpu-0", 8, 80 << 30)
+
+
+def test_partitions_lie_where_nvml_places_them() -> None:
+    """Start and width are placements in memory slices."""
+    state = small_state(claim("a", "n", {"device": "gpu-0-mig-1g10gb-19-6"}, {"device": "gpu-0-mig-3g40gb-9-0"}))
+    parts = {
+        part.label: (part.start, part.width, part.memory_bytes >> 30) for part in fleet(state).nodes[0].gpus[0].parts
+    }
+    assert parts == {"1g.10gb": (75.0, 12.5, 10), "3g.40gb": (0.0, 50.0, 40)}
+
+
+def test_shares_stand_one_after_the_other_by_their_memory() -> None:
+    """A share's width is its part of the memory; order is by name, so that it does not jump."""
+    state = small_state(claim("b", "n", share("gpu-0", "20Gi")), claim("a", "n", share("gpu-0", "40Gi", "50")))
+    gpu = fleet(state).nodes[0].gpus[0]
+    assert [(part.claim, part.start, part.width, part.percent) for part in gpu.parts] == [
+        ("a", 0.0, 50.0, 50),
+        ("b", 50.0, 25.0, 20),
+    ]
+    assert (gpu.used_as, gpu.used_percent) == ("share", 75.0)
+
+
+def test_admin_access_holds_nothing() -> None:
+    """A claim with admin access is listed, and the GPU stays free."""
+    gpu = fleet(small_state(claim("admin", "n", {"device": "gpu-0", "adminAccess": True}))).nodes[0].gpus[0]
+    assert (gpu.parts, [part.claim for part in gpu.admins]) == ((), ["admin"])
+
+
+def test_only_the_newest_generation_of_a_pool_counts() -> None:
+    """An old slice that still exists adds no GPU."""
+    old = slice_of("n", whole("gpu-9", "GPU-9"), generation=1)
+    new = slice_of("n", whole("gpu-0", "GPU-0"), generation=2)
+    state = replace(small_state(), slices=(old, new))
+    assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0"]
+
+
+def test_a_gpu_that_is_only_offered_in_partitions_is_one_gpu() -> None:
+    """Its name is that of its partitions before ``-mig-``."""
+    parts = [partition(f"gpu-3-mig-1g10gb-19-{at}", "GPU-3", "1g.10gb", (at, 1), "c") for at in range(2)]
+    state = replace(small_state(), slices=(slice_of("n", *parts),))
+    assert [(gpu.name, gpu.offers) for gpu in fleet(state).nodes[0].gpus] == [("gpu-3", ("1g.10gb",))]
+
+
+def test_health_policy_and_unpublished_gpus_come_from_the_gpu_node() -> None:
+    """A GPU that publishes nothing is shown with the node's own words."""
+    ill = told_gpu("gpu-1", "GPU-1", health=UNHEALTHY, causes=("lost",), message="it fell off the bus")
+    said = told(told_gpu("gpu-0", "GPU-0", policy="pool"), ill, problem="a policy cannot be read")
+    node = fleet(small_state(), n=said).nodes[0]
+    assert [(gpu.name, gpu.policy, gpu.is_sick, gpu.message) for gpu in node.gpus] == [
+        ("gpu-0", "pool", False, ""),
+        ("gpu-1", "", True, "it fell off the bus"),
+    ]
+    assert (node.problems, node.is_sick) == (("a policy cannot be read",), True)
+
+
+def test_totals_count_each_gpu_once() -> None:
+    """Free, whole, partitioned, shared and ill."""
+    state = small_state(claim("a", "n", share("gpu-0", "20Gi")))
+    totals = fleet(state, n=told(told_gpu("gpu-1", "GPU-1", health=UNHEALTHY))).totals
+    assert (totals.nodes, totals.gpus, totals.free, totals.share, totals.sick) == (1, 2, 0, 1, 1)
+
+
+def test_devices_that_are_no_gpus_are_left_out() -> None:
+    """A NIC of another driver is no GPU."""
+    nic = {"name": "nic-0", "attributes": {"type": {"string": "nic"}}}
+    assert fleet(replace(small_state(), slices=(slice_of("n", nic),))).nodes == ()
+
+
+def test_nodes_and_gpus_are_in_natural_order() -> None:
+    """gpu-10 comes after gpu-2."""
+    names = [f"gpu-{number}" for number in (10, 2, 0)]
+    state = replace(small_state(), slices=(slice_of("n", *(whole(name, name) for name in names)),))
+    assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0", "gpu-2", "gpu-10"]
+
+
+def test_a_quantity_that_is_none_is_no_memory() -> None:
+    """Another driver may publish anything."""
+    state = replace(small_state(), slices=(slice_of("n", whole("gpu-0", "GPU-0", memory="much")),))
+    assert fleet(state).nodes[0].gpus[0].memory_bytes == 0
+
+
+def test_amounts_are_read_at_a_glance() -> None:
+    """One digit after the point where it says something."""
+    assert [gib(value) for value in (10 * 2**30, 9984 << 20, 80944 << 20)] == ["10 GiB", "9.8 GiB", "79 GiB"]

@@ -1,0 +1,187 @@
+"""Reading the cluster again and again, and answers that take long."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
+from dra_driver.kubectl.web import charts
+from dra_driver.kubectl.web.derived import Derived
+from dra_driver.kubectl.web.reading import VIEWED_S, Periodic, read_cluster, same_cluster
+from dra_driver.kubectl.web.sources import LiveSource
+from dra_driver.kubectl.web.use_history import MAX_SAMPLES, Point, UseHistory
+from tests.unit.kubectl.web.objects import NOW, claim, seen, small_state
+
+
+class Script:
+    """Answers one after the other; exceptions are raised."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def __call__(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def periodic(*answers: Any, same: Callable[[Any, Any], bool] = lambda one, other: one == other) -> Periodic[Any]:
+    times = (NOW + timedelta(seconds=number) for number in itertools.count())
+    return Periodic("test", Script(*answers), 1.0, now=lambda: next(times), same=same)
+
+
+def test_a_failed_reading_keeps_the_last_value_and_says_since_when() -> None:
+    """The API server goes away for two readings and comes back."""
+    reader = periodic("one", ApiUnreachableError("gone"), ApiUnreachableError("gone"), "two")
+    reader.once()
+    assert reader.trouble is None
+    reader.once()
+    since = reader.trouble
+    reader.once()
+    assert since is not None
+    assert since.sentence == "gone"
+    assert reader.trouble is not None
+    assert reader.trouble.since == since.since
+    last = reader.asked()
+    assert last is not None
+    assert last.value == "one"
+    reader.once()
+    last = reader.asked()
+    assert last is not None
+    assert (last.value, last.number, reader.trouble) == ("two", 2, None)
+
+
+def test_an_equal_value_is_no_change() -> None:
+    """Pages are not sent again, and answers stay good."""
+    reader = periodic("one", "one", "two")
+    changes = []
+    for _ in range(3):
+        reader.once()
+        changes.append(reader.changes)
+    assert changes == [1, 1, 2]
+
+
+def test_a_bug_in_reading_is_told_and_does_not_end_the_thread() -> None:
+    """The sentence names the exception."""
+    reader = periodic(KeyError("metadata"))
+    reader.once()
+    assert reader.trouble is not None
+    assert "KeyError" in reader.trouble.sentence
+
+
+def test_clusters_with_equal_objects_are_the_same() -> None:
+    """A claim more is another state, and so is another state of a GPU."""
+    one, other = seen(small_state()), seen(small_state())
+    assert same_cluster(one, other)
+    assert not same_cluster(one, seen(small_state(claim("a", "n"))))
+    changed = replace(other.state, nodes=({"metadata": {"name": "n", "labels": {"a": "b"}}},))
+    assert not same_cluster(one, replace(other, state=changed))
+
+
+class FakeApi:
+    """Lists nothing but GpuNodes."""
+
+    def __init__(self, gpu_nodes: Any) -> None:
+        self._gpu_nodes = gpu_nodes
+
+    def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        return {"gitVersion": "v1.36.2", "major": "1", "minor": "36"}
+
+    def list(self, path: str, query: Any = None) -> dict[str, Any]:
+        if not path.endswith("/gpunodes"):
+            return {"items": []}
+        if isinstance(self._gpu_nodes, Exception):
+            raise self._gpu_nodes
+        return {"items": self._gpu_nodes}
+
+
+def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
+    """An older chart has none, and a user may lack the right."""
+    for error, part in ((NotFoundError("no"), "not served"), (ForbiddenError("no"), "gpunodes")):
+        found = read_cluster(LiveSource(FakeApi(error)), lambda: NOW)
+        assert any(part in gap for gap in found.state.gaps), found.state.gaps
+
+
+def test_gpu_nodes_without_a_status_are_left_out() -> None:
+    """A node whose process has not written yet."""
+    told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
+    found = read_cluster(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
+    assert list(found.told) == ["n"]
+
+
+def test_answers_are_computed_for_each_state_once() -> None:
+    """The last answer stands until the next is there."""
+    derived = Derived()
+    assert derived.ask("key", 1, lambda: "one") is None
+    assert derived.compute_one()
+    assert not derived.compute_one()
+    known = derived.ask("key", 1, lambda: "again")
+    assert known is not None
+    assert known.value == "one"
+    assert not derived.compute_one()
+    old = derived.ask("key", 2, lambda: "two")
+    assert old is not None
+    assert (old.value, old.number) == ("one", 1)
+    derived.compute_one()
+    new = derived.ask("key", 2, lambda: "two")
+    assert new is not None
+    assert (new.value, derived.changes) == ("two", 2)
+
+
+def test_a_failing_answer_is_a_sentence() -> None:
+    """Both of the project's errors and of others."""
+    derived = Derived()
+    for number, error in enumerate((ConfigurationError("it is wrong"), ZeroDivisionError("x"))):
+        derived.ask("key", number, Script(error))
+        derived.compute_one()
+        known = derived.ask("key", number, Script())
+        assert known is not None
+        assert "it is wrong" in known.problem or "ZeroDivisionError" in known.problem
+
+
+def test_use_is_remembered_for_charts() -> None:
+    """A device's points, oldest first; the memory is bounded."""
+    times = iter(range(MAX_SAMPLES + 5))
+    use = ClaimDeviceUse(namespace="a", claim="b", node="n", device="gpu-0", used_bytes=5, sm_ratio=0.5)
+    history = UseHistory(
+        lambda: UseReport(source="", window_s=1, uses=[use]), lambda: datetime.fromtimestamp(next(times), tz=NOW.tzinfo)
+    )
+    for _ in range(MAX_SAMPLES + 5):
+        now = history.read()
+    points = now.points(use)
+    assert len(points) == MAX_SAMPLES
+    assert points[0].at < points[-1].at
+
+
+def test_charts_are_coordinates_within_the_frame() -> None:
+    """Use over the grant stays inside, with a line for the grant; one point is no line."""
+
+    def points(*values: int | None) -> list[Point]:
+        return [Point(NOW + timedelta(seconds=10 * at), value, None) for at, value in enumerate(values)]
+
+    assert charts.drawn(points(10), 10) is None
+    inside = charts.drawn(points(0, 5, 10), 10)
+    assert inside is not None
+    assert (inside.memory, inside.utilisation) == ("0.0,120.0 300.0,60.0 600.0,0.0", "")
+    assert (inside.top, inside.limit, inside.since) == (10, None, NOW)
+    over = charts.drawn(points(10, None, 20), 10)
+    assert over is not None
+    assert (over.memory, over.top, over.limit) == ("0.0,62.9 600.0,5.7", 21.0, 62.9)
+    unknown = charts.drawn(points(10, 20), 0)
+    assert unknown is None
+
+
+def test_the_reader_rests_when_no_page_asks() -> None:
+    """What costs a moment is done then."""
+    rested, times = threading.Event(), itertools.chain([0.0] * 5, itertools.repeat(2 * VIEWED_S))
+    periodic = Periodic("test", lambda: None, 0.0, clock=lambda: next(times), rest=rested.set)
+    periodic.start()
+    try:
+        assert rested.wait(5.0)
+    finally:
+        periodic.stop()

@@ -1,0 +1,86 @@
+"""Which opaque config applies to which result."""
+
+from typing import Any, Literal
+
+import pytest
+
+from dra_driver.config.device_config import GpuConfig, MigDeviceConfig
+from dra_driver.config.parameters import API_VERSION
+from dra_driver.core.errors import InvalidParametersError
+from dra_driver.core.model.claim import OpaqueConfig
+from dra_driver.node.claims.planning.configs import config_for, decode_all
+from tests.fakes.claims import ref, result
+
+Source = Literal["FromClass", "FromClaim"]
+
+
+def entry(interval: str, *requests: str, source: Source = "FromClaim", kind: str = "GpuConfig") -> OpaqueConfig:
+    sharing: dict[str, Any] = {"strategy": "TimeSlicing"}
+    if kind == "GpuConfig":
+        sharing["timeSlicingConfig"] = {"interval": interval}
+    parameters = {"apiVersion": API_VERSION, "kind": kind, "sharing": sharing}
+    return OpaqueConfig(source=source, requests=requests, parameters=parameters)
+
+
+def winner(request: str, *configs: OpaqueConfig) -> str | None:
+    """The setting of the config that applies to ``request``."""
+    found = config_for(result(request=request), decode_all(ref(1), configs), GpuConfig)
+    return found[1].asks_for if found else None
+
+
+def test_later_wins() -> None:
+    """Of two entries that apply the later one counts, as the API promises."""
+    assert winner("gpu", entry("Short"), entry("Long")) == "time-slicing with interval Long"
+
+
+def test_a_claim_config_wins_over_a_class_config_in_any_order() -> None:
+    """A user's config always beats the administrator's default."""
+    assert winner("gpu", entry("Short"), entry("Long", source="FromClass")) == "time-slicing with interval Short"
+
+
+@pytest.mark.parametrize("named", ["main", "main/small"])
+def test_a_subrequest_is_matched_by_its_full_and_its_base_name(named: str) -> None:
+    """A config for ``main`` applies to whatever alternative of it was allocated."""
+    assert winner("main/small", entry("Short", named)) == "time-slicing with interval Short"
+
+
+@pytest.mark.parametrize("named", ["main/large", "small", "other"])
+def test_other_requests_are_not_matched(named: str) -> None:
+    """A config for another alternative or request does nothing."""
+    assert winner("main/small", entry("Short", named)) is None
+
+
+def test_a_later_entry_for_another_request_does_not_hide_an_earlier_one() -> None:
+    """Precedence counts among the entries that apply only."""
+    assert winner("a", entry("Short", "a"), entry("Long", "b")) == "time-slicing with interval Short"
+
+
+def test_a_mig_config_for_all_requests_is_passed_over_for_a_gpu() -> None:
+    """A claim with GPUs and MIG devices may carry one config for each kind."""
+    assert winner("gpu", entry("Short"), entry("", kind="MigDeviceConfig")) == "time-slicing with interval Short"
+
+
+def test_a_mig_config_that_names_a_gpu_request_is_refused() -> None:
+    """Naming the request says that it was meant, and it cannot be done."""
+    with pytest.raises(InvalidParametersError, match="whole GPU; use kind GpuConfig"):
+        winner("gpu", entry("", "gpu", kind="MigDeviceConfig"))
+
+
+def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_named() -> None:
+    """As for MIG configs: a class default for whole GPUs does not exclude partitions."""
+    part = result("gpu-0-mig-1g10gb-19-0")
+    meant = entry("", kind="MigDeviceConfig")
+    found = config_for(part, decode_all(ref(1), [meant, entry("Short")]), MigDeviceConfig)
+    assert found is not None
+    assert found[1].kind == "MigDeviceConfig"
+    with pytest.raises(InvalidParametersError, match="is a MIG partition; use kind MigDeviceConfig"):
+        config_for(part, decode_all(ref(1), [entry("Short", "gpu")]), MigDeviceConfig)
+
+
+def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
+    """The error names the entry and who must correct it."""
+    wrong = OpaqueConfig(source="FromClass", requests=(), parameters={"kind": "GpuConfig"})
+    with pytest.raises(InvalidParametersError) as caught:
+        decode_all(ref(1), [wrong, entry("Short")])
+    assert "config[0] (FromClass) of claim default/claim-1" in str(caught.value)
+    assert str(caught.value).endswith("correct the device class")

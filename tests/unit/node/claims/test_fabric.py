@@ -1,0 +1,145 @@
+"""Claims for whole GPUs of boards with NVSwitches: waiting for Fabric Manager."""
+
+import pytest
+
+from dra_driver.core.errors import DeviceLostError, FabricNotReadyError
+from dra_driver.core.model.fabric import Fabric, FabricState
+from tests.fakes.claims import FakeClock, claim, ref, result, uid
+from tests.unit.node.claims.conftest import Run
+from tests.unit.node.claims.partitions import SMALL, hardware
+
+NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
+FAILED = Fabric(state=FabricState.COMPLETED, status=3)
+
+
+@pytest.fixture
+def board(h100: Run) -> Run:
+    """A node whose GPUs are registered in the fabric."""
+    for gpu in h100.node.gpus:
+        hardware(h100).set_fabric(gpu.uuid, COMPLETED)
+    return h100
+
+
+def waited_s(run: Run) -> float:
+    return run.node.clock.now() - FakeClock().now()
+
+
+def set_fabric(run: Run, fabric: Fabric, after_mig: Fabric | None = None) -> None:
+    hardware(run).set_fabric(run.node.gpus[0].uuid, fabric, after_mig=after_mig)
+
+
+def test_a_whole_gpu_waits_for_the_fabric(board: Run) -> None:
+    """CUDA fails with 802 until it is ready; a prepare that fails costs the pod more than a minute."""
+    set_fabric(board, NOT_STARTED)
+    board.node.clock.after(1.0, lambda: set_fabric(board, IN_PROGRESS))
+    board.node.clock.after(5.0, lambda: set_fabric(board, COMPLETED))
+    board.prepare(claim(1))
+    assert 5.0 <= waited_s(board) < 7.0
+    assert board.journal.entry(uid(1)) is not None
+
+
+def test_the_wait_is_limited(board: Run) -> None:
+    """The error says what to look for, the kubelet tries again, and nothing of the claim remains."""
+    set_fabric(board, IN_PROGRESS)
+    error = board.refusal(claim(1))
+    assert isinstance(error, FabricNotReadyError)
+    assert "NVLink fabric" in str(error)
+    assert "probe in progress" in str(error)
+    assert "802" in str(error)
+    assert "nvidia-fabricmanager" in str(error)
+    assert 28.0 <= waited_s(board) <= 32.0
+    assert board.journal.entries() == ()
+    assert board.node.writer.files == {}
+
+
+def test_other_gpus_are_not_waited_for(board: Run) -> None:
+    """Each GPU registers by itself."""
+    set_fabric(board, IN_PROGRESS)
+    board.prepare(claim(1, result("gpu-1")))
+    assert waited_s(board) == 0
+
+
+def test_a_partition_does_not_wait(board: Run) -> None:
+    """Instances do not use NVLink; the driver skips the fabric for a GPU in MIG mode."""
+    set_fabric(board, NOT_STARTED)
+    board.prepare(claim(1, result(board.node.part(SMALL, 0))))
+    assert waited_s(board) == 0
+
+
+def test_a_probe_that_failed_is_not_waited_for(board: Run) -> None:
+    """It does not change by itself. CUDA works on the GPU alone; new claims are kept away by a taint."""
+    set_fabric(board, FAILED)
+    board.prepare(claim(1))
+    assert waited_s(board) == 0
+
+
+def test_the_whole_gpu_after_its_last_partition_waits(board: Run) -> None:
+    """The driver probes the fabric again when the last instance is gone: the scheduler may be faster."""
+    set_fabric(board, COMPLETED, after_mig=IN_PROGRESS)
+    board.prepare(claim(1, result(board.node.part(SMALL, 0))))
+    assert board.unprepare(ref(1)) is None
+    board.node.clock.after(3.0, lambda: set_fabric(board, COMPLETED))
+    board.prepare(claim(2))
+    assert 3.0 <= waited_s(board) < 5.0
+
+
+def test_a_snapshot_from_before_the_last_partition_is_not_believed(board: Run) -> None:
+    """It shows the fabric as it was before it was suspended."""
+    board.prepare(claim(1, result(board.node.part(SMALL, 0))))
+    old = board.deps.snapshot()
+    assert old.gpus[0].fabric == COMPLETED
+    assert board.unprepare(ref(1)) is None
+    set_fabric(board, IN_PROGRESS)
+    board.node.outdated = old
+    board.node.clock.after(2.0, lambda: set_fabric(board, COMPLETED))
+    board.prepare(claim(2))
+    assert 2.0 <= waited_s(board) < 4.0
+
+
+def test_a_leftover_mig_mode_is_switched_off_before_the_fabric_is_looked_at(board: Run) -> None:
+    """The probe may need the mode to be off."""
+    board.prepare(claim(1, result(board.node.part(SMALL, 0))))
+    gpu = board.node.gpus[0].uuid
+    hardware(board).set_busy(gpu, "dcgm")
+    assert board.unprepare(ref(1)) is None
+    assert board.node.gpus[0].mig_enabled
+    set_fabric(board, IN_PROGRESS)
+    hardware(board).set_busy(gpu, None)
+    assert isinstance(board.refusal(claim(2)), FabricNotReadyError)
+    assert not board.node.gpus[0].mig_enabled
+    set_fabric(board, COMPLETED)
+    board.prepare(claim(2))
+
+
+def test_a_fabric_that_cannot_be_read_now_counts_as_last_seen(board: Run) -> None:
+    """Trouble with one NVML call neither refuses nor lets through."""
+    hardware(board).fail_next("fabric", DeviceLostError("timeout"), times=0)
+    set_fabric(board, IN_PROGRESS)
+    assert isinstance(board.refusal(claim(1)), FabricNotReadyError)
+    set_fabric(board, COMPLETED)
+    board.prepare(claim(1))
+
+
+def test_a_board_without_nvswitches_is_not_asked(h100: Run) -> None:
+    """The hot path makes no call to the hardware."""
+    hardware(h100).fail_next("fabric", DeviceLostError("asked"), times=1)
+    h100.prepare(claim(1))
+    with pytest.raises(DeviceLostError, match="asked"):
+        hardware(h100).fabric(h100.node.gpus[0].uuid)
+
+
+def test_a_ready_fabric_is_not_asked_about(board: Run) -> None:
+    """The snapshot is enough for a GPU that was not divided."""
+    hardware(board).fail_next("fabric", DeviceLostError("asked"), times=1)
+    board.prepare(claim(1))
+    with pytest.raises(DeviceLostError, match="asked"):
+        hardware(board).fabric(board.node.gpus[0].uuid)
+
+
+def test_a_short_call_ends_with_the_reason_that_it_waited_for(board: Run) -> None:
+    """A wait ends a moment late, so the last moment has no time for a try, whose error would say only that."""
+    set_fabric(board, IN_PROGRESS)
+    wait = board.node.clock.wait
+    board.node.clock.wait = lambda seconds: wait(seconds + 0.001)  # type: ignore[method-assign]
+    of = board.node.api.put(claim(1)).ref
+    assert isinstance(board.service.prepare([of], within_s=8.0)[of.uid], FabricNotReadyError)

@@ -1,0 +1,255 @@
+"""The journal: states, assignments, and two runs with one file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import StorageError
+from dra_driver.core.model.ids import DeviceName
+from dra_driver.core.model.terms import Strategy
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedShare,
+    AssignedSharing,
+    AttemptToken,
+    Blocked,
+    OwnerId,
+    State,
+)
+from dra_driver.node.claims.journal import Counts, Journal
+from tests.fakes.claims import POOL, gpu, ref, uid
+
+SHARES = ("aaaaaaaa-0000-0000-0000-000000000000", "bbbbbbbb-0000-0000-0000-000000000000")
+TENTH = AssignedShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
+
+
+def assigned(minor: int = 0, *, admin: bool = False, share: str | None = None) -> AssignedDevice:
+    return AssignedDevice(
+        request="gpu",
+        pool=POOL,
+        device=DeviceName(f"gpu-{minor}"),
+        share_id=share,
+        admin_access=admin,
+        gpu_uuid=gpu(minor).uuid,
+        sharing=AssignedSharing(strategy=Strategy.TIME_SLICING, share=TENTH) if share else None,
+    )
+
+
+def open_journal(folder: Path, owner: str = "run-1", boot_id: str = "boot-1") -> Journal:
+    return Journal.open(folder / "state.db", boot_id=boot_id, owner=OwnerId(owner), now=lambda: 1700000000.5)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = open_journal(tmp_path)
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path, journal: Journal) -> Iterator[Journal]:
+    other = open_journal(tmp_path, "run-2")
+    yield other
+    other.close()
+
+
+def begun(journal: Journal, number: int, *devices: AssignedDevice) -> AttemptToken:
+    attempt = journal.begin(ref(number), devices or (assigned(),))
+    assert isinstance(attempt, AttemptToken)
+    return attempt
+
+
+def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> AttemptToken:
+    attempt = begun(journal, number, *devices)
+    assert journal.finish(uid(number), attempt)
+    return attempt
+
+
+def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
+    """Everything that a repeated prepare, an unprepare or a person needs is in the file, with the claim's namespace and
+    name.
+    """
+    devices = (assigned(1, share=SHARES[0]), assigned(0, admin=True))
+    begun(journal, 1, *devices)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert (entry.ref, entry.state, entry.boot_id, entry.changed_at, entry.devices) == (
+        ref(1),
+        State.PREPARING,
+        "boot-1",
+        1700000000.5,
+        devices,
+    )
+
+
+def test_states_follow_one_another(journal: Journal) -> None:
+    """preparing, prepared, unpreparing, gone."""
+    attempt = begun(journal, 1)
+    assert journal.finish(uid(1), attempt)
+    assert [entry.state for entry in journal.entries()] == [State.PREPARED]
+    attempt_to_undo = journal.start_unprepare(uid(1))
+    assert attempt_to_undo is not None
+    assert [entry.state for entry in journal.entries()] == [State.UNPREPARING]
+    assert journal.forget(uid(1), attempt_to_undo)
+    assert journal.entries() == ()
+    assert journal.counts() == Counts(claims=0, devices=0)
+
+
+def test_a_device_is_assigned_once_from_the_first_step_to_the_last(journal: Journal) -> None:
+    """In no state, preparing and unpreparing included, do two claims have one device."""
+    attempt = begun(journal, 1)
+    for step in (
+        lambda: None,
+        lambda: journal.finish(uid(1), attempt),
+        lambda: journal.start_unprepare(uid(1)),
+    ):
+        step()
+        blocked = journal.begin(ref(2), [assigned()])
+        assert isinstance(blocked, Blocked)
+        assert [entry.ref for entry in blocked.by] == [ref(1)]
+    assert journal.entry(uid(2)) is None
+
+
+def test_a_blocked_claim_gets_none_of_its_devices(journal: Journal) -> None:
+    """Two claims that want the same two GPUs must not end with one each."""
+    prepared(journal, 1, assigned(0))
+    assert isinstance(journal.begin(ref(2), [assigned(1), assigned(0)]), Blocked)
+    prepared(journal, 3, assigned(1))
+
+
+def test_admin_access_neither_blocks_nor_is_blocked(journal: Journal) -> None:
+    """In whichever order the claims come."""
+    prepared(journal, 1, assigned(admin=True))
+    prepared(journal, 2, assigned())
+    prepared(journal, 3, assigned(admin=True))
+    assert journal.counts() == Counts(claims=3, devices=3)
+
+
+def test_shares_exclude_whole_gpus_and_themselves_but_not_each_other(journal: Journal) -> None:
+    """A share belongs to one claim, and a GPU that is assigned whole has no shares."""
+    prepared(journal, 1, assigned(0, share=SHARES[0]))
+    prepared(journal, 2, assigned(0, share=SHARES[1]))
+    assert isinstance(journal.begin(ref(3), [assigned(0)]), Blocked)
+    assert isinstance(journal.begin(ref(3), [assigned(0, share=SHARES[0])]), Blocked)
+    prepared(journal, 4, assigned(1))
+    assert isinstance(journal.begin(ref(3), [assigned(1, share=SHARES[0])]), Blocked)
+
+
+def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:
+    """Of two runs that prepare one claim at once, one finds the entry of the other."""
+    begun(journal, 1)
+    blocked = other.begin(ref(1), [assigned()])
+    assert isinstance(blocked, Blocked)
+    assert [entry.ref for entry in blocked.by] == [ref(1)]
+
+
+def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other: Journal) -> None:
+    """A slow prepare must not restore what another run has unprepared meanwhile."""
+    slow = begun(journal, 1)
+    undoing = other.start_unprepare(uid(1))
+    assert undoing is not None
+    assert not journal.finish(uid(1), slow)
+    assert not journal.forget(uid(1), slow)
+    assert other.forget(uid(1), undoing)
+    again = begun(other, 1)
+    assert not journal.finish(uid(1), slow)
+    assert other.finish(uid(1), again)
+
+
+def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal) -> None:
+    """A cleanup after a failure must not undo what another run has done since."""
+    first = begun(journal, 1)
+    assert journal.start_unprepare(uid(1), only=AttemptToken(owner=OwnerId("run-9"), number=1)) is None
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.state is State.PREPARING
+    assert other.start_unprepare(uid(1), only=first) is not None
+
+
+def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Journal) -> None:
+    """After a reboot nothing is prepared; within one boot all entries stay."""
+    prepared(journal, 1)
+    assert journal.drop_older_boots() == ()
+    journal.close()
+    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
+    assert rebooted.drop_older_boots() == (uid(1),)
+    assert rebooted.counts() == Counts(claims=0, devices=0)
+    rebooted.close()
+
+
+def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None:
+    """Running pods may use the devices."""
+    prepared(journal, 1)
+    unknown = open_journal(tmp_path, "run-2", boot_id="")
+    assert unknown.drop_older_boots() == ()
+    prepared(unknown, 2, assigned(1))
+    unknown.close()
+    assert journal.drop_older_boots() == ()
+
+
+def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) -> None:
+    """Another run sees what was committed, whatever happened to the first."""
+    prepared(journal, 1)
+    begun(journal, 2, assigned(1))
+    again = open_journal(tmp_path, "run-2")
+    assert [(entry.ref, entry.state) for entry in again.entries()] == [
+        (ref(1), State.PREPARED),
+        (ref(2), State.PREPARING),
+    ]
+    again.close()
+
+
+def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
+    """A decision about files needs the entries of that moment."""
+    prepared(journal, 1)
+    with journal.exclusive():
+        assert journal.uids() == {uid(1)}
+        assert journal.entry(uid(2)) is None
+    prepared(journal, 2, assigned(1))
+
+
+def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> None:
+    """A rebuilt journal does not let two claims have one device either."""
+    assert journal.adopt(ref(1), [assigned()]) is None
+    blocked = journal.adopt(ref(2), [assigned()])
+    assert isinstance(blocked, Blocked)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.state is State.PREPARED
+
+
+def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal) -> None:
+    """Until a rebuild, files without an entry may belong to prepared claims; the note survives a restart."""
+    assert journal.rebuild_pending
+    again = open_journal(tmp_path, "run-2")
+    assert again.rebuild_pending
+    again.note_rebuilt()
+    again.close()
+    assert not journal.rebuild_pending
+
+
+def test_a_closed_journal_raises_a_storage_error(journal: Journal) -> None:
+    """A call that comes while the process stops gets a readable error."""
+    journal.close()
+    journal.close()
+    with pytest.raises(StorageError, match="cannot look up a claim in the journal"):
+        journal.entry(uid(1))
+
+
+def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: Journal) -> None:
+    """The log is checkpointed at a quiet moment, so that no call has to do it."""
+    prepared(journal, 1)
+    before = (tmp_path / "state.db").read_bytes()
+    journal.tidy()
+    assert (tmp_path / "state.db").read_bytes() != before
+    assert journal.uids() == {uid(1)}
+
+
+def test_hostile_text_stays_text(journal: Journal) -> None:
+    """Names are values to the database, never part of a statement."""
+    name = "x'); DROP TABLE claim; --"
+    assert isinstance(journal.begin(ref(1, name), [assigned()]), AttemptToken)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.ref.name == name

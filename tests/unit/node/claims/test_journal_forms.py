@@ -1,0 +1,396 @@
+"""Partitions, shares and GPU notes in the journal, also beside a process of an older version."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.model.ids import MigUuid
+from dra_driver.core.model.mig import PartitionId, partition_name
+from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Use
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    AssignedShare,
+    AssignedSharing,
+    AttemptToken,
+    Blocked,
+    InstanceIds,
+    State,
+)
+from dra_driver.node.claims.journal import Journal
+from tests.fakes.claims import POOL, gpu, ref, uid
+from tests.unit.node.claims.test_journal import assigned, begun, open_journal, prepared
+from tests.unit.node.claims.test_journal_file import change, open_at
+
+GPU = gpu(0).uuid
+OTHER = gpu(1).uuid
+LIVE = InstanceIds(gi_id=9, ci_id=0, uuid=MigUuid("MIG-00000000-0000-0000-0000-000000000009"))
+SHARE = "aaaaaaaa-0000-0000-0000-000000000000"
+# As released before there were partitions and shares.
+OLD_SCHEMA = """
+CREATE TABLE claim (
+  uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('preparing', 'prepared', 'unpreparing')),
+  owner TEXT NOT NULL, attempt INTEGER NOT NULL, boot_id TEXT NOT NULL, changed_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE device (
+  uid TEXT NOT NULL REFERENCES claim (uid) ON DELETE CASCADE,
+  position INTEGER NOT NULL, request TEXT NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL,
+  share_id TEXT NOT NULL, admin INTEGER NOT NULL CHECK (admin IN (0, 1)), gpu_uuid TEXT NOT NULL,
+  PRIMARY KEY (uid, position)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0;
+CREATE TABLE note (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+
+
+class OlderProcess:
+    """The statements of the version before partitions and shares, on the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA foreign_keys = ON")
+
+    def prepare(self, number: int, device: str) -> None:
+        entry = (uid(number), "default", f"claim-{number}", "prepared", "old", 1, "boot-1", 1.5)
+        self.connection.execute("INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)", entry)
+        row = (uid(number), 0, "gpu", POOL, device, "", 0, gpu(int(device.rpartition("-")[2])).uuid)
+        self.connection.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def forget(self, number: int) -> None:
+        self.connection.execute("DELETE FROM claim WHERE uid = ?", (uid(number),))
+
+    def is_content(self) -> bool:
+        """Whether its own checks at its start pass."""
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
+        foreign = self.connection.execute("PRAGMA foreign_key_check").fetchone()
+        notes = self.connection.execute("SELECT key FROM note WHERE key <> 'rebuild-pending'").fetchone()
+        return version == 1 and foreign is None and notes is None
+
+
+def partition(
+    start: int = 0, size: int = 1, *, created_by_driver: bool = True, live: InstanceIds | None = LIVE
+) -> AssignedPartition:
+    return AssignedPartition(
+        id=PartitionId(GPU, 19, start),
+        profile_name="1g.10gb",
+        size=size,
+        created_by_driver=created_by_driver,
+        live=live,
+    )
+
+
+def cut(part: AssignedPartition, *, admin: bool = False, sharing: AssignedSharing | None = None) -> AssignedDevice:
+    return AssignedDevice(
+        request="gpu",
+        pool=POOL,
+        device=partition_name(0, part.profile_name, part.id.profile_id, part.id.start),
+        share_id=None,
+        admin_access=admin,
+        gpu_uuid=GPU,
+        partition=part,
+        sharing=sharing,
+    )
+
+
+def shared(strategy: Strategy = Strategy.MPS) -> AssignedDevice:
+    share = AssignedShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=4)
+    daemon = MpsDaemon(id=GPU, devices=(GPU,), gpus=(GPU,)) if strategy is Strategy.MPS else None
+    interval = Interval.DEFAULT if daemon else Interval.LONG
+    return AssignedDevice(
+        request="gpu",
+        pool=POOL,
+        device=gpu(0).device_name,
+        share_id=SHARE,
+        admin_access=False,
+        gpu_uuid=GPU,
+        sharing=AssignedSharing(strategy=strategy, interval=interval, share=share, daemon=daemon),
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = open_journal(tmp_path)
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def older(tmp_path: Path, journal: Journal) -> Iterator[OlderProcess]:
+    older = OlderProcess(tmp_path / "state.db")
+    yield older
+    older.connection.close()
+
+
+DAEMON = MpsDaemon(id="a-1", devices=("MIG-1",), default_percentage=0, memory_limits={"MIG-1": 4096})
+DEVICES = [
+    (cut(partition()),),
+    (cut(partition(live=None)), assigned(1)),
+    (cut(partition(created_by_driver=False)),),
+    (cut(partition(), sharing=AssignedSharing(strategy=Strategy.MPS, daemon=DAEMON)),),
+    (shared(),),
+    (shared(Strategy.TIME_SLICING), assigned(1, admin=True)),
+    (cut(partition(created_by_driver=False), admin=True),),
+]
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_everything_that_unprepare_needs_comes_back(
+    journal: Journal, tmp_path: Path, devices: tuple[AssignedDevice, ...]
+) -> None:
+    """Another run reads all details that this one wrote."""
+    begun(journal, 1, *devices)
+    again = open_journal(tmp_path, "run-2")
+    entry = again.entry(uid(1))
+    assert entry is not None
+    assert entry.devices == devices
+    again.close()
+
+
+def test_details_that_become_known_are_stored_with_the_result(journal: Journal) -> None:
+    """Ids of a partition are known once it is created; an attempt that was overtaken stores nothing."""
+    attempt = begun(journal, 1, cut(partition(live=None)))
+    assert journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False, live=None)),))
+    assert not journal.uses()[0].created_by_driver
+    assert journal.finish(uid(1), attempt, (cut(partition()),))
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert (entry.state, entry.devices) == (State.PREPARED, (cut(partition()),))
+    assert not journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False)),)), "it is prepared"
+    journal.start_unprepare(uid(1))
+    assert not journal.finish(uid(1), attempt, (cut(partition(created_by_driver=False)),))
+    assert journal.uses()[0].created_by_driver
+
+
+def test_uses_include_every_state_but_no_admin_access(journal: Journal) -> None:
+    """A GPU that is being prepared or unprepared is not free for another form."""
+    begun(journal, 1, cut(partition()))
+    prepared(journal, 2, assigned(1))
+    prepared(journal, 3, cut(partition(3, created_by_driver=False), admin=True))
+    assert [(use.form, use.partition, use.created_by_driver) for use in journal.uses()] == [
+        ("partition", PartitionId(GPU, 19, 0), True),
+        ("whole", None, False),
+    ]
+    journal.start_unprepare(uid(1))
+    assert len(journal.uses()) == 2
+
+
+def test_created_partitions_are_listed_from_the_intent_until_they_are_destroyed(journal: Journal) -> None:
+    """A partition that is missing in the list would be published as foreign; a partition that a claim only uses is
+    foreign.
+    """
+    begun(journal, 1, cut(partition(0, live=None)))
+    prepared(journal, 2, cut(partition(1)))
+    prepared(journal, 3, cut(partition(2, created_by_driver=False)))
+    prepared(journal, 4, assigned(1))
+    created = {PartitionId(GPU, 19, start) for start in (0, 1)}
+    assert journal.created_partitions() == created
+    undoing = journal.start_unprepare(uid(2))
+    assert undoing is not None
+    assert journal.created_partitions() == created
+    assert journal.forget(uid(2), undoing, partitions_left=True)
+    assert journal.created_partitions() == created, "the driver has to destroy an orphaned partition"
+    (orphan,) = journal.orphaned_partitions()
+    journal.forget_orphaned_partition(orphan)
+    assert journal.created_partitions() == {PartitionId(GPU, 19, 0)}
+
+
+def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
+    """A newer policy waits for these."""
+    begun(journal, 1, shared(Strategy.TIME_SLICING))
+    terms = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG, max_shares=4)
+    assert journal.uses() == (Use(gpu_uuid=GPU, form=shared().form, sharing=terms),)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        (assigned(0), cut(partition()), False),
+        (assigned(0), shared(), False),
+        (cut(partition()), shared(), False),
+        (cut(partition(0, 4)), cut(partition(3)), False),
+        (cut(partition(0, 4)), cut(partition(4)), True),
+        (assigned(1), cut(partition()), True),
+    ],
+)
+def test_a_gpu_has_one_form_at_a_time(
+    journal: Journal, one: AssignedDevice, other: AssignedDevice, together: bool
+) -> None:
+    """In either order, the second claim is blocked by the first."""
+    for first, second in ((one, other), (other, one)):
+        prepared(journal, 1, first)
+        answer = journal.begin(ref(2), [second])
+        assert isinstance(answer, AttemptToken) == together
+        if isinstance(answer, Blocked):
+            assert [entry.ref for entry in answer.by] == [ref(1)]
+        for number in (1, 2):
+            undoing = journal.start_unprepare(uid(number))
+            assert undoing is None or journal.forget(uid(number), undoing)
+
+
+def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
+    """Two results of one claim come out of the same GPU."""
+    big = AssignedShare(memory=50 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
+    sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=big)
+    both = [
+        AssignedDevice(
+            request=request,
+            pool=POOL,
+            device=gpu(0).device_name,
+            share_id=share_id,
+            admin_access=False,
+            gpu_uuid=GPU,
+            sharing=sharing,
+        )
+        for request, share_id in (("a", SHARE), ("b", SHARE.replace("a", "b")))
+    ]
+    answer = journal.begin(ref(1), both)
+    assert isinstance(answer, Blocked)
+    assert answer.conflict is not None
+    assert "asks for 50Gi of memory where 30Gi of 80Gi are left" in answer.conflict.shortage
+
+
+def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tmp_path: Path) -> None:
+    """Each run sees what another one set, changed and cleared. `test_durability.py` checks that they are synced."""
+    assert journal.gpu_note(GPU, "mig-mode") is None
+    journal.set_gpu_note(GPU, "mig-mode", "on")
+    journal.set_gpu_note(GPU, "compute-mode", "DEFAULT")
+    journal.set_gpu_note(OTHER, "mig-mode", "off")
+    journal.set_gpu_note(OTHER, "mig-mode", "on")
+    again = open_journal(tmp_path, "run-2")
+    assert again.gpu_note(OTHER, "mig-mode") == "on"
+    assert again.gpus_with_note("mig-mode") == (GPU, OTHER)
+    assert again.noted_gpus() == {GPU: {"mig-mode", "compute-mode"}, OTHER: {"mig-mode"}}
+    again.clear_gpu_note(GPU, "mig-mode")
+    again.clear_gpu_note(GPU, "mig-mode")
+    assert journal.gpus_with_note("mig-mode") == (OTHER,)
+    again.close()
+
+
+def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal, tmp_path: Path) -> None:
+    """MIG mode may survive, so its note does; a note of this boot stays."""
+    for key in ("mig-mode", "time-slice"):
+        journal.set_gpu_note(GPU, key, "x")
+    journal.drop_older_notes(["time-slice"])
+    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
+    rebooted.set_gpu_note(OTHER, "time-slice", "x")
+    rebooted.drop_older_notes(["time-slice"])
+    assert rebooted.noted_gpus() == {GPU: {"mig-mode"}, OTHER: {"time-slice"}}
+    rebooted.close()
+
+
+def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal, tmp_path: Path) -> None:
+    """The others are removed at once."""
+    prepared(journal, 1, assigned(1))
+    prepared(journal, 2, cut(partition()))
+    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
+    assert rebooted.drop_older_boots() == (uid(1),)
+    assert rebooted.uids() == {uid(2)}
+    rebooted.close()
+
+
+def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
+    """An update keeps what runs, and a downgrade stays possible."""
+    path = tmp_path / "state.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(OLD_SCHEMA)
+    connection.close()
+    older = OlderProcess(path)
+    older.prepare(1, "gpu-1")
+    journal = open_journal(tmp_path, "run-2")
+    assert journal.set_aside is None
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert (entry.state, entry.devices) == (State.PREPARED, (assigned(1),))
+    prepared(journal, 2, cut(partition()))
+    assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
+    assert older.is_content()
+    older.connection.close()
+    journal.close()
+
+
+def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: OlderProcess) -> None:
+    """During an update it prepares and frees whole GPUs in the same file."""
+    prepared(journal, 1, cut(partition()))
+    older.prepare(2, "gpu-1")
+    assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
+    older.forget(2)
+    prepared(journal, 3, assigned(1))
+    assert older.is_content()
+
+
+def test_a_partition_whose_claim_an_older_process_frees_is_orphaned(journal: Journal, older: OlderProcess) -> None:
+    """It deletes the claim; the partition still exists, and this driver created it."""
+    prepared(journal, 1, cut(partition()))
+    prepared(journal, 2, cut(partition(5, created_by_driver=False)))
+    for number in (1, 2):
+        older.forget(number)
+    assert older.is_content()
+    (orphan,) = journal.orphaned_partitions()
+    assert orphan.partition == partition()
+    assert [(use.partition, use.created_by_driver) for use in journal.uses()] == [(PartitionId(GPU, 19, 0), True)]
+    blocked = journal.begin(ref(3), [assigned(0)])
+    assert isinstance(blocked, Blocked)
+    assert (blocked.by, blocked.orphaned_partitions) == ((), (orphan,))
+    begun(journal, 4, cut(partition(1)))
+    journal.forget_orphaned_partition(orphan)
+    journal.forget_orphaned_partition(orphan)
+    assert journal.orphaned_partitions() == ()
+
+
+def test_an_orphaned_partition_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> None:
+    """Another thread may have prepared the claim again between listing and forgetting."""
+    prepared(journal, 1, cut(partition()))
+    row = journal._connection.execute("SELECT * FROM device").fetchone()
+    journal._connection.execute("DELETE FROM claim")
+    (orphan,) = journal.orphaned_partitions()
+    claim = (uid(1), "default", "claim-1", "prepared", "run-1", 1, "boot-1", 1.5)
+    journal._connection.execute("INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)", claim)
+    journal._connection.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    journal.forget_orphaned_partition(orphan)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.devices == (cut(partition()),)
+
+
+BROKEN = [
+    ("UPDATE mig SET size = ?", 0),
+    ("UPDATE mig SET start = ?", -1),
+    ("UPDATE mig SET profile = ?", "big"),
+    ("UPDATE mig SET made = ?", 2),
+    ("UPDATE mig SET gi = ?", "x"),
+    ("UPDATE mig SET mig_uuid = CAST(? AS TEXT)", b"\xff"),
+    ("DELETE FROM mig WHERE size = ?", 1),
+    ("UPDATE mig SET uid = ?", "../../etc"),
+    ("UPDATE sharing SET strategy = ?", "Magic"),
+    ("UPDATE sharing SET interval = ?", "Forever"),
+    ("UPDATE sharing SET percent = ?", 101),
+    ("UPDATE sharing SET memory = ?", "much"),
+    ("UPDATE sharing SET daemon = ?", "{}"),
+    ("UPDATE sharing SET daemon = ?", "[" * 5000),
+    ("UPDATE sharing SET daemon = ?", '{"id":"../x","devices":["GPU-1"],"gpus":[],"memoryLimitsMiB":{}}'),
+    ("UPDATE sharing SET uid = ?", uid(9)),
+    ("UPDATE gpu_note SET value = ?", b"\xff"),
+]
+
+
+@pytest.mark.parametrize(("statement", "value"), BROKEN)
+def test_a_detail_that_this_driver_never_wrote_is_damage(statement: str, value: object, tmp_path: Path) -> None:
+    """Otherwise a partition would be destroyed at the wrong placement, or a foreign daemon would be stopped."""
+    path = tmp_path / "state.db"
+    journal = open_at(path)
+    prepared(journal, 1, cut(partition()))
+    prepared(journal, 2, replace(shared(), gpu_uuid=OTHER, device=gpu(1).device_name))
+    journal.set_gpu_note(GPU, "mig-mode", "on")
+    journal.close()
+    change(path, statement, value)
+    again = open_at(path)
+    assert again.set_aside is not None
+    assert again.entries() == ()
+    again.close()

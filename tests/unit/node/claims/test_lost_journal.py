@@ -1,0 +1,386 @@
+"""The journal is lost or damaged while GPUs have partitions, shares and settings: the driver still knows its own."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import ApiUnreachableError, DeviceLostError, DraError, StorageError
+from dra_driver.core.model.claim import AllocatedClaim
+from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.node.claims.waiting import ClaimBusyError
+from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
+from tests.unit.node.claims.test_kill_hardware import gpus_under_mps, mps_config, slice_config
+from tests.unit.node.claims.test_recover import lose_journal
+
+SMALL, HALF = "1g.10gb", "3g.40gb"
+OUTAGE = ApiUnreachableError("connection refused")
+
+
+def damage_journal(node: ClaimsNode) -> None:
+    """Overwrite the journal with bytes that cannot be read."""
+    for journal in node.opened:
+        journal.close()
+    for path in node.folder.glob("state.db-*"):
+        path.unlink()
+    (node.folder / "state.db").write_bytes(b"damaged" * 1000)
+
+
+@dataclass
+class Node:
+    """The part of `test_kill_hardware.KillableNode` that its claims use."""
+
+    node: ClaimsNode
+
+
+def partitions(node: ClaimsNode) -> list[AllocatedClaim]:
+    two = [result(node.part(SMALL, 0)), result(node.part(HALF, 4), request="b")]
+    return [claim(1, *two), claim(2, result(node.part(SMALL, 1))), claim(3, result(node.part("7g.80gb", 0, 1)))]
+
+
+def partition_under_mps(node: ClaimsNode) -> list[AllocatedClaim]:
+    return [claim(1, result(node.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])]
+
+
+def whole_under_mps(node: ClaimsNode) -> list[AllocatedClaim]:
+    return [gpus_under_mps(Node(node))]  # type: ignore[arg-type]
+
+
+def time_sliced(_: ClaimsNode) -> list[AllocatedClaim]:
+    return [claim(1, configs=[slice_config()])]
+
+
+def shares(_: ClaimsNode) -> list[AllocatedClaim]:
+    return [claim(number, share_result(number, "10Gi", 10)) for number in (1, 2)]
+
+
+MPS = SharingTerms(strategy=Strategy.MPS)
+SLICED = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG)
+FORMS = [
+    (partitions, None),
+    (partition_under_mps, None),
+    (whole_under_mps, None),
+    (time_sliced, None),
+    (shares, MPS),
+    (shares, SLICED),
+]
+
+
+def prepared(
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None = None
+) -> list[AllocatedClaim]:
+    """A node with two H100 on which claims have been prepared."""
+    node.backend = simulated()
+    if sharing is not None:
+        node.terms = {node.gpus[0].uuid: GpuTerms(sharing=sharing)}
+    run = node.run("run-1")
+    claims = what(node)
+    for each in claims:
+        run.prepare(each)
+    return claims
+
+
+def is_untouched(node: ClaimsNode) -> bool:
+    assert node.backend is not None
+    modes = {node.backend.compute_mode(gpu.uuid) for gpu in node.gpus}
+    return node.is_whole_again() and modes == {ComputeMode.DEFAULT} and not list((node.folder / "made").iterdir())
+
+
+def backend(node: ClaimsNode) -> SimulatedBackend:
+    assert node.backend is not None
+    return node.backend
+
+
+@pytest.mark.parametrize("lose", [lose_journal, damage_journal])
+@pytest.mark.parametrize(("what", "sharing"), FORMS)
+def test_claims_continue_and_their_end_restores_the_gpus(
+    node: ClaimsNode,
+    what: Callable[[ClaimsNode], list[AllocatedClaim]],
+    sharing: SharingTerms | None,
+    lose: Callable[[ClaimsNode], None],
+) -> None:
+    """The new journal has what the old one had, so no partition, mode or setting stays for ever."""
+    claims = prepared(node, what, sharing)
+    before = {each.ref.uid: node.opened[-1].entry(each.ref.uid) for each in claims}
+    answers = {each.ref.uid: node.writer.files[each.ref.uid] for each in claims}
+    asked = list(node.sharing.asked)
+    lose(node)
+    run = node.run("run-2")
+    assert not run.journal.rebuild_pending
+    for each in claims:
+        entry, was = run.journal.entry(each.ref.uid), before[each.ref.uid]
+        assert entry is not None
+        assert was is not None
+        assert entry.devices == was.devices
+        run.prepare(each.ref)
+    assert node.writer.files == answers
+    assert node.sharing.asked == asked, "nothing is set or started again while containers run"
+    for each in claims:
+        assert run.unprepare(each.ref) is None
+    assert is_untouched(node)
+
+
+@pytest.mark.parametrize(("what", "sharing"), FORMS)
+def test_a_start_reclaims_what_no_claim_needs(
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
+) -> None:
+    """The pods and their claims ended while the node was away."""
+    for each in prepared(node, what, sharing):
+        node.api.remove(each.ref)
+    lose_journal(node)
+    run = node.run("run-2")
+    assert is_untouched(node)
+    assert node.writer.files == {}
+    run.prepare(claim(9))
+
+
+@pytest.mark.parametrize(("what", "sharing"), FORMS)
+def test_nothing_is_reclaimed_while_the_api_server_does_not_answer(
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
+) -> None:
+    """Containers may use it; when the API server answers, nothing has changed for them."""
+    claims = prepared(node, what, sharing)
+    there, asked, running = node.gpus, list(node.sharing.asked), dict(node.sharing.running)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    run.service.reclaim_orphans()
+    run.service.maintain()
+    assert node.gpus == there
+    assert (node.sharing.asked, node.sharing.running) == (asked, running)
+    assert run.journal.uses() == () or all(use.created_by_driver for use in run.journal.uses())
+    node.api.outage = None
+    run.service.recover()
+    assert run.journal.uids() == {each.ref.uid for each in claims}
+    assert (node.sharing.asked, node.gpus) == (asked, there)
+
+
+@pytest.mark.parametrize(("what", "sharing"), FORMS)
+def test_a_pod_can_end_while_the_api_server_is_away(
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
+) -> None:
+    """Its partitions go at once; shared settings go when it is known that no claim uses them."""
+    claims = prepared(node, what, sharing)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    for each in claims:
+        assert run.unprepare(each.ref) is None
+        node.api.remove(each.ref)
+    assert all(not gpu.mig_instances for gpu in node.gpus)
+    node.api.outage = None
+    run.service.recover()
+    assert is_untouched(node)
+
+
+def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: ClaimsNode) -> None:
+    """The new journal may lack other shares, so no share counts as the last one."""
+    prepared(node, shares, MPS)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    node.api.outage = None
+    answer = run.answer(claim(3, share_result(3, "10Gi", 10)))
+    assert isinstance(answer, ClaimBusyError) or not isinstance(answer, DraError)
+    assert run.unprepare(ref(3)) is None
+    assert node.sharing.asked == [f"start {node.gpus[0].uuid}"]
+    run.service.recover()
+    assert {uid(1), uid(2)} <= run.journal.uids()
+
+
+def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: ClaimsNode) -> None:
+    """It is neither destroyed under a container nor is its place given to another claim."""
+    prepared(node, partitions)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    node.api.outage = None
+    there = node.gpus
+    for wanted in (claim(8, result(node.part(HALF, 0))), claim(9)):
+        error = run.refusal(wanted)
+        assert isinstance(error, ClaimBusyError)
+        assert "the node's journal is new" in str(error)
+    assert node.gpus == there
+
+
+def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode) -> None:
+    """Its ids differ from the backup's: the claim waits for its unprepare, and the driver does not destroy it."""
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
+    lose_journal(node)
+    node.api.remove(ref(2))
+    (file,) = (node.folder / "made").iterdir()
+    backup = json.loads(file.read_text())
+    for each in backup["partitions"]:
+        each["live"]["gi"] += 40  # a simulated instance's ids follow from its place, so the backup's are changed
+    file.write_text(json.dumps(backup))
+    there = node.gpus[0].mig_instances
+    run = node.run("run-2")
+    assert run.journal.entry(uid(1)) is None
+    assert "was prepared before the journal was lost" in str(run.refusal(ref(1)))
+    assert run.unprepare(ref(1)) is None
+    run.service.maintain()
+    assert node.gpus[0].mig_instances == there
+    assert run.journal.uses() == ()
+
+
+def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) -> None:
+    """Without any loss, too: unprepare destroys only what prepare created."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    entry = h100.journal.entry(uid(1))
+    assert entry is not None
+    (device,) = entry.devices
+    assert device.partition is not None
+    assert device.partition.live is not None
+    moved = replace(device.partition, live=replace(device.partition.live, gi_id=40))
+    attempt = h100.journal.start_unprepare(uid(1))
+    assert attempt is not None
+    h100.journal.forget(uid(1), attempt)
+    assert h100.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
+    assert h100.unprepare(ref(1)) is None
+    assert len(h100.node.gpus[0].mig_instances) == 1
+
+
+def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> None:
+    """The adopted claim's pod learns why it cannot continue, and can end."""
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    gpu, (ours,) = node.gpus[0].uuid, node.gpus[0].mig_instances
+    lose_journal(node)
+    backend(node).foreign_destroy(gpu, ours.gi_id)
+    run = node.run("run-2")
+    assert not run.journal.rebuild_pending
+    assert isinstance(run.refusal(ref(1)), DeviceLostError)
+    assert run.unprepare(ref(1)) is None
+    assert is_untouched(node)
+
+
+def test_a_claim_without_a_file_is_adopted_by_its_partition(node: ClaimsNode) -> None:
+    """The GPU state backup is enough."""
+    (wanted,) = prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    file = node.writer.files.pop(uid(1))
+    lose_journal(node)
+    run = node.run("run-2")
+    assert node.writer.files == {uid(1): file}
+    assert run.unprepare(wanted.ref) is None
+    assert is_untouched(node)
+
+
+def test_backups_of_an_earlier_boot_do_not_count(node: ClaimsNode) -> None:
+    """An instance that exists after a reboot was created by an administrator."""
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    lose_journal(node)
+    node.api.remove(ref(1))
+    node.run("run-2", boot_id="boot-2")
+    assert len(node.gpus[0].mig_instances) == 1
+
+
+def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
+    """The partition counts as foreign, as without a backup, and the log says why."""
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    lose_journal(node)
+    (file,) = (node.folder / "made").iterdir()
+    for damage in (b"", b"[]", b"\xff", b'{"gpu": 3}', file.read_bytes().replace(str(uid(1)).encode(), b"../../etc")):
+        caplog.clear()
+        file.write_bytes(damage)
+        run = node.run("run-2")
+        assert run.prepare(ref(1))
+        assert "backup cannot be read" in caplog.text
+        lose_journal(node)
+
+
+def test_a_backup_is_private_and_written_before_the_gpu_changes(node: ClaimsNode) -> None:
+    """No partition exists that only the journal records."""
+    node.backend = simulated()
+    run = node.run()
+    seen: list[str] = []
+
+    class Watching:
+        def __init__(self, target: object) -> None:
+            self._target = target
+
+        def __getattr__(self, name: str) -> object:
+            if name in {"set_mig_mode", "create_gpu_instance"}:
+                seen.append("".join(path.read_text() for path in (node.folder / "made").iterdir()))
+            return getattr(self._target, name)
+
+    node.wrap = Watching
+    run = node.run("run-2")
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
+    assert all(str(uid(1)) in text and "mig-mode" in text for text in seen)
+    assert len(seen) == 2
+    (file,) = (node.folder / "made").iterdir()
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_no_partition_is_created_without_space_for_its_backup(node: ClaimsNode) -> None:
+    """A release needs no space and succeeds."""
+    node.backend = simulated()
+    run = node.run()
+    (node.folder / "made").write_text("in the way")
+    error = run.refusal(claim(1, result(node.part(SMALL, 0))))
+    assert isinstance(error, StorageError)
+    assert "plugin directory" in str(error)
+    assert node.is_whole_again()
+    assert run.journal.entries() == ()
+
+
+def test_a_whole_gpu_writes_no_backup(run: Run, tmp_path: Path) -> None:
+    """Most claims change no GPU, so they write no extra file."""
+    run.prepare(claim(1))
+    assert run.unprepare(ref(1)) is None
+    assert not (run.node.folder / "made").exists()
+
+
+def test_wrong_backups_are_rewritten_from_a_good_journal(node: ClaimsNode) -> None:
+    """An older version, a crash or a full disk may leave wrong ones."""
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    (file,) = (node.folder / "made").iterdir()
+    good = file.read_bytes()
+    file.unlink()
+    (file.parent / "GPU-gone.json").write_bytes(good)
+    (file.parent / "GPU-gone.json.0011.tmp").write_bytes(b"{")
+    node.run("run-2")
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    assert file.read_bytes() == good
+
+
+@pytest.mark.parametrize(("what", "sharing"), FORMS)
+def test_a_claim_that_is_prepared_again_before_the_rebuild_is_adopted(
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
+) -> None:
+    """Preparing it anew, and failing, would destroy what its containers use."""
+    claims = prepared(node, what, sharing)
+    there, asked, files = node.gpus, list(node.sharing.asked), dict(node.writer.files)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    node.api.outage = None
+    node.provider.failure = StorageError("the disk is full")
+    for each in claims:
+        assert isinstance(run.refusal(each.ref), StorageError)
+    node.provider.failure = None
+    assert (node.gpus, node.sharing.asked, node.writer.files) == (there, asked, files)
+    for each in claims:
+        run.prepare(each.ref)
+        assert run.unprepare(each.ref) is None
+    run.service.recover()
+    assert is_untouched(node)
+
+
+@pytest.mark.parametrize("terms", [MPS, SLICED])
+def test_shares_are_adopted_although_the_policy_has_changed(node: ClaimsNode, terms: SharingTerms) -> None:
+    """The GPU's present state says how it is shared; the new policy waits for the end of the shares."""
+    claims = prepared(node, shares, terms)
+    lose_journal(node)
+    node.terms = {}
+    run = node.run("run-2")
+    assert run.journal.uids() == {each.ref.uid for each in claims}
+    assert {use.sharing for use in run.journal.uses()} == {terms}
+    for each in claims:
+        run.prepare(each.ref)
+        assert run.unprepare(each.ref) is None
+    assert is_untouched(node)

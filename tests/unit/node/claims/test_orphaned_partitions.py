@@ -1,0 +1,136 @@
+"""Partitions after a reboot, on a lost GPU, and without a claim in the journal."""
+
+import pytest
+
+from dra_driver.core.errors import (
+    DeviceLostError,
+    DriverUnavailableError,
+    GpuBusyError,
+    UnknownDeviceError,
+)
+from dra_driver.core.model.terms import Form
+from tests.fakes.claims import claim, ref, result, uid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
+from tests.unit.node.claims.partitions import SMALL, hardware, instances
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) -> None:
+    """They do not survive one; one that exists anyway is destroyed, and the claim is prepared anew."""
+    node.backend = simulated()
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
+    if not left:
+        node.backend = simulated()
+    again = node.run("run-2", boot_id="boot-2")
+    assert again.journal.entries() == ()
+    assert node.is_whole_again()
+    again.prepare(ref(1))
+    assert len(instances(again)) == 1
+
+
+def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
+    """An entry stays until its GPU can be inspected; a repeated prepare of the claim waits too."""
+    node.backend = simulated()
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
+    node.backend.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
+    again = node.run("run-2", boot_id="boot-2")
+    assert again.journal.entry(uid(1)) is not None
+    assert isinstance(again.refusal(ref(1)), DriverUnavailableError)
+    node.backend.clear_faults()
+    again.service.maintain()
+    assert again.journal.entries() == ()
+    assert node.is_whole_again()
+
+
+def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
+    """The GPU does not answer before a reset; if it returns with the partition, the driver removes that one."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    hardware(h100).mark_lost(0, "fallen off the bus")
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+    assert h100.journal.uses()[0].created_by_driver
+    hardware(h100).restore(0)
+    h100.service.maintain()
+    assert h100.node.is_whole_again()
+    assert h100.journal.uses() == ()
+
+
+def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> None:
+    """Otherwise its partition would stay until the next maintenance."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    hardware(h100).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
+    assert isinstance(h100.unprepare(ref(1)), DeviceLostError)
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+    assert h100.journal.uses() == ()
+
+
+def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> None:
+    """The entry goes; the driver looks for the partition when the GPU is back."""
+    node.backend = simulated()
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
+    for minor in range(2):
+        node.backend.mark_lost(minor, "fallen off the bus")
+    again = node.run("run-2", boot_id="boot-2")
+    assert again.journal.entries() == ()
+    assert isinstance(again.refusal(ref(1)), UnknownDeviceError)
+    for minor in range(2):
+        node.backend.restore(minor)
+    again.service.maintain()
+    assert again.journal.entries() == ()
+    assert node.is_whole_again()
+
+
+def test_a_partition_whose_claim_an_older_version_freed_is_removed(h100: Run) -> None:
+    """An older version, running beside this one in an update, deletes only the claim's row in the journal."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    assert h100.journal.entries() == ()
+    (use,) = h100.journal.uses()
+    assert (use.form, use.created_by_driver) == (Form.PARTITION, True)
+    assert h100.node.backend is not None
+    h100.service.maintain()
+    assert h100.node.is_whole_again()
+    assert h100.journal.orphaned_partitions() == ()
+
+
+def test_an_orphaned_partition_is_removed_for_a_new_claim(h100: Run) -> None:
+    """A claim that needs the GPU does not wait for maintenance."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    h100.prepare(claim(2))
+    assert h100.node.is_whole_again()
+    assert h100.unprepare(ref(2)) is None
+    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(3),))
+    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
+    assert h100.unprepare(ref(3)) is None
+    assert h100.node.is_whole_again()
+
+
+def test_an_orphaned_partition_is_removed_for_its_engines(h100: Run) -> None:
+    """The scheduler counts them as free; a GPU has at most one ``+me`` partition, in any place."""
+    media = f"{SMALL}+me"
+    h100.prepare(claim(1, result(h100.node.part(media, 3))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    h100.prepare(claim(2, result(h100.node.part(media, 5))))
+    assert [one.start for one in instances(h100)] == [5]
+    assert h100.journal.orphaned_partitions() == ()
+
+
+def test_the_error_names_a_busy_orphaned_partition_that_has_the_engines(h100: Run) -> None:
+    """The pod's event names the partition, and nothing of the attempt remains."""
+    media = f"{SMALL}+me"
+    h100.prepare(claim(1, result(h100.node.part(media, 3))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    (orphan,) = instances(h100)
+    hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id)
+    error = h100.refusal(claim(2, result(h100.node.part(media, 5))))
+    assert isinstance(error, GpuBusyError)
+    assert "of a claim that has ended cannot be removed yet" in str(error)
+    assert instances(h100) == (orphan,)
+    hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id, False)
+    h100.prepare(claim(2, result(h100.node.part(media, 5))))

@@ -1,0 +1,280 @@
+"""Claims for MIG partitions: created by prepare, destroyed by unprepare."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.core.errors import (
+    ClaimError,
+    DeviceInUseError,
+    DeviceLostError,
+    GpuBusyError,
+    NoRoomError,
+    StorageError,
+    UnknownDeviceError,
+)
+from dra_driver.node.claims.entry import State
+from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
+from dra_driver.node.claims.workflow.teardown import MOST_S
+from tests.fakes.claims import claim, ref, result, uid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
+from tests.unit.node.claims.partitions import HALF, SMALL, hardware, instances
+
+
+def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> None:
+    """The ids in the CDI file and in the journal are those of the existing instance."""
+    answer = h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
+    (made,) = instances(h100)
+    assert (made.profile_name, made.start) == (SMALL, 2)
+    entry = h100.journal.entry(uid(1))
+    assert entry is not None
+    assigned = entry.devices[0].partition
+    assert assigned is not None
+    assert assigned.live is not None
+    assert made.device is not None
+    assert (assigned.created_by_driver, assigned.live.gi_id, assigned.live.uuid) == (True, made.gi_id, made.device.uuid)
+    assert f"_MIG_{made.gi_id}_0_UUID={made.device.uuid}" in h100.node.writer.files[uid(1)].decode()
+    assert answer[0].device == h100.node.part(SMALL, 2)
+    assert h100.node.gpus[0].mig_enabled
+    assert not h100.node.gpus[1].mig_enabled
+
+
+def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> None:
+    """This driver switched MIG mode on, and keeps it on while a partition exists."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    h100.prepare(claim(2, result(h100.node.part(HALF, 4))))
+    assert h100.unprepare(ref(1)) is None
+    assert [one.profile_name for one in instances(h100)] == [HALF]
+    assert h100.unprepare(ref(2)) is None
+    assert h100.node.is_whole_again()
+    assert h100.journal.uses() == ()
+    assert uid(2) not in h100.node.writer.files
+
+
+def test_four_different_partitions_in_one_claim(h100: Run) -> None:
+    """Each result becomes its own device."""
+    names = [h100.node.part(*each) for each in ((HALF, 4), ("2g.20gb", 2), (SMALL, 1), (SMALL, 0))]
+    answer = h100.prepare(claim(1, *(result(name, request=f"r{i}") for i, name in enumerate(names))))
+    assert [each.device for each in answer] == names
+    assert len(instances(h100)) == 4
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+
+
+def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
+    """MIG mode goes off too, and the claim gets the first error."""
+    h100.node.backend = hardware(h100)
+    hardware(h100).fail_next("create_compute_instance", NoRoomError("no engines are left"), skip=1)
+    error = h100.refusal(claim(1, result(h100.node.part(SMALL, 0)), result(h100.node.part(SMALL, 1), request="b")))
+    assert "no engines are left" in str(error)
+    assert h100.node.is_whole_again()
+    assert h100.journal.entries() == ()
+    assert h100.node.writer.files == {}
+
+
+def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
+    """A prepare that was not answered keeps nothing on the hardware."""
+    before = claim(1, result(h100.node.part(SMALL, 0)))
+    h100.prepare(before)
+    assert h100.unprepare(ref(1)) is None
+    h100.node.provider.failure = None
+    h100.node.writer.failure = StorageError("the disk is full")
+    assert isinstance(h100.refusal(before), StorageError)
+    h100.node.writer.failure = None
+    h100.service.maintain()
+    assert h100.node.is_whole_again()
+    assert h100.journal.entries() == ()
+
+
+def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
+    """While a process uses the partition, unprepare fails and says what to look for; the next one succeeds."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
+    hardware(h100).set_in_use(gpu, made.gi_id)
+    error = h100.unprepare(ref(1))
+    assert isinstance(error, GpuBusyError)
+    assert "nvidia-smi" in str(error)
+    entry = h100.journal.entry(uid(1))
+    assert entry is not None
+    assert entry.state is State.UNPREPARING
+    busy = h100.refusal(claim(2))
+    assert isinstance(busy, GpuBusyError)
+    assert f"devices that claim default/claim-1 (uid {uid(1)}) no longer needs cannot be freed yet" in str(busy)
+    hardware(h100).set_in_use(gpu, made.gi_id, False)
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+
+
+def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
+    """Waiting for each in turn would keep the GPU locked, and a worker busy, long after the kubelet gave up."""
+    parts = [h100.node.part(SMALL, start) for start in range(5)]
+    h100.prepare(claim(1, *(result(part, request=f"r-{at}") for at, part in enumerate(parts))))
+    for made in instances(h100)[:-1]:
+        hardware(h100).set_in_use(h100.node.gpus[0].uuid, made.gi_id)
+    before = h100.node.clock.now()
+    assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
+    assert h100.node.clock.now() - before < MOST_S + 1
+    assert len(instances(h100)) == len(parts) - 1  # the unused partition is destroyed
+
+
+def test_maintenance_frees_a_partition_that_was_busy(h100: Run) -> None:
+    """The kubelet tries again too, unless the pod was deleted by force."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
+    hardware(h100).set_in_use(gpu, made.gi_id)
+    assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
+    hardware(h100).set_in_use(gpu, made.gi_id, False)
+    h100.service.maintain()
+    assert h100.node.is_whole_again()
+    assert h100.journal.entries() == ()
+
+
+def test_a_mode_that_could_not_be_switched_off_is_switched_off_later(h100: Run) -> None:
+    """A monitor that has the GPU open does not keep the pod from ending."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu = h100.node.gpus[0].uuid
+    hardware(h100).set_busy(gpu, "dcgm")
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.gpus[0].mig_enabled
+    assert h100.journal.gpus_with_note("mig-mode") == (gpu,)
+    hardware(h100).set_busy(gpu, None)
+    h100.service.maintain()
+    assert h100.node.is_whole_again()
+
+
+def test_a_whole_gpu_claim_switches_a_leftover_mig_mode_off(h100: Run) -> None:
+    """The scheduler may allocate the whole GPU as soon as the last partition is gone."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu = h100.node.gpus[0].uuid
+    hardware(h100).set_busy(gpu, "dcgm")
+    assert h100.unprepare(ref(1)) is None
+    h100.node.clock.after(1.0, lambda: hardware(h100).set_busy(gpu, None))
+    h100.prepare(claim(2))
+    assert not h100.node.gpus[0].mig_enabled
+    assert h100.journal.noted_gpus() == {}
+
+
+def test_a_whole_gpu_that_stays_busy_is_refused_and_free_again(h100: Run) -> None:
+    """Nothing runs on a whole GPU in MIG mode, so no container gets one."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    hardware(h100).set_busy(h100.node.gpus[0].uuid, "dcgm")
+    assert h100.unprepare(ref(1)) is None
+    assert isinstance(h100.refusal(claim(2)), GpuBusyError)
+    assert h100.journal.entry(uid(2)) is None
+    assert uid(2) not in h100.node.writer.files
+
+
+def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
+    """The node enforces what counters tell the scheduler, and names the claim that has the GPU."""
+    h100.prepare(claim(1, result(h100.node.part(HALF, 0)), name="train"))
+    whole = h100.refusal(claim(2))
+    assert isinstance(whole, DeviceInUseError)
+    assert f"beside {h100.node.part(HALF, 0)}: that one is prepared for claim default/train" in str(whole)
+    assert isinstance(h100.refusal(claim(3, result(h100.node.part(SMALL, 3)))), DeviceInUseError)
+    h100.prepare(claim(4, result(h100.node.part(SMALL, 4))))
+    assert h100.unprepare(ref(1, "train")) is None
+    h100.prepare(claim(5, result(h100.node.part(SMALL, 3))))
+
+
+def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
+    """As between whole GPUs: the unprepare of the previous claim comes within seconds."""
+    h100.prepare(claim(1))
+    h100.node.clock.after(5.0, lambda: h100.unprepare(ref(1)))
+    h100.prepare(claim(2, result(h100.node.part(SMALL, 0))))
+    assert 5.0 <= sum(h100.node.clock.waits) < 8.0
+
+
+def test_an_unknown_profile_is_refused_with_the_gpus_profiles(h100: Run) -> None:
+    """The message shows which GPU model the claim was written for."""
+    error = h100.refusal(claim(1, result("gpu-0-mig-1g5gb-77-0")))
+    assert isinstance(error, UnknownDeviceError)
+    assert "it has no MIG profile 77; it has" in str(error)
+    assert SMALL in str(error)
+    error = h100.refusal(claim(2, result(h100.node.part(HALF, 0).removesuffix("0") + "1")))
+    assert f"its {HALF} begins at memory slices 0, 4" in str(error)
+    assert "device gpu-7-mig-1g10gb-19-0 of claim" in str(h100.refusal(claim(3, result("gpu-7-mig-1g10gb-19-0"))))
+
+
+def test_admin_access_creates_no_partition(h100: Run) -> None:
+    """It uses an existing partition of any claim and changes nothing."""
+    name = h100.node.part(SMALL, 0)
+    error = h100.refusal(claim(1, result(name, admin_access=True)))
+    assert isinstance(error, ClaimError)
+    assert "admin access creates nothing" in str(error)
+    h100.prepare(claim(2, result(name)))
+    h100.prepare(claim(3, result(name, admin_access=True)))
+    h100.prepare(claim(4, result("gpu-0", admin_access=True)))
+    assert h100.unprepare(ref(3)) is None
+    assert len(instances(h100)) == 1
+    assert h100.unprepare(ref(2)) is None
+    assert isinstance(h100.refusal(ref(3)), ClaimError)
+    assert h100.node.is_whole_again()
+
+
+def test_admin_access_finds_a_partition_that_was_created_a_moment_ago(h100: Run) -> None:
+    """The inventory reads the GPUs only after it was told of the change; the pod would wait a minute for a new try."""
+    name = h100.node.part(SMALL, 0)
+    before = h100.deps.snapshot()
+    h100.prepare(claim(1, result(name)))
+    after = h100.deps.snapshot()
+    h100.node.outdated = before
+    (first,) = h100.prepare(claim(2, result(name, admin_access=True)))
+    assert h100.prepare(claim(2, result(name, admin_access=True))) == (first,), "the same again"
+    h100.node.outdated = None
+    assert h100.unprepare(ref(1)) is None
+    h100.node.outdated = after
+    assert "admin access creates nothing" in str(h100.refusal(claim(3, result(name, admin_access=True)))), "it is gone"
+    assert isinstance(h100.refusal(ref(2)), DeviceLostError)
+
+
+def test_admin_access_waits_for_a_partition_that_is_being_created(h100: Run) -> None:
+    """Its GPU is locked meanwhile."""
+    wanted, deps = claim(1, result(h100.node.part(SMALL, 0), admin_access=True)), h100.deps
+    places = places_of_claim(wanted, deps.snapshot())
+    with deps.gpu_locks.acquire([h100.node.gpus[0].uuid], 0.0), pytest.raises(GpuLockedError):
+        fresh_snapshot(deps, wanted.ref, places, deps.snapshot(), within_s=0.0)
+
+
+def test_a_repeat_gives_the_same_answer_or_reports_a_missing_partition(h100: Run) -> None:
+    """A restarted container must not get the device files of a different instance."""
+    wanted = claim(1, result(h100.node.part(SMALL, 0)))
+    first = h100.prepare(wanted)
+    del h100.node.writer.files[uid(1)]
+    assert h100.prepare(wanted) == first
+    assert uid(1) in h100.node.writer.files
+    hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
+    error = h100.refusal(wanted)
+    assert isinstance(error, DeviceLostError)
+    assert "which no longer exists: no MIG device is in its place" in str(error)
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+
+
+def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -> None:
+    """It would name the device nodes of the next instance in that place."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    h100.node.writer.files.clear()
+    hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
+    (problem,) = h100.service.rewrite_missing_files()
+    assert "which no longer exists" in problem
+    assert h100.node.writer.files == {}
+
+
+def test_a_gpu_that_needs_a_reset_for_mig_gets_no_partition(node: ClaimsNode) -> None:
+    """On such an Ampere GPU the error says so, and nothing remains."""
+    node.backend = simulated("1xa100-sxm4-40gb")
+    run = node.run()
+    error = run.refusal(claim(1, result(node.part("1g.5gb", 0))))
+    assert "reset" in str(error)
+    assert node.is_whole_again()
+    assert run.journal.entries() == ()
+
+
+def test_a_run_that_may_not_change_gpus_refuses_partitions(node: ClaimsNode) -> None:
+    """Whole GPUs are still prepared."""
+    node.backend = simulated()
+    run = node.run()
+    bare = Run(node=node, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
+    assert "without permission to change GPUs" in str(bare.refusal(claim(1, result(node.part(SMALL, 0)))))
+    bare.prepare(claim(2))

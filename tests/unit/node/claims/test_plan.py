@@ -1,0 +1,174 @@
+"""Plans of allocations, and the errors for allocations that are refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.config.parameters import API_VERSION
+from dra_driver.core.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError
+from dra_driver.core.model.claim import AllocatedClaim, OpaqueConfig, PreparedDevice
+from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
+from dra_driver.node.claims.entry import AttemptToken, Entry, OwnerId, State
+from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim, restore_plan
+from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, ref, result, uid
+
+SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+
+
+def planned(of: AllocatedClaim, snapshot: Snapshot | None = None) -> PreparePlan:
+    return plan_claim(of, snapshot or machine(2), NAMES, POOL)
+
+
+def refusal(of: AllocatedClaim, snapshot: Snapshot | None = None) -> DraError:
+    with pytest.raises(DraError) as caught:
+        planned(of, snapshot)
+    return caught.value
+
+
+def gpu_config(sharing: Any, *requests: str) -> OpaqueConfig:
+    parameters = {"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": sharing}
+    return OpaqueConfig(source="FromClaim", requests=requests, parameters=parameters)
+
+
+def test_each_result_becomes_one_answer_in_order() -> None:
+    """The kubelet uses pool and device as keys of health and pod resources, so no result may be missing or merged.
+
+    It shows the health of each by its first CDI id, which no other device may have.
+    """
+    done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a")))
+    assert done.prepared == (
+        PreparedDevice(
+            request_names=("b",),
+            pool=POOL,
+            device=gpu(1).device_name,
+            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-1", f"k8s.{DRIVER}/device=common"),
+        ),
+        PreparedDevice(
+            request_names=("a",),
+            pool=POOL,
+            device=gpu(0).device_name,
+            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-0", f"k8s.{DRIVER}/device=common"),
+        ),
+    )
+
+
+def test_a_subrequest_is_answered_under_its_base_name() -> None:
+    """Containers refer to ``main``; the kubelet would find no device for ``main/small``."""
+    assert planned(claim(1, result(request="main/small"))).prepared[0].request_names == ("main",)
+
+
+def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
+    """Two shares of one device in one claim must not have one CDI device."""
+    shared = {"memory": "1Gi", "computePercent": "10"}
+    other = SHARE[::-1].replace("-", "a")
+    done = plan_claim(
+        claim(1, *(result(share_id=each, consumed_capacity=shared) for each in (SHARE, other))),
+        machine(1),
+        NAMES,
+        POOL,
+        {gpu(0).uuid: GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))},
+    )
+    assert done.devices[0].cdi_device == f"{uid(1)}-gpu-0-{SHARE}"
+    assert done.prepared[0].share_id == SHARE
+    # What a share hides is hidden only when its own edits come after the common ones.
+    assert [each.cdi_device_ids[0] for each in done.prepared] == [f"k8s.{DRIVER}/device=common"] * 2
+    assert done.devices[0].cdi_device != done.devices[1].cdi_device
+
+
+def test_the_same_gpu_with_admin_access_beside_a_normal_request_is_fine() -> None:
+    """Admin access ignores other assignments, also within a claim."""
+    done = planned(claim(1, result(request="work"), result(request="watch", admin_access=True)))
+    assert [device.cdi_device for device in done.devices] == [f"{uid(1)}-gpu-0"] * 2
+    assert [answer.request_names for answer in done.prepared] == [("work",), ("watch",)]
+
+
+def test_a_device_twice_is_refused() -> None:
+    """A broken allocation must not become a document with a duplicate name."""
+    error = refusal(claim(1, result(request="a"), result(request="b")))
+    assert isinstance(error, ClaimError)
+    assert "lists device gpu-0 twice" in str(error)
+
+
+def test_an_unknown_gpu_is_refused_with_the_names_that_exist() -> None:
+    """The reader sees whether the device or the node is wrong."""
+    error = refusal(claim(1, result("gpu-7")))
+    assert isinstance(error, UnknownDeviceError)
+    assert "device gpu-7 of claim default/claim-1" in str(error)
+    assert "gpu-0, gpu-1" in str(error)
+
+
+def test_an_unknown_gpu_is_refused_with_the_reason_why_one_is_missing() -> None:
+    """A GPU that fell off the bus explains the error."""
+    snapshot = replace(machine(1), left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),))
+    assert "0000:65:00.0 is left out: it does not answer" in str(refusal(claim(1, result("gpu-1")), snapshot))
+
+
+def test_another_pool_is_refused() -> None:
+    """A claim of another node must not get this node's GPU of the same name."""
+    error = refusal(claim(1, result(pool=f"node-b/{DRIVER}")))
+    assert isinstance(error, UnknownDeviceError)
+    assert f"pool node-b/{DRIVER}, but this node's pool is {POOL}" in str(error)
+
+
+def test_another_kind_of_device_is_refused_as_such() -> None:
+    """The name may be another driver's, or a newer version's."""
+    assert "of a kind that this version of the driver does not prepare" in str(refusal(claim(1, result("vfio-0"))))
+
+
+def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:
+    """A whole GPU in MIG mode runs nothing; monitoring works in any mode."""
+    snapshot = changed(machine(1), 0, mig_enabled=True)
+    assert "in MIG mode" in str(refusal(claim(1), snapshot))
+    assert planned(claim(1, result(admin_access=True)), snapshot).devices[0].gpu.mig_enabled
+
+
+@pytest.mark.parametrize("count", [0, 33])
+def test_the_number_of_devices_is_bounded(count: int) -> None:
+    """Neither an empty answer nor a document of unlimited size is created."""
+    results = tuple(result(f"gpu-{minor}") for minor in range(count))
+    error = refusal(replace(claim(1), results=results), machine(40))
+    assert f"has {count} devices of this driver, expected 1 to 32" in str(error)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [None, {"strategy": "TimeSlicing"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}],
+)
+def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
+    """A setting that equals the hardware default is not applied."""
+    assert planned(claim(1, configs=[gpu_config(sharing)])) == planned(claim(1))
+
+
+def test_a_config_for_another_request_is_ignored() -> None:
+    """Only configs that apply to this driver's devices are applied."""
+    assert planned(claim(1, configs=[gpu_config({"strategy": "MPS"}, "elsewhere")])) == planned(claim(1))
+
+
+def journalled(done: PreparePlan) -> Entry:
+    attempt = AttemptToken(owner=OwnerId("run-1"), number=1)
+    return Entry(
+        ref=done.ref, state=State.PREPARED, attempt=attempt, boot_id="b", changed_at=0.0, devices=done.assigned
+    )
+
+
+def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
+    """A repeated call must get the answer of the first call."""
+    done = planned(
+        claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
+    )
+    assert restore_plan(journalled(done), machine(2), NAMES) == done
+
+
+@pytest.mark.parametrize("now", [machine(1), changed(machine(2), 1, uuid=gpu(5).uuid)])
+def test_a_missing_or_replaced_gpu_is_found_on_repeat(now: Snapshot) -> None:
+    """An equal name does not make it the GPU that the containers use."""
+    entry = journalled(planned(claim(1, result("gpu-1"))))
+    with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which no longer exists"):
+        restore_plan(entry, now, NAMES)
+
+
+def test_the_reference_has_namespace_name_and_uid() -> None:
+    """Namespace and name find the object, and the UID tells replaced objects apart."""
+    assert str(ref(1)) == f"default/claim-1 (uid {uid(1)})"

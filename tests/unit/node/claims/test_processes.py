@@ -1,0 +1,80 @@
+"""Which runs are alive."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import StorageError
+from dra_driver.node.claims.entry import OwnerId
+from dra_driver.node.claims.processes import ProcessRegistry
+
+
+def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
+    """Another run can check it without disturbing it."""
+    first, second = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
+    assert second.is_alive(first.own)
+    assert second.is_alive(first.own)
+    assert second.is_alive(second.own)
+    first.close()
+    first.close()
+    assert not second.is_alive(first.own)
+    assert not second.is_alive(OwnerId("never-was"))
+    second.close()
+
+
+def test_concurrent_checks_do_not_make_a_dead_run_look_alive(tmp_path: Path) -> None:
+    """Several runs may check at once."""
+    dead = tmp_path / "owner-dead.lock"
+    asker, other = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
+    dead.write_text("")
+    assert not asker.is_alive(OwnerId("dead"))
+    assert not other.is_alive(OwnerId("dead"))
+    asker.close()
+    other.close()
+
+
+def test_a_run_whose_file_cannot_be_opened_counts_as_alive(tmp_path: Path) -> None:
+    """Its claims stay: a teardown would end a living run's containers during an update."""
+    asker = ProcessRegistry.register(tmp_path, "one")
+    (tmp_path / "owner-linked.lock").symlink_to(tmp_path / "elsewhere")  # opening it fails with ELOOP
+    assert asker.is_alive(OwnerId("linked"))
+    asker.close()
+
+
+def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
+    """Crashes leave one file each, and a start removes them; living runs keep theirs."""
+    (tmp_path / "owner-dead.lock").write_text("")
+    living = ProcessRegistry.register(tmp_path, "living")
+    ProcessRegistry.register(tmp_path, "new").close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner-living.lock"]
+    living.close()
+
+
+def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
+    """The error names the directory."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot register this process in"):
+        ProcessRegistry.register(tmp_path / "file" / "below", "one")
+
+
+def test_runs_that_start_together_do_not_sweep_each_other_away(tmp_path: Path) -> None:
+    """A file that was created but not locked yet looks dead; its run must still register."""
+    for attempt in range(5):
+        registered: list[ProcessRegistry] = []
+        gate = threading.Barrier(4)
+
+        def start(number: int, attempt: int = attempt, gate: threading.Barrier = gate) -> None:
+            gate.wait(10)
+            registered.append(ProcessRegistry.register(tmp_path, f"run-{attempt}-{number}"))  # noqa: B023 - joined below
+
+        threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert len(registered) == 4
+        assert all(one.is_alive(other.own) for one in registered for other in registered)
+        assert len(list(tmp_path.glob("owner-*"))) == 4
+        for one in registered:
+            one.close()

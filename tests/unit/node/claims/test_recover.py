@@ -1,0 +1,408 @@
+"""Recovery at start: reboots, interrupted calls, missing files, lost journals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import ApiUnreachableError, DriverUnavailableError, StorageError
+from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.node.claims.entry import State
+from dra_driver.node.claims.workflow.recover import MOST_S, recover
+from tests.fakes.claims import FakeClaims, claim, gpu, machine, ref, result, uid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
+from tests.unit.node.claims.test_prepare import left_preparing
+
+
+def lose_journal(node: ClaimsNode) -> None:
+    for journal in node.opened:
+        journal.close()
+    for path in node.folder.glob("state.db*"):
+        path.unlink()
+
+
+def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None:
+    """Running pods keep what they have, files are not touched."""
+    first = node.run("run-1")
+    answer = first.prepare(claim(1))
+    files = dict(node.writer.files)
+    second = node.run("run-2")
+    assert node.writer.files == files
+    assert second.journal.entries() == first.journal.entries()
+    assert second.prepare(ref(1)) == answer
+
+
+def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
+    """No container survived; the kubelet prepares again, and the devices are free for any claim."""
+    node.run("run-1").prepare(claim(1))
+    node.writer.files.clear()
+    run = node.run("run-2", boot_id="boot-2")
+    assert run.journal.entries() == ()
+    run.prepare(claim(2))
+
+
+def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(node: ClaimsNode) -> None:
+    """Files of an earlier boot name devices that no claim has any more."""
+    node.run("run-1").prepare(claim(1))
+    node.run("run-2", boot_id="boot-2")
+    assert node.writer.files == {}
+
+
+def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
+    """The kubelet got no answer, so it prepares again or unprepares; the device is free."""
+    left_preparing(node, 1)
+    node.writer.files[uid(1)] = b"half done"
+    run = node.run("run-1")
+    assert run.journal.entries() == ()
+    assert node.writer.files == {}
+
+
+def test_an_interrupted_unprepare_is_finished(node: ClaimsNode) -> None:
+    """The kubelet wanted the claim unprepared."""
+    first = node.run("run-0")
+    first.prepare(claim(1))
+    first.journal.start_unprepare(uid(1))
+    run = node.run("run-1")
+    assert run.journal.entries() == ()
+    assert node.writer.files == {}
+
+
+def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
+    """A rolling update starts the new run while the old one serves its last calls."""
+    left_preparing(node, 1)
+    node.writer.files[uid(1)] = b"being written"
+    run = node.run("run-1", alive=("run-0",))
+    assert run.journal.uids() == {uid(1)}
+    assert uid(1) in node.writer.files
+
+
+def test_missing_files_of_prepared_claims_are_written_again(node: ClaimsNode) -> None:
+    """A container that restarts before the next prepare needs its file."""
+    first = node.run("run-1")
+    first.prepare(claim(1))
+    first.prepare(claim(2, result("gpu-1")))
+    file = node.writer.files.pop(uid(1))
+    again = recover(first.deps)
+    assert again.rewritten == (uid(1),)
+    assert node.writer.files[uid(1)] == file
+
+
+def test_files_that_vanish_while_running_are_written_again(run: Run) -> None:
+    """A container of a running pod may restart at any time, without a call of the kubelet before."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    files = dict(run.node.writer.files)
+    assert run.service.rewrite_missing_files() == ()
+    del run.node.writer.files[uid(1)]
+    before = run.node.provider.base_checks
+    assert run.service.rewrite_missing_files() == ()
+    assert run.node.writer.files == files
+    assert run.node.provider.base_checks == before + 1, "the base file may have gone the same way"
+
+
+def test_files_follow_a_driver_that_was_replaced(run: Run) -> None:
+    """A container that restarts after a driver upgrade gets the new device numbers, before any prepare."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    assert run.service.rewrite_missing_files() == ()
+    before = dict(run.node.writer.files)
+    run.node.provider.driver_identity = 511
+    assert run.service.rewrite_missing_files() == ()
+    after = run.node.writer.files
+    assert all(after[uid(number)] != before[uid(number)] for number in (1, 2))
+    assert b"511" in after[uid(1)]
+
+
+def test_files_are_not_listed_when_none_can_have_gone(run: Run) -> None:
+    """Listing them and the journal every few seconds costs most of what a node at rest does; a driver that was
+    replaced has to be followed all the same."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    run.service.rewrite_missing_files()
+    del run.node.writer.files[uid(1)]
+    run.service.rewrite_missing_files(may_miss=False)
+    assert uid(1) not in run.node.writer.files
+    run.node.provider.driver_identity = 511
+    run.service.rewrite_missing_files(may_miss=False)
+    assert b"511" in run.node.writer.files[uid(2)]
+
+
+def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -> None:
+    """Every prepared claim is checked once after a start."""
+    node.run("run-1").prepare(claim(1))
+    node.provider.driver_identity = 511
+    second = node.run("run-2")
+    assert second.service.rewrite_missing_files() == ()
+    assert b"511" in node.writer.files[uid(1)]
+
+
+def test_a_file_that_cannot_be_checked_now_is_checked_later(run: Run) -> None:
+    """A driver that is away while its replacement starts does not leave an outdated file for ever."""
+    run.prepare(claim(1))
+    run.service.rewrite_missing_files()
+    run.node.provider.driver_identity = 511
+    run.node.writer.failure = StorageError("read-only")
+    assert run.service.rewrite_missing_files() == ()
+    assert b"511" not in run.node.writer.files[uid(1)]
+    run.node.writer.failure = None
+    run.service.rewrite_missing_files()
+    assert b"511" in run.node.writer.files[uid(1)]
+
+
+def test_a_claim_whose_gpu_is_gone_keeps_its_file(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """There is nothing to write; it is said once, and other claims are served."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    run.service.rewrite_missing_files()
+    run.node.provider.driver_identity = 511
+    run.node.hardware = Snapshot(gpus=tuple(one for one in run.node.hardware.gpus if one.minor != 0))
+    for _ in range(2):
+        assert run.service.rewrite_missing_files() == ()
+    assert b"511" in run.node.writer.files[uid(2)]
+    assert caplog.text.count("stays as it is") == 1
+
+
+def renumbered(run: Run) -> Snapshot:
+    """The hardware of the run after its first two GPUs were bound again in another order."""
+    first, second, *others = run.node.hardware.gpus
+    return Snapshot(gpus=(replace(second, minor=0), replace(first, minor=1), *others))
+
+
+def test_files_follow_a_gpu_that_got_another_minor(run: Run) -> None:
+    """A container that restarts before the next prepare would get another claim's GPU."""
+    run.prepare(claim(1))
+    run.service.rewrite_missing_files()
+    assert b"/dev/nvidia0" in run.node.writer.files[uid(1)]
+    run.node.hardware = renumbered(run)
+    assert run.service.rewrite_missing_files() == ()
+    assert b"/dev/nvidia1" in run.node.writer.files[uid(1)]
+
+
+def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None:
+    """It was away for some looks, as it is while a driver is upgraded."""
+    run.prepare(claim(1))
+    run.service.rewrite_missing_files()
+    after = renumbered(run)
+    run.node.hardware = replace(after, gpus=tuple(one for one in after.gpus if one.minor != 1))
+    run.service.rewrite_missing_files()
+    run.node.hardware = after
+    run.service.rewrite_missing_files()
+    assert b"/dev/nvidia1" in run.node.writer.files[uid(1)]
+
+
+def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Readiness reports the problem while it lasts; the log has it once."""
+    run.prepare(claim(1))
+    run.node.writer.files.clear()
+    run.node.writer.failure = StorageError("read-only")
+    for _ in range(3):
+        (problem,) = run.service.rewrite_missing_files()
+        assert "the CDI file of claim default/claim-1" in problem
+        assert "read-only" in problem
+    assert caplog.text.count("CDI file cannot be restored") == 1
+    run.node.writer.failure = None
+    assert run.service.rewrite_missing_files() == ()
+
+
+def test_a_claim_that_is_being_prepared_gets_no_file(node: ClaimsNode) -> None:
+    """The call that prepares the claim writes its file."""
+    run = node.run("run-1", alive=("run-0",))
+    left_preparing(node, 1)
+    assert run.service.rewrite_missing_files() == ()
+    assert node.writer.files == {}
+
+
+def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
+    """With an orphaned file a container could still be started with the GPU."""
+    run = node.run("run-1")
+    run.prepare(claim(1))
+    node.writer.files[uid(2)] = b"orphan"
+    assert recover(run.deps).orphans == (uid(2),)
+    assert set(node.writer.files) == {uid(1)}
+
+
+def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> None:
+    """Prepared claims keep their devices, and a double allocation is still noticed."""
+    answer = node.run("run-1").prepare(claim(1, result(request="main/small")))
+    node.api.put(claim(2, result("gpu-1")))
+    lose_journal(node)
+    run = node.run("run-2")
+    assert [(entry.ref, entry.state) for entry in run.journal.entries()] == [(ref(1), State.PREPARED)]
+    assert run.prepare(ref(1)) == answer
+    assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
+    assert not run.journal.rebuild_pending
+
+
+def test_a_damaged_journal_is_rebuilt(node: ClaimsNode) -> None:
+    """Prepared claims are adopted as after a loss."""
+    node.run("run-1").prepare(claim(1))
+    node.opened[0].close()
+    Path(node.folder / "state.db").write_bytes(b"damaged" * 1000)
+    run = node.run("run-2")
+    assert run.journal.set_aside is not None
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> None:
+    """The API server knows the claims; a file whose claim is gone or on another node is orphaned."""
+    first = node.run("run-1")
+    for number in (1, 2, 3):
+        first.prepare(claim(number, result(f"gpu-{number}")))
+    lose_journal(node)
+    node.api.remove(ref(2))
+    node.api.deallocate(ref(3))
+    assert node.run("run-2").journal.uids() == {uid(1)}
+    assert set(node.writer.files) == {uid(1)}
+
+
+def test_without_the_api_server_files_are_kept_until_it_answers(node: ClaimsNode) -> None:
+    """An unknown file stays, also over another restart."""
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    assert set(node.writer.files) == {uid(1)}
+    assert "down" in recover(run.deps).problems
+    run.journal.close()
+    node.run("run-3")
+    assert set(node.writer.files) == {uid(1)}
+    node.api.outage = None
+    again = node.run("run-4")
+    assert again.journal.uids() == {uid(1)}
+
+
+def test_a_pending_rebuild_is_retried_within_half_a_minute(node: ClaimsNode) -> None:
+    """Until it is complete a device could be assigned twice."""
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    for _ in range(40):
+        node.clock.time += 30.0
+        run.service.finish_rebuild()
+    assert run.service.rebuild_pending
+    node.api.outage = None
+    node.clock.time += 29.0
+    run.service.finish_rebuild()
+    assert run.service.rebuild_pending
+    node.clock.time += 1.0
+    run.service.finish_rebuild()
+    assert not run.service.rebuild_pending
+    assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
+
+
+def test_a_claim_that_cannot_be_adopted_slows_the_retries_down(node: ClaimsNode) -> None:
+    """One lost GPU must not cost the API server reads of all claims of the node every half minute."""
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+    run = node.run("run-2")
+    reads = node.api.reads
+    for _ in range(3600 // 5):
+        node.clock.time += 5.0
+        run.service.finish_rebuild()
+    assert 5 <= node.api.reads - reads <= 10
+    node.hardware = machine(4)
+    node.clock.time += 600.0
+    run.service.finish_rebuild()
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(node: ClaimsNode) -> None:
+    """What was read is seconds old when it is used, and the kubelet does not unprepare a claim twice."""
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    node.api.outage = None
+
+    class Slow(FakeClaims):
+        def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
+            found = node.api.read(of, within_s=within_s)
+            assert run.unprepare(ref(1)) is None
+            return found
+
+    assert recover(replace(run.deps, reader=Slow())).adopted == ()
+    assert run.journal.entries() == ()
+
+
+def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> None:
+    """At a node's start the NVIDIA driver may load after this process."""
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    hardware, node.hardware = node.hardware, Snapshot()
+    run = node.run("run-2")
+    assert set(node.writer.files) == {uid(1)}
+    node.hardware = hardware
+    run.service.maintain()
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_calls_work_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
+    """Claims are prepared, repeated and unprepared before the rebuild is complete."""
+    answer = node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    node.api.outage = None
+    assert run.prepare(ref(1)) == answer
+    assert run.unprepare(ref(1)) is None
+    run.service.maintain()
+    assert not run.journal.rebuild_pending
+    assert node.writer.files == {}
+
+
+def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> None:
+    """A rebuild adopts one of the claims and reports the other."""
+    first = node.run("run-1")
+    first.prepare(claim(1))
+    first.node.writer.files[uid(2)] = b"a second claim's file"
+    node.api.put(claim(2))
+    lose_journal(node)
+    run = node.run("run-2")
+    assert len(run.journal.entries()) == 1
+    assert set(node.writer.files) == {uid(1), uid(2)}
+
+
+def test_a_failure_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
+    """A start does not fail because of one claim, and a failed step is repeated later."""
+    run = node.run("run-1")
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    node.writer.files.clear()
+    node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+    found = recover(run.deps)
+    assert found.rewritten == (uid(2),)
+    assert [problem for problem in found.problems if "claim-1" in problem and "no longer exists" in problem]
+
+
+def test_a_read_only_disk_does_not_stop_a_start(node: ClaimsNode) -> None:
+    """The process starts and reports the problems."""
+    run = node.run("run-1")
+    run.prepare(claim(1))
+    run.journal.start_unprepare(uid(1))
+    node.writer.failure = StorageError("read-only")
+    node.provider.failure = DriverUnavailableError("no driver")
+    run.owners.alive.clear()
+    again = Run(node=node, journal=run.journal, deps=run.deps, owners=run.owners)
+    assert recover(again.deps).problems
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_a_start_does_not_wait_for_every_claim(node: ClaimsNode) -> None:
+    """A hanging MPS host or NVIDIA driver costs each claim a second; the kubelet is still answered soon."""
+    node.backend = simulated("8xh100-sxm5-80gb")
+    first = node.run("run-1")
+    count = 40
+    for number in range(count):
+        first.prepare(claim(number, result(node.part("1g.10gb", number % 7, number // 7))))
+    for number in range(count):
+        first.journal.start_unprepare(uid(number))
+    for cut in node.gpus:
+        for one in cut.mig_instances:
+            node.backend.set_in_use(cut.uuid, one.gi_id)
+    before = node.clock.now()
+    run = node.run("run-2")
+    assert node.clock.now() - before < 2 * MOST_S
+    assert len(run.journal.entries()) == count

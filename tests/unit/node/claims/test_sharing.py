@@ -1,0 +1,228 @@
+"""Claims share a GPU by its policy."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import (
+    ClaimError,
+    DeviceInUseError,
+    DraError,
+    InvalidParametersError,
+)
+from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.kube.published import ALL_PERCENT
+from tests.fakes.claims import CONTROL_PROGRAM, claim, ref, result, share_result
+from tests.unit.node.claims.conftest import ClaimsNode, simulated
+from tests.unit.node.claims.sharing import config, file, mode, mps, one_of_some, shared, slicing, uuid
+
+
+def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> None:
+    """Each container gets its memory and compute limits; the end of the last claim stops the daemon."""
+    run = shared(node)
+    for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
+        answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
+        assert answer[0].share_id == share_result(number, "1Gi", 1).share_id
+        assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={gib * 1024}M" in file(run, number)
+        assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}" in file(run, number)
+        assert f"/mps/{uuid(run, 0)}/pipe" in file(run, number)
+    assert list(node.sharing.running) == [uuid(run, 0)]
+    assert mode(run) is ComputeMode.EXCLUSIVE_PROCESS
+    for number in (2, 1):
+        assert run.unprepare(ref(number)) is None
+        assert not node.sharing.idle
+    assert run.unprepare(ref(3)) is None
+    assert node.is_whole_again()
+    assert mode(run) is ComputeMode.DEFAULT
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_containers_that_share_a_gpu_by_policy_have_no_control_program(node: ClaimsNode, strategy: Strategy) -> None:
+    """Root among them could change the limits of all others."""
+    run = shared(node, strategy)
+    run.prepare(claim(1, share_result(1, "10Gi", 20)))
+    assert CONTROL_PROGRAM in file(run, 1)
+    assert '"hostPath":"/mask"' in file(run, 1).replace(" ", "")
+
+
+def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(node: ClaimsNode) -> None:
+    """They may run a daemon of their own, or look after that of their claim: no other claim is concerned."""
+    run = shared(node)
+    run.prepare(claim(1, result("gpu-0", share_id="x"), name="all-of-a-shared-one"))
+    run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", mps())]))
+    assert "/pipe" in file(run, 2)
+    assert CONTROL_PROGRAM not in file(run, 1) + file(run, 2)
+
+
+def test_a_share_that_does_not_fit_is_refused_with_numbers(node: ClaimsNode) -> None:
+    """Scheduler and node may differ for a moment; no claim gets more memory than the GPU has."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
+    error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
+    assert isinstance(error, DeviceInUseError)
+    assert "asks for 30Gi of memory where 20119Mi of 81559Mi are left" in str(error)
+    assert "beside the shares of claim default/train" in str(error)
+    error = run.refusal(claim(3, share_result(3, "10Gi", 71)))
+    assert f"asks for 71 percent of compute where 70 of {ALL_PERCENT} are left" in str(error)
+    run.prepare(claim(4, share_result(4, "10Gi", 70)))
+
+
+def test_the_number_of_shares_is_limited(node: ClaimsNode) -> None:
+    """Time-sliced shares have no other limit that is enforced."""
+    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
+    for number in (1, 2):
+        run.prepare(claim(number, one_of_some(number)))
+    assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, one_of_some(3))))
+
+
+def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) -> None:
+    """They consumed none of it, so the scheduler allocates as many beside them: the node must not refuse those pods."""
+    run = shared(node, Strategy.TIME_SLICING)
+    for number in (1, 2, 3):
+        run.prepare(claim(number, share_result(number, "1Gi", 1)))
+    node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING, max_shares=1))}
+    run.prepare(claim(4, one_of_some(4)))
+    run.prepare(claim(5, share_result(5, "1Gi", 1)))  # allocated before, prepared after
+    assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
+
+
+def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNode) -> None:
+    """Both results have the same name in the claim's CDI file, and a name can occur once."""
+    node.backend = simulated()
+    run = node.run()
+    watched = result("gpu-0", request="watch", admin_access=True)
+    asked = [config("GpuConfig", mps(defaultActiveThreadPercentage=10), "work")]
+    answer = run.prepare(claim(1, watched, result("gpu-0", request="work"), configs=asked))
+    assert answer[0].cdi_device_ids == answer[1].cdi_device_ids
+    assert file(run, 1).count("CUDA_MPS_PIPE_DIRECTORY") == 1
+    assert run.prepare(ref(1)) == answer
+    assert run.unprepare(ref(1)) is None
+    assert node.is_whole_again()
+
+
+def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode) -> None:
+    """As with whole GPUs."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "60Gi", 50)))
+    node.clock.after(3.0, lambda: run.unprepare(ref(1)))
+    run.prepare(claim(2, share_result(2, "60Gi", 50)))
+    assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
+
+
+def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
+    """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
+    assert node.sharing.running == {}
+    assert node.sharing.slices == {uuid(run, 0): Interval.LONG}
+    assert run.journal.uses()[0].form is Form.WHOLE
+    assert isinstance(run.refusal(claim(2, share_result(2, "1Gi", 1))), DeviceInUseError)
+    assert run.unprepare(ref(1)) is None
+    assert node.is_whole_again()
+
+
+def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: ClaimsNode) -> None:
+    """The time slice is a setting of the GPU, not of a claim."""
+    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
+    for number in (1, 2):
+        run.prepare(claim(number, share_result(number, "10Gi", 40)))
+        assert "CUDA_MPS" not in file(run, number)
+    assert node.sharing.slices == {uuid(run, 0): Interval.SHORT}
+    assert run.unprepare(ref(1)) is None
+    assert node.sharing.slices == {uuid(run, 0): Interval.SHORT}
+    assert node.sharing.asked == ["slice Short"], "once is enough"
+    assert run.unprepare(ref(2)) is None
+    assert node.is_whole_again()
+
+
+def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode) -> None:
+    """A GPU has one form at a time."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    assert isinstance(run.refusal(claim(2)), DeviceInUseError)
+    assert isinstance(run.refusal(claim(3, result(node.part("1g.10gb", 0)))), DeviceInUseError)
+    assert run.unprepare(ref(1)) is None
+    run.prepare(claim(3))
+    assert isinstance(run.refusal(claim(1)), DeviceInUseError)
+
+
+def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
+    """The policy changed while shares of the former one are in use."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
+    assert isinstance(run.refusal(claim(2, share_result(2, "10Gi", 10))), DeviceInUseError)
+    assert run.unprepare(ref(1)) is None
+    run.prepare(claim(2, share_result(2, "10Gi", 10)))
+
+
+def test_uses_include_the_terms_of_a_share(node: ClaimsNode) -> None:
+    """A newer policy waits until these shares end."""
+    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    (use,) = run.journal.uses()
+    assert (use.form, use.sharing) == (
+        Form.SHARE,
+        SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sharing", "why"),
+    [
+        (slicing("Default"), "asks for TimeSlicing, but the node's policy shares that GPU by MPS"),
+        (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but those of a share are the memory"),
+    ],
+)
+def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(node: ClaimsNode, sharing: Any, why: str) -> None:
+    """Otherwise this claim's config would apply to other claims' containers."""
+    run = shared(node)
+    error = run.refusal(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", sharing)]))
+    assert isinstance(error, InvalidParametersError)
+    assert why in str(error)
+
+
+def test_a_config_that_agrees_with_the_policy_is_accepted(node: ClaimsNode) -> None:
+    """A DeviceClass for shared GPUs may contain it for clusters without a policy."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
+
+
+def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
+    """One GPU has one interval."""
+    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
+    for interval in ("Short", "Default"):
+        configs = [config("GpuConfig", slicing(interval))]
+        run.prepare(claim(1, share_result(1, "10Gi", 10), configs=configs))
+        assert run.unprepare(ref(1)) is None
+    error = run.refusal(claim(2, share_result(2, "10Gi", 10), configs=[config("GpuConfig", slicing("Long"))]))
+    assert "asks for interval Long, but the node's policy sets Short" in str(error)
+
+
+def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode) -> None:
+    """The policy was removed between scheduling and prepare, so nothing would enforce the share."""
+    run = shared(node)
+    node.terms = {}
+    error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
+    assert isinstance(error, ClaimError)
+    assert "no policy shares that GPU now; delete the pod" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("memory", "percent"), [("-1Gi", 10), ("ten", 10), ("1023Ki", 10), ("10Gi", -1), ("10Gi", 101), ("1e30", 10)]
+)
+def test_numbers_that_no_scheduler_wrote_are_refused(node: ClaimsNode, memory: str, percent: int) -> None:
+    """A client with the right to write the claim's status can edit an allocation."""
+    run = shared(node)
+    error = run.refusal(claim(1, share_result(1, memory, percent)))
+    assert isinstance(error, DraError)
+    assert "claim default/claim-1" in str(error)
+    assert run.journal.entries() == ()
+
+
+def test_two_mps_shares_in_one_claim_are_refused(node: ClaimsNode) -> None:
+    """A container has one pipe directory, so one share would not be used."""
+    run = shared(node)
+    error = run.refusal(claim(1, share_result(1, "10Gi", 10), share_result(2, "10Gi", 10, request="b")))
+    assert "has 2 MPS shares" in str(error)

@@ -1,0 +1,129 @@
+"""The containers of one claim share its devices by the claim's config."""
+
+import pytest
+
+from dra_driver.core.errors import (
+    CommandError,
+    InvalidParametersError,
+    MpsUnavailableError,
+)
+from dra_driver.core.model.claim import AllocatedDevice
+from dra_driver.core.model.terms import Interval
+from dra_driver.hardware.gpu.backend import ComputeMode
+from tests.fakes.claims import claim, ref, result
+from tests.unit.node.claims.conftest import Run
+from tests.unit.node.claims.sharing import config, file, mode, mps, slicing, uuid
+
+
+def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
+    """Two containers of one claim take turns with the requested interval."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Medium"))]))
+    assert h100.node.sharing.slices == {uuid(h100, 0): Interval.MEDIUM}
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+    assert h100.node.sharing.asked == ["slice Medium", "slice reset"]
+
+
+def test_the_default_interval_runs_no_command(h100: Run) -> None:
+    """Not every GPU has the setting."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Default"))]))
+    h100.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", {"strategy": "TimeSlicing"})]))
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.sharing.asked == []
+
+
+def test_gpus_under_one_config_share_a_daemon_with_the_configs_limits(h100: Run) -> None:
+    """Positions are those in the sorted list of UUIDs, as in NVIDIA's driver; containers have no own limits."""
+    limits = mps(defaultActiveThreadPercentage=50, defaultPerDevicePinnedMemoryLimit={"1": "4Gi"})
+    h100.prepare(claim(1, result("gpu-1"), result("gpu-0", request="b"), configs=[config("GpuConfig", limits)]))
+    (daemon,) = h100.node.sharing.running.values()
+    gpus = tuple(sorted((uuid(h100, 0), uuid(h100, 1))))
+    assert daemon.devices == daemon.gpus == gpus
+    assert (daemon.default_percentage, dict(daemon.memory_limits)) == (50, {gpus[1]: 4096})
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in file(h100, 1)
+    assert f"/mps/{daemon.id}/pipe" in file(h100, 1)
+    assert {mode(h100, 0), mode(h100, 1)} == {ComputeMode.EXCLUSIVE_PROCESS}
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+    assert {mode(h100, 0), mode(h100, 1)} == {ComputeMode.DEFAULT}
+
+
+def test_each_config_has_its_own_group(h100: Run) -> None:
+    """Two requests share in two different ways."""
+    h100.prepare(
+        claim(
+            1,
+            result("gpu-0", request="ts"),
+            result("gpu-1", request="mps"),
+            configs=[config("GpuConfig", slicing("Long"), "ts"), config("GpuConfig", mps(), "mps")],
+        )
+    )
+    assert h100.node.sharing.slices == {uuid(h100, 0): Interval.LONG}
+    assert [daemon.devices for daemon in h100.node.sharing.running.values()] == [(uuid(h100, 1),)]
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+
+
+def test_partitions_under_mps_get_a_daemon_each(h100: Run) -> None:
+    """A daemon serves one MIG device; the compute mode stays unchanged."""
+    parts = [result(h100.node.part("1g.10gb", start), request=f"r{start}") for start in (0, 1)]
+    limits = mps(defaultPinnedDeviceMemoryLimit="2Gi", defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})
+    h100.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", limits)]))
+    daemons = h100.node.sharing.running.values()
+    found = sorted((daemon.devices[0], daemon.memory_limits[daemon.devices[0]]) for daemon in daemons)
+    uuids = sorted(one.compute[0].uuid or "" for one in h100.node.gpus[0].mig_instances)
+    assert found == [(uuids[0], 1024), (uuids[1], 2048)]
+    assert {daemon.gpus for daemon in daemons} == {()}
+    assert h100.prepare(ref(1))
+    assert h100.unprepare(ref(1)) is None
+    assert h100.node.is_whole_again()
+
+
+def test_a_request_under_several_daemons_is_refused(h100: Run) -> None:
+    """A container gets all devices of a request, and can use one daemon."""
+    parts = [result(h100.node.part("1g.10gb", start)) for start in (0, 1)]
+    error = h100.refusal(claim(1, *parts, configs=[config("MigDeviceConfig", mps())]))
+    assert "request gpu of claim" in str(error)
+    assert "under 2 MPS daemons" in str(error)
+    assert h100.node.is_whole_again()
+
+
+@pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
+def test_limits_for_unknown_devices_are_refused_before_any_change(h100: Run, kind: str) -> None:
+    """The config has a limit for a position that no device has."""
+    device: AllocatedDevice = result("gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0))
+    limits = mps(defaultPerDevicePinnedMemoryLimit={"3": "1Gi"})
+    error = h100.refusal(claim(1, device, configs=[config(kind, limits)]))
+    assert isinstance(error, InvalidParametersError)
+    assert "config[0] (FromClaim)" in str(error)
+    assert "'3' names no device" in str(error)
+    assert h100.node.sharing.asked == []
+
+
+def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
+    """The GPU's settings belong to the claim that has the GPU."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
+    asked = list(h100.node.sharing.asked)
+    h100.prepare(claim(2, result(admin_access=True), configs=[config("GpuConfig", mps())]))
+    assert h100.unprepare(ref(2)) is None
+    assert h100.node.sharing.asked == asked
+
+
+def test_a_setting_that_fails_leaves_nothing(h100: Run) -> None:
+    """nvidia-smi is missing: the claim is refused and the GPU is free for others."""
+    h100.node.sharing.failure = CommandError("nvidia-smi is not in the driver root")
+    error = h100.refusal(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
+    assert isinstance(error, CommandError)
+    h100.node.sharing.failure = None
+    assert h100.journal.entries() == ()
+    h100.prepare(claim(2))
+
+
+def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
+    """Partitions created before the failure are removed."""
+    h100.node.sharing.failure = MpsUnavailableError("no mps-host runs on this node")
+    part = result(h100.node.part("1g.10gb", 0))
+    error = h100.refusal(claim(1, part, configs=[config("MigDeviceConfig", mps())]))
+    assert isinstance(error, MpsUnavailableError)
+    assert h100.journal.entries() == ()
+    assert h100.node.is_whole_again()

@@ -1,0 +1,156 @@
+"""Teardown under doubt: an overtaken attempt, an unknown boot, an unreadable node, a second process."""
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.core.errors import DeviceLostError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.hardware.cdi.spec import CdiSpec
+from dra_driver.node.claims.entry import State
+from dra_driver.node.claims.gpu_locks import GpuLocks
+from dra_driver.node.claims.workflow.recover import recover
+from tests.fakes.claims import FakeCdiWriter, claim, ref, result, uid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
+
+SMALL = "1g.10gb"
+
+
+@pytest.fixture
+def prepared(node: ClaimsNode) -> Run:
+    """A run that has prepared claim 1 with a partition."""
+    node.backend = simulated()
+    run = node.run("run-1")
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
+    return run
+
+
+def state_of(run: Run) -> State | None:
+    entry = run.journal.entry(uid(1))
+    return entry.state if entry else None
+
+
+def instances(node: ClaimsNode) -> int:
+    return sum(len(gpu.mig_instances) for gpu in node.gpus)
+
+
+class OvertakenLocks(GpuLocks):
+    """GPU locks; ``meanwhile`` runs once before the next one is acquired, as while a call waits for it."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    @contextmanager
+    def acquire(self, gpus: Iterable[GpuUuid], timeout_s: float) -> Iterator[bool]:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        with super().acquire(gpus, timeout_s) as acquired:
+            yield acquired
+
+
+def test_an_overtaken_teardown_leaves_the_claim_that_was_prepared_anew(prepared: Run) -> None:
+    """While an unprepare waits for a GPU, another run finishes it and prepares the claim again: that one stays."""
+    node = prepared.node
+    other = node.run("run-2", alive=("run-1",))
+
+    def prepare_anew() -> None:
+        assert other.unprepare(ref(1)) is None
+        other.prepare(ref(1))
+
+    locks = OvertakenLocks(node.folder / "locks")
+    overtaken = replace(prepared.deps, gpu_locks=locks)
+    waiting = Run(node=node, journal=prepared.journal, deps=overtaken, owners=prepared.owners)
+    locks.meanwhile = prepare_anew
+    assert waiting.unprepare(ref(1)) is None
+    assert state_of(other) is State.PREPARED
+    assert instances(node) == 1
+    assert uid(1) in node.writer.files
+
+
+@pytest.mark.parametrize(("before", "after"), [("boot-1", ""), ("", "boot-1")], ids=["now", "then"])
+def test_an_unknown_boot_id_keeps_prepared_claims(node: ClaimsNode, before: str, after: str) -> None:
+    """Without both boot ids a reboot cannot be seen, so a container may still run."""
+    node.backend = simulated()
+    node.run("run-1", boot_id=before).prepare(claim(1, result(node.part(SMALL, 0))))
+    again = node.run("run-2", boot_id=after)
+    assert state_of(again) is State.PREPARED
+    assert instances(node) == 1
+    assert uid(1) in node.writer.files
+
+
+def test_another_boot_id_tears_prepared_claims_down(node: ClaimsNode) -> None:
+    """The counterpart: no container survives a reboot."""
+    node.backend = simulated()
+    node.run("run-1", boot_id="boot-1").prepare(claim(1, result(node.part(SMALL, 0))))
+    assert state_of(node.run("run-2", boot_id="boot-2")) is None
+    assert node.is_whole_again()
+
+
+def test_no_gpu_counts_as_gone_while_no_gpu_can_be_read(prepared: Run) -> None:
+    """While the NVIDIA driver is reloaded the node looks empty: the claim keeps its entry, and the call is repeated."""
+    assert prepared.node.backend is not None
+    prepared.node.backend.fail_next("destroy_compute_instance", DeviceLostError("no answer"))
+    blind = replace(prepared.deps, snapshot=Snapshot)
+    run = Run(node=prepared.node, journal=prepared.journal, deps=blind, owners=prepared.owners)
+    assert isinstance(run.unprepare(ref(1)), DeviceLostError)
+    assert state_of(run) is State.UNPREPARING
+    assert run.unprepare(ref(1)) is None
+    assert prepared.node.is_whole_again()
+
+
+class WatchingWriter(FakeCdiWriter):
+    """CDI files; ``locked`` says for each change whether another process could have begun a claim meanwhile."""
+
+    def __init__(self, node: ClaimsNode) -> None:
+        super().__init__()
+        self.files = node.writer.files
+        self.locked: list[bool] = []
+        self._journal = node.folder / "state.db"
+
+    def remove_claim(self, of: str) -> bool:
+        self._look()
+        return super().remove_claim(of)
+
+    def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
+        self._look()
+        return super().remove_orphans(keep)
+
+    def write_claim(self, of: str, spec: CdiSpec) -> bool:
+        self._look()
+        return super().write_claim(of, spec)
+
+    def _look(self) -> None:
+        with closing(sqlite3.connect(self._journal, timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                self.locked.append(True)
+            else:
+                self.locked.append(False)
+
+
+def test_files_change_only_while_no_other_process_can_begin_a_claim(run: Run) -> None:
+    """Otherwise a file that another process writes between the look at the entry and the change would be lost."""
+    run.prepare(claim(1))
+    writer = WatchingWriter(run.node)
+    watched = replace(run.deps, writer=writer)
+
+    writer.files[uid(2)] = b"without an entry"
+    assert Run(node=run.node, journal=run.journal, deps=watched, owners=run.owners).unprepare(ref(2)) is None
+    assert uid(2) not in writer.files
+    assert writer.locked
+    assert all(writer.locked), "removing the file of a claim without an entry"
+
+    writer.locked.clear()
+    writer.files[uid(3)] = b"orphan"
+    assert recover(watched).orphans == (uid(3),)
+    assert writer.locked[0], "removing orphaned files"
+
+    writer.locked.clear()
+    del writer.files[uid(1)]
+    assert recover(watched).rewritten == (uid(1),)
+    assert writer.locked[0], "writing a missing file"

@@ -1,0 +1,247 @@
+"""What the exporter reads: processes, links of logs, assignments, GPUs, and what the kubelet answers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_driver.config.usage_findings import RENEW_S
+from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings
+from dra_driver.node.exporter.assignments_reader import AssignmentsReader
+from dra_driver.node.exporter.findings_writer import FindingsWriter
+from dra_driver.node.exporter.gpus import UsedGpus
+from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.pod_resources import PodResourcesReader, claims_of
+from dra_driver.node.exporter.proc import FRESH_S, ProcReader
+from dra_driver.node.process.exporter_turn import ExporterTurn
+from dra_driver.node.usage.cgroups import CgroupPlace
+from dra_driver.node.usage.container_logs import LogIndex
+from dra_driver.node.usage.sources import ProcessFacts, Unread
+from dra_driver.node.usage.values import AssignedGpu, Assignments
+from tests.unit.node.exporter.fakes import FakeGpus, FakeProc
+from tests.unit.node.usage.claims import NOW, claim
+
+UID = "fd698699-eabf-4c23-92ef-cf0bbdb78261"
+ID = "ab" * 32
+IN_POD = f"0::/kubepods/pod{UID}/{ID}\n"
+TICK = os.sysconf("SC_CLK_TCK")
+ASSIGNED = Assignments(node="n", driver="gpu.nvidia.com", process_started=NOW)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reader(tmp_path: Path) -> tuple[FakeProc, ProcReader, Clock]:
+    proc, clock = FakeProc(tmp_path / "proc"), Clock()
+    return proc, ProcReader(str(proc.root), clock), clock
+
+
+def read(proc: ProcReader, *pids: int, listed_s: float = 1e6) -> dict[int, ProcessFacts]:
+    found = proc.read(pids, listed_s)
+    assert not isinstance(found, Unread)
+    return dict(found)
+
+
+def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
+    """Names of programs may have brackets and spaces; those that end are left out."""
+    proc, reads, _ = reader(tmp_path)
+    proc.add(7, IN_POD, command="a) S 1 (b")
+    proc.add(8)
+    found = read(reads, 7, 8, 9)
+    assert found == {
+        7: ProcessFacts(command="a) S 1 (b", place=CgroupPlace(pod_uid=UID, container_id=ID)),
+        8: ProcessFacts(command="python3", place=None),
+    }
+
+
+def test_a_pid_that_was_used_again(tmp_path: Path) -> None:
+    """A process that began after the driver was asked is another one; so is one with another start."""
+    proc, reads, _ = reader(tmp_path)
+    proc.add(7, IN_POD, start=50 * TICK)
+    assert read(reads, 7, listed_s=49.0) == {}
+    assert read(reads, 7, listed_s=51.0)[7].place is not None
+    proc.end(7)
+    proc.add(7, "0::/\n", start=60 * TICK)
+    assert read(reads, 7, listed_s=61.0)[7].place is None
+
+
+def test_facts_are_kept_for_a_while(tmp_path: Path) -> None:
+    """Of ten thousand processes only the start is read at each look."""
+    proc, reads, clock = reader(tmp_path)
+    proc.add(7, IN_POD)
+    first = read(reads, 7)[7]
+    (proc.root / "7/cgroup").write_text("0::/\n")
+    assert read(reads, 7)[7] is first
+    clock.now += FRESH_S
+    assert read(reads, 7)[7].place is None
+
+
+def test_a_damaged_or_missing_proc(tmp_path: Path) -> None:
+    """One process that cannot be read is left out; no /proc at all is said."""
+    proc, reads, _ = reader(tmp_path)
+    proc.add(7)
+    (proc.root / "7/stat").write_text("nonsense")
+    assert read(reads, 7) == {}
+    assert "no /proc" in str(ProcReader(str(tmp_path / "none")).read([7], 1.0))
+
+
+def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:
+    """Names and targets alone are read: the logs need not be there."""
+    folder = tmp_path / "containers"
+    links = LogLinks(str(folder))
+    assert "cannot be listed" in str(links.read())
+    folder.mkdir()
+    (folder / f"llm_team_main-{ID}.log").symlink_to(f"/var/log/pods/team_llm_{UID}/main/0.log")
+    (folder / "other.log").write_text("")
+    found = links.read()
+    assert isinstance(found, LogIndex)
+    assert links.read() is found
+    container = found.container(CgroupPlace(container_id=ID))
+    assert container is not None
+    assert (container.pod.name, container.pod.uid, container.container) == ("llm", UID, "main")
+    (folder / f"llm_team_main-{ID}.log").unlink()
+    os.utime(folder, ns=(1, 1))
+    again = links.read()
+    assert isinstance(again, LogIndex)
+    assert again.by_uid == {}
+
+
+def test_assignments_of_a_damaged_file_are_the_last_good_ones(tmp_path: Path) -> None:
+    """And it is said; a file that comes later is read."""
+    file = tmp_path / "assignments.json"
+    reads = AssignmentsReader(tmp_path)
+    assert "exporter.enabled" in str(reads.read())
+    file.write_text('{"version": 1, "node": "n", "driver": "d", "processStarted": "2026-07-01T11:00:00Z"}')
+    good = reads.read()
+    assert isinstance(good, Assignments)
+    assert reads.read() is good
+    assert reads.problem is None
+    file.write_text("{")
+    assert reads.read() is good
+    assert "not JSON" in str(reads.problem)
+    file.unlink()
+    file.mkdir()
+    assert reads.read() is good
+
+
+def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
+    """The folder is root's, and the exporter would read what root may."""
+    (tmp_path / "secret").write_text(
+        '{"version": 1, "node": "n", "driver": "d", "processStarted": "2026-07-01T11:00:00Z"}'
+    )
+    (tmp_path / "assignments.json").symlink_to(tmp_path / "secret")
+    assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
+    (tmp_path / "assignments.json").unlink()
+    os.mkfifo(tmp_path / "assignments.json")
+    assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
+
+
+def test_the_driver_is_left_alone(tmp_path: Path) -> None:
+    """While it is given up, and while one GPU is cut: closed at once, and not opened by a look."""
+    backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
+    gpus = UsedGpus(backend, tmp_path / "findings/driver.lock")
+    assert gpus.read(ASSIGNED) == backend.readings
+    assert gpus.is_open
+    away = Assignments(node="n", driver="d", process_started=NOW, detached="an upgrade")
+    assert "an upgrade" in str(gpus.obey(away))
+    assert (backend.closed, gpus.is_open) == (1, False)
+    assert "an upgrade" in str(gpus.read(away))
+    cut = (AssignedGpu(device="gpu-3", gpu_uuid=GpuUuid("GPU-b"), changing=True),)
+    assert "gpu-3" in str(gpus.read(Assignments(node="n", driver="d", process_started=NOW, gpus=cut)))
+    assert (backend.looks, gpus.is_open) == (1, False)
+    assert gpus.read(ASSIGNED) == backend.readings
+    backend.fails = "the driver is not loaded"
+    assert "not loaded" in str(gpus.read(ASSIGNED))
+    assert "not loaded" in str(gpus.read(Unread(reason="no file")))
+
+
+def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> None:
+    """By a lock, which it takes itself while it changes a GPU: a look with older assignments opens nothing then."""
+    lock = tmp_path / "findings/driver.lock"
+    backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
+    gpus = UsedGpus(backend, lock)
+    turn = ExporterTurn(lock, sleep=lambda _: gpus.close())
+    assert gpus.read(ASSIGNED) == backend.readings
+    with turn.taken() as has_let_go:
+        assert has_let_go
+        assert "changes a GPU" in str(gpus.read(ASSIGNED))
+        assert (backend.looks, gpus.is_open) == (1, False)
+    assert gpus.read(ASSIGNED) == backend.readings
+    gpus.close()
+    with turn.taken() as has_let_go:
+        assert not has_let_go
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_gpu_from_being_read(tmp_path: Path) -> None:
+    """The node process repeats its changes then."""
+    (tmp_path / "findings").touch()
+    backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
+    assert UsedGpus(backend, tmp_path / "findings/driver.lock").read(ASSIGNED) == backend.readings
+
+
+def test_what_the_kubelet_answers() -> None:
+    """Only this driver's devices; containers without any stay, because a process there is not the claim's."""
+    answer = pb.ListPodResourcesResponse()
+    pod = answer.pod_resources.add(name="llm", namespace="team")
+    found = pod.containers.add(name="main").dynamic_resources.add(claim_name="c", claim_namespace="team")
+    found.claim_resources.add(driver_name="gpu.nvidia.com", pool_name="n/p", device_name="gpu-0", share_id="s")
+    found.claim_resources.add(driver_name="nic.example.com", pool_name="n", device_name="eth0")
+    found.claim_resources.add(driver_name="gpu.nvidia.com", pool_name="n/p", device_name="gpu-1")
+    pod.containers.add(name="side")
+    answer.pod_resources.add(name="web", namespace="team").containers.add(name="main")
+    claims = claims_of(answer, "gpu.nvidia.com")
+    assert claims.keys() == {("team", "llm")}
+    assert [(each.device, each.share_id) for each in claims["team", "llm"]["main"]] == [("gpu-0", "s"), ("gpu-1", None)]
+    assert claims["team", "llm"]["side"] == ()
+
+
+def test_a_kubelet_without_the_socket(tmp_path: Path) -> None:
+    """It is said at once, and asked again at the next look."""
+    reads = PodResourcesReader(str(tmp_path / "kubelet.sock"), "gpu.nvidia.com")
+    assert "no such socket" in str(reads.read())
+    (tmp_path / "kubelet.sock").write_text("no socket")
+    quick = PodResourcesReader(str(tmp_path / "kubelet.sock"), "gpu.nvidia.com", call_s=0.01)
+    assert "List" in str(quick.read())
+    quick.close()
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> tuple[FindingsWriter, Clock, Path]:
+    clock = Clock()
+    return FindingsWriter(tmp_path, clock), clock, tmp_path / "findings/findings.json"
+
+
+def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, Clock, Path]) -> None:
+    """And renewed while there are any: the node process forgets those that are not."""
+    file, clock, path = findings
+    nothing, idle = UsageFindings(written=NOW), UsageFindings(written=NOW, idle=(IdleClaim(claim=claim(), since=NOW),))
+    file.write(nothing)
+    first = path.stat().st_ino
+    clock.now += RENEW_S
+    file.write(nothing)
+    assert path.stat().st_ino == first
+    file.write(idle)
+    second = path.stat().st_ino
+    assert second != first
+    file.write(idle)
+    assert path.stat().st_ino == second
+    clock.now += RENEW_S
+    file.write(idle)
+    assert path.stat().st_ino != second
+
+
+def test_findings_that_cannot_be_written(findings: tuple[FindingsWriter, Clock, Path]) -> None:
+    """The looks go on, and it is tried again."""
+    file, _, path = findings
+    path.parent.write_text("in the way")
+    file.write(UsageFindings(written=NOW))
+    path.parent.unlink()
+    file.write(UsageFindings(written=NOW))
+    assert path.exists()

@@ -1,0 +1,251 @@
+"""The state of one GPU: what opens a fault, and what counts as its recovery."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
+from dra_driver.core.model.health_rules import HealthRules
+from dra_driver.node.health.fault import MOST_XIDS, FaultKey, FaultPhase, Faults
+from dra_driver.node.health.machine import (
+    SETTLE_S,
+    after_boot,
+    after_event,
+    after_events,
+    after_instances,
+    after_reading,
+    after_repair,
+    after_time,
+)
+from dra_driver.node.health.rules import CALM_S, FLAP_WINDOW_S
+from tests.unit.node.health.world import FINE, WALL, at, ecc, fault, phase, reading, xid
+
+XID, ECC, LOST, HANG = HealthCause.XID, HealthCause.ECC, HealthCause.LOST, HealthCause.HANG
+OPEN, RECOVERING, OVER = FaultPhase.OPEN, FaultPhase.RECOVERING, FaultPhase.OVER
+RESET = RecoveryAction.GPU_RESET
+
+
+def looked(faults: Faults, clock: float, **fields: Any) -> Faults:
+    return after_reading(faults, reading(**fields), at(clock))
+
+
+def test_an_application_error_leaves_no_fault() -> None:
+    """It is counted elsewhere; nothing has to recover."""
+    assert after_event({}, xid(31), at(1)) == {}
+
+
+def test_an_xid_holds_until_recovery_is_seen_however_long_that_takes() -> None:
+    """A GPU that needs a reset does not get well by waiting."""
+    faults = after_time(after_event({}, xid(119), at(1)), at(10**6))
+    assert phase(faults, XID, 119) is OPEN
+    assert fault(faults, XID, 119).since == WALL + 1
+
+
+@pytest.mark.parametrize(
+    ("number", "ill", "well"),
+    [
+        (119, {"recovery_action": RESET}, {"recovery_action": RecoveryAction.NONE}),
+        (119, {"unreachable": "GPU is lost"}, {}),
+        (119, {"rows_pending": True, "rows_failed": False}, {"rows_pending": False, "rows_failed": False}),
+        (119, {"pages_pending": True}, {"pages_pending": False}),
+        (79, {"unreachable": "GPU is lost"}, {}),
+        (79, {"recovery_action": RecoveryAction.NODE_REBOOT}, {"recovery_action": RecoveryAction.NONE}),
+    ],
+)
+def test_a_seen_reset_heals_an_xid_after_its_calm_time(number: int, ill: Any, well: Any) -> None:
+    """The GPU is used again without a restart of anything."""
+    faults = looked(after_event({}, xid(number), at(1)), 2, **ill)
+    assert phase(faults, XID, number) is OPEN
+    faults = looked(faults, 10, **well)
+    assert phase(faults, XID, number) is RECOVERING
+    assert phase(after_time(faults, at(9.9 + CALM_S[XID])), XID, number) is RECOVERING
+    assert phase(after_time(faults, at(10 + CALM_S[XID])), XID, number) is OVER
+
+
+@pytest.mark.parametrize(
+    ("number", "ill", "well"),
+    [
+        (119, {"unreachable": "a call hangs", "hangs": True}, {}),
+        (79, {"unreachable": "Unknown Error", "passing": True}, {}),
+        (119, {"recovery_action": RESET}, {"recovery_action": None}),
+        (119, {"recovery_action": RESET}, {"recovery_action": RecoveryAction.DRAIN_AND_RESET}),
+        (119, {"recovery_action": RESET}, {"recovery_action": RecoveryAction.UNKNOWN}),
+        (119, {"recovery_action": RecoveryAction.NONE}, {"recovery_action": RecoveryAction.NONE}),
+        (119, {"rows_pending": True, "rows_failed": False}, {"rows_pending": False, "rows_failed": True}),
+        (119, {"rows_pending": True, "rows_failed": False}, {"rows_pending": None, "rows_failed": None}),
+        (119, {"links_down": (3,)}, {"links_down": ()}),
+        (119, {"fabric_unhealthy": "degraded"}, {"fabric_unhealthy": ""}),
+        (79, {"rows_pending": True, "rows_failed": False}, {"rows_pending": False, "rows_failed": False}),
+    ],
+)
+def test_nothing_else_heals_an_xid(number: int, ill: Any, well: Any) -> None:
+    """A call that returned, a link that came up or a field that is missing shows no reset."""
+    faults = looked(looked(after_event({}, xid(number), at(1)), 2, **ill), 10, **well)
+    assert phase(after_time(faults, at(20)), XID, number) is OPEN
+
+
+def test_a_gpu_that_was_lost_for_good_in_between_shows_a_reset() -> None:
+    """Errors that may pass come before and after it in a flapping link."""
+    faults = after_event({}, xid(79), at(1))
+    for clock, passing in ((2, True), (3, False), (4, True)):
+        faults = looked(faults, clock, unreachable="no answer", passing=passing)
+    assert phase(looked(faults, 5), XID, 79) is RECOVERING
+
+
+def test_the_drivers_word_that_nothing_is_needed_counts_only_after_a_while_and_for_what_it_reports() -> None:
+    """The driver decides about a recovery after the event; after XID 119 the catalog promises no report."""
+    faults = after_event(after_event({}, xid(95), at(1)), xid(119), at(1))
+    faults = looked(faults, SETTLE_S, **FINE)
+    assert phase(faults, XID, 95) is OPEN
+    faults = looked(after_event(faults, xid(95), at(50)), 1 + SETTLE_S, **FINE)
+    assert phase(faults, XID, 95) is OPEN, "it was seen again meanwhile"
+    faults = looked(faults, 50 + SETTLE_S, **FINE)
+    assert (phase(faults, XID, 95), phase(faults, XID, 119)) == (RECOVERING, OPEN)
+
+
+def test_a_double_bit_error_heals_by_a_clean_remap_and_not_by_a_failed_one() -> None:
+    """The row is replaced at the next reset, if a spare one is left."""
+    begun = looked(after_event({}, ecc(), at(1)), 2, rows_pending=True, rows_failed=False)
+    clean = looked(begun, 9, rows_pending=False, rows_failed=False)
+    failed = looked(begun, 9, rows_pending=False, rows_failed=True)
+    assert (phase(clean, ECC), phase(clean, HealthCause.ROW_REMAP)) == (RECOVERING, RECOVERING)
+    assert (phase(failed, ECC), phase(failed, HealthCause.ROW_REMAP)) == (OPEN, OPEN)
+
+
+def test_a_failed_remap_ends_only_when_it_is_read_that_none_has_failed() -> None:
+    """NVML does not report rows while MIG instances exist; that is no recovery."""
+    failed = looked({}, 1, rows_pending=False, rows_failed=True)
+    for blind in ({}, {"rows_pending": False}, {"rows_pending": True}):
+        unread = looked(failed, 2, **blind)
+        assert fault(unread, HealthCause.ROW_REMAP).detail == "failed"
+        assert phase(unread, HealthCause.ROW_REMAP) is OPEN
+    assert phase(looked(failed, 3, rows_pending=False, rows_failed=False), HealthCause.ROW_REMAP) is RECOVERING
+
+
+@pytest.mark.parametrize(
+    ("cause", "ill", "well"),
+    [
+        (LOST, {"unreachable": "lost"}, {}),
+        (HANG, {"unreachable": "hangs", "hangs": True}, {}),
+        (HealthCause.RECOVERY_ACTION, {"recovery_action": RESET}, FINE),
+        (HealthCause.ROW_REMAP, {"rows_pending": True}, FINE),
+        (HealthCause.RETIRED_PAGES, {"pages_pending": True}, FINE),
+        (HealthCause.NVLINK, {"links_down": (0, 3)}, FINE),
+        (HealthCause.FABRIC, {"fabric_unhealthy": "route"}, FINE),
+    ],
+)
+def test_what_is_read_taints_until_it_is_read_to_be_well(cause: HealthCause, ill: Any, well: Any) -> None:
+    """A look that says nothing about it changes nothing; the calm time begins with the good look, once."""
+    faults = looked(looked({}, 1, **ill), 2, **ill)
+    assert fault(faults, cause).severity is Severity.NO_NEW_CLAIMS
+    if well:
+        assert phase(looked(faults, 3), cause) is OPEN
+    faults = looked(looked(faults, 10, **well), 15, **well)
+    assert phase(after_time(faults, at(10 + CALM_S[cause] - 0.1)), cause) is RECOVERING
+    assert phase(after_time(faults, at(10 + CALM_S[cause])), cause) is OVER
+
+
+def test_a_gpu_that_does_not_answer_keeps_all_its_other_faults() -> None:
+    """Nothing is read of it, so nothing recovers."""
+    faults = looked({}, 1, recovery_action=RESET, links_down=(1,))
+    faults = looked(faults, 2, unreachable="lost")
+    assert [fault.phase for fault in faults.values()] == [OPEN] * 3
+
+
+def test_a_fault_that_comes_back_keeps_its_time_and_waits_longer() -> None:
+    """A link that comes and goes: the taint is one taint, and stays longer each time."""
+    faults: Faults = {}
+    for clock in (0, 10, 20):
+        faults = looked(looked(faults, clock, links_down=(1,)), clock + 5, links_down=())
+    calm = CALM_S[HealthCause.NVLINK] * 4
+    assert fault(faults, HealthCause.NVLINK).since == WALL
+    assert phase(after_time(faults, at(25 + calm - 1)), HealthCause.NVLINK) is RECOVERING
+    assert phase(after_time(faults, at(25 + calm)), HealthCause.NVLINK) is OVER
+
+
+def test_a_fault_that_comes_back_within_an_hour_of_its_end_waits_longer_and_later_does_not() -> None:
+    """What is an hour ago is another matter; the taint is a new one in both cases."""
+    rules = HealthRules(calm_s=10)
+    over = after_time(looked(looked({}, 0, links_down=(1,)), 1, links_down=()), at(11, rules))
+    soon = looked(after_time(over, at(100, rules)), 100, links_down=(1,))
+    later = looked(after_time(over, at(12 + FLAP_WINDOW_S, rules)), 12 + FLAP_WINDOW_S, links_down=(1,))
+    assert (fault(soon, HealthCause.NVLINK).repeats, fault(soon, HealthCause.NVLINK).since) == (1, WALL + 100)
+    assert fault(later, HealthCause.NVLINK).repeats == 0
+
+
+def test_an_application_error_that_a_policy_taints_ends_without_a_reset() -> None:
+    """It needs no recovery of the GPU; each further one begins the calm time anew, and is not a return."""
+    rules = HealthRules(taint_xids=frozenset({31}), calm_s=10)
+    faults = after_event({}, xid(31), at(1, rules))
+    faults = after_event(after_event(faults, xid(31), at(6, rules)), xid(31), at(6, rules))
+    assert phase(after_time(faults, at(15, rules)), XID, 31) is RECOVERING
+    assert phase(after_time(faults, at(16.1, rules)), XID, 31) is OVER
+    assert fault(faults, XID, 31).repeats == 0
+
+
+def test_rules_apply_to_what_is_there_and_the_time_moves_with_the_severity() -> None:
+    """A pod's toleration seconds count from when the taint began to evict."""
+    evicting = HealthRules(evicting_xids=frozenset({79}))
+    faults = after_time(after_event({}, xid(79), at(1)), at(100, evicting))
+    assert (fault(faults, XID, 79).severity, fault(faults, XID, 79).since) == (Severity.EVICT, WALL + 100)
+    ignoring = after_time(faults, at(200, HealthRules(ignored_xids=frozenset({79}))))
+    assert fault(ignoring, XID, 79).severity is Severity.COUNTED
+
+
+def test_a_partitions_fault_is_over_with_its_instance_and_others_stay() -> None:
+    """The next instance with that id is another one."""
+    faults = after_event(after_event(after_event({}, xid(95, gi_id=3), at(1)), xid(95, gi_id=4), at(1)), xid(95), at(1))
+    faults = after_instances(faults, {4}, at(2))
+    assert (phase(faults, XID, 95, 3), phase(faults, XID, 95, 4), phase(faults, XID, 95)) == (OVER, OPEN, OPEN)
+    assert after_instances(faults, {4}, at(99)) == faults, "its end does not move"
+
+
+def test_a_reboot_heals_what_a_reboot_heals() -> None:
+    """A lost GPU and a failed remap stay until a reading says otherwise; instances are gone."""
+    faults = after_event(after_event({}, xid(79), at(1)), xid(95, gi_id=3), at(1))
+    faults = looked(faults, 2, recovery_action=RESET, rows_failed=True, links_down=(1,))
+    faults = after_boot(looked(faults, 3, unreachable="lost"), at(0.5))
+    assert {key.cause: found.phase for key, found in faults.items() if key.gi_id is None} == {
+        XID: RECOVERING,
+        HealthCause.RECOVERY_ACTION: RECOVERING,
+        HealthCause.NVLINK: RECOVERING,
+        HealthCause.ROW_REMAP: OPEN,
+        LOST: OPEN,
+    }
+    assert phase(faults, XID, 95, 3) is OVER
+    pending = after_boot(looked({}, 1, rows_pending=True, rows_failed=False), at(0.5))
+    assert phase(pending, HealthCause.ROW_REMAP) is RECOVERING
+
+
+def test_a_reboot_that_did_not_help_is_seen_at_the_next_look() -> None:
+    """The taint was never away, so that its time is the old one."""
+    faults = after_boot(looked({}, 1, recovery_action=RESET), at(0.5))
+    faults = looked(faults, 5, recovery_action=RESET)
+    assert phase(faults, HealthCause.RECOVERY_ACTION) is OPEN
+    assert fault(faults, HealthCause.RECOVERY_ACTION).since == WALL + 1
+
+
+def test_an_administrators_word_heals_errors_and_not_what_is_still_read() -> None:
+    """A reset with the driver given up leaves no trace on drivers without a recovery action."""
+    faults = looked(after_event({}, xid(119), at(1)), 2, links_down=(1,))
+    faults = after_repair(faults, at(3))
+    assert (phase(faults, XID, 119), phase(faults, HealthCause.NVLINK)) == (RECOVERING, OPEN)
+
+
+def test_a_gpu_that_invents_xids_is_remembered_with_few_of_them_and_none_that_is_stronger_gives_way() -> None:
+    """Memory is bounded, and what the taint does stays as strong as the strongest XID made it."""
+    rules = HealthRules(evicting_xids=frozenset({79}))
+    faults = after_event({}, xid(79), at(0, rules))
+    for number in range(1000, 1200, 2):
+        faults = after_events(faults, [xid(number), xid(number + 1)], at(number, rules))
+    assert len(faults) == MOST_XIDS
+    assert fault(faults, XID, 79).severity is Severity.EVICT
+    assert after_events(faults, [xid(2000)], at(2000, rules)) == faults, "the older stay, so that nothing changes"
+    late = HealthRules(evicting_xids=frozenset({79, 48}))
+    assert fault(after_events(faults, [xid(48)], at(2001, late)), XID, 48).severity is Severity.EVICT
+
+
+@pytest.mark.parametrize("number", [-1, 0, 65536, 2**63])
+def test_a_number_that_is_no_xid_taints_as_one_unknown_xid(number: int) -> None:
+    """A damaged event is an error of the GPU, too."""
+    assert list(after_event({}, xid(number, gi_id=2**40), at(1))) == [FaultKey(None, XID, 0)]

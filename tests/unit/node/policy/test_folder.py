@@ -1,0 +1,94 @@
+"""Which files count, and that a set is read whole."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.node.policy import folder as policy_folder
+from dra_driver.node.policy.folder import fingerprint, read_folder
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in read_folder(folder)]
+
+
+def test_only_policy_files_that_are_not_hidden_count(tmp_path: Path) -> None:
+    """Editors' backups and a README beside the policies do no harm."""
+    for name in ("b.yaml", "a.json", "c.yml", ".hidden.yaml", "README.md", "d.yaml~"):
+        (tmp_path / name).write_text("")
+    assert names(tmp_path) == ["a.json", "b.yaml", "c.yml"]
+
+
+def test_a_config_map_is_read_through_its_one_link(tmp_path: Path) -> None:
+    """As the kubelet mounts it: swapping ``..data`` swaps every file in one step."""
+    for version, text in (("..1", "old"), ("..2", "new")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "p.yaml").write_text(text)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "p.yaml").symlink_to("..data/p.yaml")
+    before = fingerprint(tmp_path)
+    assert [file.data for file in read_folder(tmp_path)] == [b"old"]
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    assert fingerprint(tmp_path) != before
+    assert [file.data for file in read_folder(tmp_path)] == [b"new"]
+
+
+def test_a_fingerprint_changes_with_content_names_and_the_folder_itself(tmp_path: Path) -> None:
+    """And only with a change: checks are cheap while no file changes."""
+    folder = tmp_path / "policies"
+    seen = [fingerprint(folder)]
+    folder.mkdir()
+    seen.append(fingerprint(folder))
+    (folder / "a.yaml").write_text("1")
+    seen.append(fingerprint(folder))
+    os.utime(folder / "a.yaml", ns=(1, 1))
+    (folder / "a.yaml").write_text("2")
+    seen.append(fingerprint(folder))
+    (folder / "a.yaml").rename(folder / "b.yaml")
+    seen.append(fingerprint(folder))
+    assert len(set(seen)) == len(seen)
+    (folder / "README").write_text("x")
+    assert fingerprint(folder) == seen[-1]
+
+
+def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
+    """Missing folders, endless and special files, and too many files."""
+    with pytest.raises(ConfigurationError, match="nowhere does not exist"):
+        read_folder(tmp_path / "nowhere")
+    (tmp_path / "a.yaml").write_bytes(b"#" * (policy_folder.MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigurationError, match=r"a.yaml is larger than 256 KiB"):
+        read_folder(tmp_path)
+    (tmp_path / "a.yaml").unlink()
+    os.mkfifo(tmp_path / "b.yaml")
+    with pytest.raises(ConfigurationError, match=r"b.yaml is not a regular file"):
+        read_folder(tmp_path)
+    (tmp_path / "b.yaml").unlink()
+    (tmp_path / "c.yaml").symlink_to("gone")
+    with pytest.raises(ConfigurationError, match=r"c.yaml does not exist"):
+        read_folder(tmp_path)
+    (tmp_path / "c.yaml").unlink()
+    for number in range(policy_folder.MAX_FILES + 1):
+        (tmp_path / f"{number}.yaml").touch()
+    with pytest.raises(ConfigurationError, match="has 65 policy files, at most 64"):
+        read_folder(tmp_path)
+
+
+def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) -> None:
+    """It is looked at again and again: a descriptor each time would end the process one day."""
+    (tmp_path / "a.yaml").mkdir()
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(ConfigurationError, match=r"a.yaml is not a regular file"):
+            read_folder(tmp_path)
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_set_has_a_bound_in_all(tmp_path: Path) -> None:
+    """Many files of allowed size together."""
+    for number in range(policy_folder.MAX_BYTES // policy_folder.MAX_FILE_BYTES + 1):
+        (tmp_path / f"{number}.yaml").write_bytes(b"#" * policy_folder.MAX_FILE_BYTES)
+    with pytest.raises(ConfigurationError, match="more than 2048 KiB together"):
+        read_folder(tmp_path)

@@ -1,0 +1,167 @@
+"""What the node process tells the usage exporter, which reads it with code of its own."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from dra_driver.core.errors import StorageError
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import Form, Strategy
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    AssignedShare,
+    AssignedSharing,
+    AttemptToken,
+    Entry,
+    InstanceIds,
+    OwnerId,
+    State,
+)
+from dra_driver.node.process.assignments_file import (
+    CHECK_S,
+    FILE,
+    RETRY_S,
+    VERSION,
+    AssignmentsFile,
+    AssignmentSources,
+    ToldGpu,
+)
+from dra_driver.node.process.changing_gpus import LINGER_S
+from dra_driver.node.usage import assignments
+from dra_driver.node.usage.values import Assignments
+
+GPU = GpuUuid("GPU-a")
+RULES = UsageRules(
+    over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM
+)
+HEADER = {"version": VERSION, "node": "n", "driver": "gpu.nvidia.com", "processStarted": "2026-07-01T00:00:00Z"}
+
+
+def device(**fields: Any) -> AssignedDevice:
+    given: dict[str, Any] = {
+        "request": "gpu", "pool": PoolName("n/gpu.nvidia.com"), "device": DeviceName("gpu-0"), "share_id": None,
+        "admin_access": False, "gpu_uuid": GPU,
+    }  # fmt: skip
+    return AssignedDevice(**(given | fields))
+
+
+def entry(uid: str = "u1", *devices: AssignedDevice, state: State = State.PREPARED) -> Entry:
+    return Entry(
+        ref=ClaimRef(namespace="team", name="llm", uid=ClaimUid(uid)),
+        state=state,
+        attempt=AttemptToken(owner=OwnerId("o"), number=1),
+        boot_id="b",
+        changed_at=1_782_907_200.5,
+        devices=devices or (device(),),
+    )
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.entries: list[Entry] = [entry()]
+        self.detached: str | None = None
+        self.fails, self.reads = False, 0
+        self.folder = folder / "usage"
+        gpus = [ToldGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
+        sources = AssignmentSources(entries=self.read, gpus=lambda: gpus, detached=lambda: self.detached)
+        self.file = AssignmentsFile(self.folder, HEADER, sources)
+
+    def read(self) -> list[Entry]:
+        self.reads += 1
+        if self.fails:
+            raise StorageError("the journal is locked")
+        return self.entries
+
+    def told(self) -> Assignments:
+        return assignments.decode((self.folder / FILE).read_bytes())
+
+
+def test_the_exporter_reads_what_the_node_process_writes(tmp_path: Path) -> None:
+    """Every field, for a whole GPU, a share and a partition, with the rules of the GPU."""
+    share = AssignedShare(memory=2**30, percent=20, count=1, total_memory=2**36, max_shares=None)
+    sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=share)
+    live = InstanceIds(gi_id=7, ci_id=0, uuid=MigUuid("MIG-x"))
+    part = AssignedPartition(
+        id=PartitionId(GPU, 19, 0), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
+    )
+    node = Node(tmp_path)
+    node.entries = [
+        entry("u2", device(share_id="s1", sharing=sharing), device(partition=part, request="mig")),
+        entry("u1", device(admin_access=True)),
+        entry("u3", state=State.PREPARING),
+    ]
+    node.file.claims_changed()
+    assert node.file.step() == CHECK_S
+    found = node.told()
+    assert [claim.ref.uid for claim in found.claims] == ["u1", "u2"]
+    (admin,), (shared, cut) = found.claims[0].devices, found.claims[1].devices
+    assert (admin.admin_access, admin.form, admin.uuid, admin.gi_id) == (True, Form.WHOLE, GPU, None)
+    assert (shared.form, shared.share_id, shared.memory_bytes, shared.percent) == (Form.SHARE, "s1", 2**30, 20)
+    assert (cut.form, cut.gi_id, cut.uuid, cut.profile) == (Form.PARTITION, 7, "MIG-x", "1g.10gb")
+    assert (found.gpus[0].rules, found.gpus[0].model) == (RULES, "NVIDIA H100")
+    assert found.claims[0].prepared.isoformat() == "2026-07-01T12:00:00+00:00"
+
+
+def test_the_files_are_roots_alone(tmp_path: Path) -> None:
+    """Names of claims and programs are not for every user of the node."""
+    node = Node(tmp_path)
+    (node.folder / "findings").mkdir(mode=0o755, parents=True)  # as the kubelet makes folders that it mounts
+    node.file.step()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (node.folder, node.folder / "findings", node.folder / FILE)]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
+    """And the journal is read when claims changed alone."""
+    node = Node(tmp_path)
+    node.file.step()
+    before = (node.folder / FILE).stat().st_ino
+    node.file.step()
+    node.file.wake()
+    node.file.step()
+    assert ((node.folder / FILE).stat().st_ino, node.reads) == (before, 1)
+    node.entries = []
+    node.file.claims_changed()
+    node.file.step()
+    assert node.told().claims == ()
+
+
+def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(tmp_path: Path) -> None:
+    """The exporter leaves them alone; it is told when that is over."""
+    node = Node(tmp_path)
+    with node.file.changing.during(GPU):
+        assert node.file.step() <= LINGER_S
+        assert node.told().gpus[0].changing
+    node.detached = "this node has given its NVIDIA driver up"
+    node.file.step()
+    assert node.told().detached == "this node has given its NVIDIA driver up"
+
+
+def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
+    """What was told stays, and it is read again soon."""
+    node = Node(tmp_path)
+    node.file.step()
+    node.fails = True
+    node.file.claims_changed()
+    assert node.file.step() == RETRY_S
+    assert len(node.told().claims) == 1
+    node.fails, node.entries = False, []
+    node.file.step()
+    assert node.told().claims == ()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is tried again; a file that was removed comes back."""
+    node = Node(tmp_path)
+    node.folder.write_text("in the way")
+    assert node.file.step() == RETRY_S
+    node.folder.unlink()
+    assert node.file.step() == CHECK_S
+    (node.folder / FILE).unlink()
+    node.file.step()
+    assert json.loads((node.folder / FILE).read_text())["node"] == "n"

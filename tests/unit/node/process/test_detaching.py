@@ -1,0 +1,341 @@
+"""Giving the NVIDIA driver up and taking it again, step by step."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from dra_driver.core.errors import StorageError
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.detach_request import FILE, DetachRequest
+from dra_driver.node.process.detach_setup import look_for_file
+from dra_driver.node.process.detaching import LOOK_S, REST_S, Detaching
+
+ASKED = DetachRequest(source="annotation x of node node-a", reason="driver 580", ends="remove the annotation")
+UPGRADE = DetachRequest(source="label y of node node-a", reason="paused", ends="it ends", when_unused=True)
+DETACHED = "the GPUs of this node are detached"
+
+
+class Gpus:
+    """A backend whose calls return, or hang until the test ends them."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self.happened = happened
+        self.hangs = False
+        self.detached: str | None = None
+
+    def detach(self, reason: str, timeout_s: float) -> bool:
+        self.happened.append("closed")
+        self.detached = reason
+        return not self.hangs
+
+    def reattach(self) -> None:
+        self.happened.append("reattached")
+        self.detached = None
+
+
+class Inventory:
+    """Its next look sees what the backend is; ``missing`` is the driver's absence."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self.missing: str | None = None
+        self.problem: str | None = None
+
+    def refresh(self) -> None:
+        self.problem = DETACHED if self._gpus.detached else self.missing
+
+
+class Gate:
+    def __init__(self, happened: list[str]) -> None:
+        self.happened = happened
+        self.reason: str | None = None
+        self.busy = False
+
+    def close(self, reason: str) -> None:
+        if self.reason is None:
+            self.happened.append("gate closed")
+        self.reason = reason
+
+    def open(self) -> None:
+        self.happened.append("gate open")
+        self.reason = None
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        self.happened.append("calls ended" if not self.busy else "calls still work")
+        return not self.busy
+
+
+class Node:
+    """`Detaching` with everything around it."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.gpus, self.gate = Gpus(self.happened), Gate(self.happened)
+        self.inventory = Inventory(self.gpus)
+        self.asked: DetachRequest | None = None
+        self.claims: int | StorageError = 0
+        self.now, self.publish_after_s = 100.0, 0.0
+        self.told: list[tuple[str, str]] = []
+        self.exporter_is_stuck = False
+        self.detaching = Detaching(
+            self.gpus,
+            self.inventory,
+            self.gate,
+            find=lambda: self.asked,
+            prepared=self.prepared,
+            changed=lambda: self.happened.append(f"taint {self.detaching.taint_value}"),
+            published=self.published,
+            clock=lambda: self.now,
+            tell=lambda kind, reason, message: self.told.append((reason, message)),
+            let_go=self.let_go,
+        )
+
+    def let_go(self) -> bool:
+        """Of the usage exporter."""
+        self.happened.append("exporter waited for")
+        return not self.exporter_is_stuck
+
+    def published(self) -> bool:
+        """True so many seconds after the first look, each of which takes half a second."""
+        self.now += 0.5
+        self.publish_after_s -= 0.5
+        if self.publish_after_s <= 0:
+            self.happened.append("published")
+        return self.publish_after_s <= 0
+
+    def prepared(self) -> int:
+        if isinstance(self.claims, StorageError):
+            raise self.claims
+        return self.claims
+
+    def step(self, asked: DetachRequest | None) -> list[str]:
+        """What one step did under this request."""
+        self.asked = asked
+        del self.happened[:]
+        self.detaching.step()
+        return list(self.happened)
+
+    @property
+    def gauge(self) -> float:
+        value: float = metrics.detached._value.get()
+        return value
+
+
+def test_nothing_happens_until_it_is_asked_for() -> None:
+    """The step runs every second for the life of the process."""
+    node = Node()
+    assert node.step(None) == []
+    assert (node.detaching.problem, node.detaching.taint_value, node.told) == (None, None, [])
+
+
+def test_it_looks_every_second_only_while_it_is_asked() -> None:
+    """A node at rest is woken by what asks: the Node object, the file, the journal."""
+    node = Node()
+    assert node.detaching.step() == REST_S
+    node.asked = ASKED
+    assert node.detaching.step() == LOOK_S
+    node.asked = None
+    for _ in range(2):  # it takes the driver again, and sees that it is there
+        assert node.detaching.step() <= LOOK_S
+    assert node.detaching.step() == REST_S
+
+
+def test_the_file_wakes_it(tmp_path: Path) -> None:
+    """Also one that cannot be read, such as a link to nothing."""
+    woken: list[int] = []
+    detaching = cast("Any", SimpleNamespace(wake=lambda: woken.append(1)))
+    look_for_file(detaching, tmp_path)
+    assert woken == []
+    (tmp_path / FILE).symlink_to("nothing")
+    look_for_file(detaching, tmp_path)
+    assert woken == [1]
+
+
+def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_closed() -> None:
+    """And calls in work end first: a partition is created in several of them."""
+    node = Node()
+    steps = node.step(ASKED)
+    order = ["gate closed", "taint requested", "calls ended", "published", "closed"]
+    assert [step for step in steps if step in order] == [
+        "gate closed",
+        "taint requested",
+        "calls ended",
+        "published",
+        "taint requested",
+        "closed",
+        "taint requested",
+    ]
+    assert (node.detaching.is_detached, node.gauge) == (True, 1)
+    assert node.gpus.detached == "annotation x of node node-a: driver 580"
+    assert node.detaching.problem == f"this node has given its NVIDIA driver up ({ASKED})"
+    assert [reason for reason, _ in node.told] == ["DriverDetaching", "DriverDetached"]
+    assert node.step(ASKED) == [], "said and done once"
+
+
+def test_a_request_by_a_person_does_not_wait_for_claims() -> None:
+    """A GPU reset or a driver upgrade under running pods is asked for on purpose."""
+    node = Node()
+    node.claims = 10
+    node.step(ASKED)
+    assert node.detaching.is_detached
+
+
+def test_a_driver_upgrade_waits_until_no_claim_is_prepared() -> None:
+    """Their pods are being evicted and need their unprepare, which may change GPUs."""
+    node = Node()
+    node.claims = 2
+    assert node.step(UPGRADE) == ["gate closed", "taint driver-upgrade"]
+    assert not node.detaching.is_detached
+    assert "waiting for 2 prepared claims to end" in str(node.detaching.problem)
+    node.claims = 1
+    node.step(UPGRADE)
+    assert "waiting for 1 prepared claim to end" in str(node.detaching.problem)
+    node.claims = 0
+    assert "closed" in node.step(UPGRADE)
+    assert [reason for reason, _ in node.told] == ["DriverDetaching", "DriverDetached"]
+
+
+def test_an_unreadable_journal_may_hold_claims() -> None:
+    """The driver is not taken from claims that are only not seen."""
+    node = Node()
+    node.claims = StorageError("disk")
+    node.step(UPGRADE)
+    assert not node.detaching.is_detached
+    assert "not known whether claims are prepared: disk" in str(node.detaching.problem)
+
+
+def test_a_claim_that_a_call_in_work_prepared_is_waited_for() -> None:
+    """It passed the gate before the gate was closed."""
+    node = Node()
+    wait = node.gate.wait_idle
+
+    def prepares(timeout_s: float) -> bool:
+        node.claims = 1
+        return wait(timeout_s)
+
+    node.gate.wait_idle = prepares  # type: ignore[method-assign]
+    assert "closed" not in node.step(UPGRADE)
+    assert "waiting for 1" in str(node.detaching.problem)
+
+
+def test_a_request_that_is_withdrawn_while_claims_are_waited_for_leaves_the_driver_open() -> None:
+    """k8s-driver-manager sets its labels back when it fails."""
+    node = Node()
+    node.claims = 1
+    node.step(UPGRADE)
+    assert node.step(None) == ["gate open", "taint None"]
+    assert (node.detaching.problem, node.gate.reason) == (None, None)
+
+
+def test_reattach_waits_for_the_driver_and_then_opens_the_gate() -> None:
+    """Labels are set back before the new driver is installed, which takes minutes."""
+    node = Node()
+    node.step(UPGRADE)
+    node.inventory.missing = "no NVML"
+    assert node.step(None) == ["reattached", "taint driver-upgrade"]
+    assert (node.detaching.is_detached, node.gauge) == (False, 0)
+    for _ in range(3):
+        assert node.step(None) == []
+        assert node.gate.reason is not None
+        assert "no NVML" in str(node.detaching.problem)
+    node.inventory.missing = None
+    node.inventory.refresh()
+    assert node.step(None) == ["gate open", "taint None"]
+    assert node.told[-1] == ("DriverReattached", "the NVIDIA driver is in use again")
+
+
+def test_another_request_while_the_driver_is_awaited_detaches_again() -> None:
+    """The upgrade failed and is tried once more."""
+    node = Node()
+    node.step(UPGRADE)
+    node.inventory.missing = "no NVML"
+    node.step(None)
+    assert "closed" in node.step(UPGRADE)
+    assert node.detaching.is_detached
+
+
+def test_another_reason_while_detached_replaces_the_first() -> None:
+    """Pods that wait are told who asks now."""
+    node = Node()
+    node.step(UPGRADE)
+    before = len(node.told)
+    assert node.step(ASKED) == ["closed", "exporter waited for", "taint requested"]
+    ((reason, message),) = node.told[before:]
+    assert (reason, str(ASKED) in message) == ("DriverDetached", True), "who asks anew waits for an answer"
+    node.step(ASKED)
+    assert len(node.told) == before + 1
+    assert (node.gpus.detached, node.gate.reason is not None and "driver 580" in node.gate.reason) == (str(ASKED), True)
+    assert node.gauge == 1
+
+
+def test_a_call_that_hangs_is_reported_until_it_returns() -> None:
+    """A kernel module cannot be unloaded under it; the person has to know."""
+    node = Node()
+    node.gpus.hangs = True
+    node.step(ASKED)
+    assert (node.detaching.is_detached, node.gauge) == (True, 0)
+    assert "a call of the driver has not returned" in str(node.detaching.problem)
+    assert "delete the pod of the node process" in str(node.detaching.problem)
+    node.step(ASKED)
+    assert [reason for reason, _ in node.told] == ["DriverDetaching", "DriverDetachIncomplete"]
+    node.gpus.hangs = False
+    node.step(ASKED)
+    assert node.gauge == 1
+    assert node.told[-1][0] == "DriverDetached"
+
+
+def test_a_request_that_ends_while_a_call_hangs_is_taken_back() -> None:
+    """The backend refuses calls from the moment it was asked."""
+    node = Node()
+    node.gpus.hangs = True
+    node.step(ASKED)
+    assert "reattached" in node.step(None)
+    node.step(None)
+    assert node.gate.reason is None
+
+
+def test_calls_of_the_kubelet_that_do_not_end_do_not_keep_the_driver_open_for_ever() -> None:
+    """They end by themselves; what hangs longer hangs in the driver."""
+    node = Node()
+    node.gate.busy = True
+    assert "closed" in node.step(ASKED)
+
+
+def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again() -> None:
+    """The annotation is removed within these seconds: the driver stays open."""
+    node = Node()
+    wait = node.gate.wait_idle
+
+    def withdrawn(timeout_s: float) -> bool:
+        node.asked = None
+        return wait(timeout_s)
+
+    node.gate.wait_idle = withdrawn  # type: ignore[method-assign]
+    assert "closed" not in node.step(ASKED)
+
+
+def test_an_api_server_that_is_away_does_not_keep_the_driver_open() -> None:
+    """The taint is waited for, but not for ever: the driver may be what has to be mended."""
+    node = Node()
+    node.publish_after_s = 1.0
+    assert node.step(ASKED).index("published") < node.happened.index("closed")
+    node = Node()
+    node.publish_after_s = 60.0
+    steps = node.step(ASKED)
+    assert "closed" in steps
+    assert "published" not in steps
+
+
+def test_an_exporter_that_keeps_the_driver_open_is_named() -> None:
+    """The driver cannot be replaced while it does: the node is not said to be detached before it has let go."""
+    node = Node()
+    node.exporter_is_stuck = True
+    for _ in range(2):
+        node.step(ASKED)
+    assert "the usage exporter of this node has the driver open" in (node.detaching.problem or "")
+    assert [reason for reason, _ in node.told] == ["DriverDetaching", "DriverDetachIncomplete"]
+    assert node.detaching.is_detached, "the driver must be left alone all the same"
+    node.exporter_is_stuck = False
+    node.step(ASKED)
+    assert [reason for reason, _ in node.told][-1] == "DriverDetached"
+    assert "exporter" not in (node.detaching.problem or "")

@@ -1,0 +1,144 @@
+"""Which GPUs are tainted because of their NVLink fabric, over looks and time."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import MigInstance
+from dra_driver.core.model.terms import GpuTerms, Terms
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.fabric_watch import GRACE_S, KEY, FabricHistory, FabricWatch, after_look, taint_of
+
+NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
+FAILED = Fabric(state=FabricState.COMPLETED, status=3)
+INSTANCE = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, size=1, owned=True)
+
+
+def gpu(fabric: Fabric | None, minor: int = 0, **changes: object) -> Gpu:
+    return replace(Gpu(uuid=GpuUuid(f"GPU-{minor}"), minor=minor, fabric=fabric), **changes)  # type: ignore[arg-type]
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.watch = FabricWatch(clock=lambda: self.now)
+        self.events: list[str] = []
+
+    def look(self, *gpus: Gpu, after_s: float = 0.0) -> dict[str, str]:
+        """The taints' values by UUID."""
+        self.now += after_s
+        changed = self.watch.amend(Snapshot(gpus=gpus), {})
+        assert all(taint.key == KEY for terms in changed.values() for taint in terms.whole_taints)
+        return {uuid: terms.whole_taints[0].value for uuid, terms in changed.items()}
+
+    def report(self, known: bool = True) -> None:
+        def warn(reason: str, message: str) -> bool:
+            assert reason == "FabricNotReady"
+            if known:
+                self.events.append(message)
+            return known
+
+        self.watch.report(warn)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_board_without_nvswitches_is_never_tainted(bench: Bench) -> None:
+    """Most boards: no driver call, or no fabric."""
+    assert bench.look(gpu(None)) == {}
+    assert bench.look(gpu(None), after_s=1e6) == {}
+
+
+@pytest.mark.parametrize("fabric", [NOT_STARTED, IN_PROGRESS])
+def test_before_fabric_manager_is_ready_a_gpu_is_tainted_from_the_first_look(bench: Bench, fabric: Fabric) -> None:
+    """A node that has just started: nothing says how long it will take."""
+    assert bench.look(gpu(fabric), gpu(COMPLETED, 1)) == {"GPU-0": "probing"}
+    assert bench.look(gpu(COMPLETED), gpu(COMPLETED, 1)) == {}
+
+
+def test_a_probe_after_the_fabric_was_ready_gets_some_time(bench: Bench) -> None:
+    """Slices are not written for every probe; a prepare waits meanwhile."""
+    bench.look(gpu(COMPLETED))
+    assert bench.look(gpu(IN_PROGRESS), after_s=100) == {}
+    assert bench.look(gpu(IN_PROGRESS), after_s=GRACE_S - 1) == {}
+    assert bench.look(gpu(IN_PROGRESS), after_s=1) == {"GPU-0": "probing"}
+    assert bench.look(gpu(COMPLETED)) == {}
+
+
+def test_a_gpu_with_partitions_is_not_tainted(bench: Bench) -> None:
+    """Its fabric is suspended while instances exist, which do not use it; the time begins after the last one."""
+    cut = gpu(IN_PROGRESS, mig_enabled=True, mig_mode_owned=True, mig_instances=(INSTANCE,))
+    assert bench.look(cut) == {}
+    assert bench.look(cut, after_s=1000) == {}
+    assert bench.look(gpu(IN_PROGRESS)) == {}
+    assert bench.look(gpu(IN_PROGRESS), after_s=GRACE_S) == {"GPU-0": "probing"}
+
+
+def test_a_mig_mode_of_an_administrator_needs_no_fabric(bench: Bench) -> None:
+    """The GPU is not published as a whole."""
+    assert bench.look(gpu(NOT_STARTED, mig_enabled=True)) == {}
+
+
+def test_a_failed_probe_is_named(bench: Bench) -> None:
+    """It does not pass by itself, so there is no time to wait for."""
+    bench.look(gpu(COMPLETED))
+    assert bench.look(gpu(FAILED)) == {"GPU-0": "status-3"}
+    bench.report()
+    assert "probe completed with NVML status 3" in bench.events[0]
+    assert "it takes no part in NVLink" in bench.events[0]
+
+
+def test_one_event_and_remark_per_condition(bench: Bench) -> None:
+    """The event comes when the node's UID is known, and not again at each look."""
+    for _ in range(3):
+        bench.look(gpu(IN_PROGRESS))
+    bench.report(known=False)
+    bench.report()
+    bench.report()
+    (event,) = bench.events
+    assert event.startswith("gpu-0 gets no new claims as a whole: its NVLink fabric is not ready (probe in progress)")
+    assert "802" in event
+    assert "nvidia-fabricmanager" in event
+    assert bench.watch.remarks == [event]
+    assert metrics.REGISTRY.get_sample_value("dra_driver_fabric_not_ready") == 1
+    bench.look(gpu(COMPLETED))
+    bench.report()
+    assert bench.watch.remarks == []
+    assert metrics.REGISTRY.get_sample_value("dra_driver_fabric_not_ready") == 0
+    assert len(bench.events) == 1
+
+
+def test_an_event_that_is_over_is_not_recorded(bench: Bench) -> None:
+    """The node's UID became known after the fabric was ready."""
+    bench.look(gpu(IN_PROGRESS))
+    bench.look(gpu(COMPLETED))
+    bench.report()
+    assert bench.events == []
+
+
+def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
+    """When it is back, it is looked at anew."""
+    bench.look(gpu(COMPLETED))
+    bench.look()
+    assert bench.look(gpu(IN_PROGRESS)) == {"GPU-0": "probing"}
+
+
+def test_other_terms_stay(bench: Bench) -> None:
+    """A policy's taints are not lost."""
+    terms: Terms = {GpuUuid("GPU-0"): GpuTerms(policy="p", profiles=frozenset())}
+    (changed,) = bench.watch.amend(Snapshot(gpus=(gpu(IN_PROGRESS),)), terms).values()
+    assert (changed.policy, changed.profiles) == ("p", frozenset())
+
+
+def test_a_clock_that_jumps_back_begins_the_time_again() -> None:
+    """It neither taints for ever nor fails."""
+    history = after_look(FabricHistory(not_ready_since=1000.0, was_ready=True), gpu(IN_PROGRESS), 5.0)
+    assert history.not_ready_since == 5.0
+    assert taint_of(history, IN_PROGRESS, 5.0) is None
+    assert taint_of(history, IN_PROGRESS, 5.0 + GRACE_S) is not None

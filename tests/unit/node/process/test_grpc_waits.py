@@ -1,0 +1,55 @@
+"""`grpc_waits` in processes of their own: what it sets counts for a whole process."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+WAITS = """
+import json, time
+from pathlib import Path
+import grpc._server as server
+from grpc._cython import cygrpc
+from dra_driver.node.process import grpc_waits
+
+queue = cygrpc.CompletionQueue()
+
+def switches():
+    (line,) = [l for l in Path("/proc/thread-self/status").read_text().splitlines() if l.startswith("voluntary_")]
+    return int(line.split()[1])
+
+def wakes():
+    before = switches()
+    queue.poll(time.time() + 0.7)
+    return switches() - before
+
+print(json.dumps([wakes(), grpc_waits.sleep_long(), wakes(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+"""
+OTHER_VERSION = """
+import json
+import grpc._server as server
+from grpc._cython import cygrpc
+from dra_driver.node.process import grpc_waits
+
+del cygrpc.__pyx_capi__["g_interrupt_check_period_ms"]
+print(json.dumps([grpc_waits.sleep_long(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+"""
+
+
+def output_of(script: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_wait_for_calls_is_one_sleep() -> None:
+    """grpc's own are slices of 200 ms; the rest of a server's loop comes once in the second number."""
+    own_wakes, done, wakes, look_s = output_of(WAITS)
+    assert done
+    assert own_wakes >= 4
+    assert wakes < own_wakes - 1
+    assert look_s == 600
+
+
+def test_other_versions_of_grpc_are_left_alone() -> None:
+    assert output_of(OTHER_VERSION) == [False, 1.0]

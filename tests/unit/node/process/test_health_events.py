@@ -1,0 +1,122 @@
+"""Events on the Node about conditions."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.node.process.health_events import QUIET_S, ConditionEvents, Notice, device_of, sentences
+from tests.unit.node.slices.gpus import H100, instance, mig_gpu, snapshot
+
+FREE = mig_gpu(H100)
+CUT = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 19, 6),))
+NODE = snapshot(CUT)
+STARTED = 1000.0
+
+
+def condition(**changes: Any) -> HealthCondition:
+    given = {"cause": HealthCause.XID, "gpu_uuid": FREE.uuid, "severity": Severity.NO_NEW_CLAIMS, "value": "79",
+             "since": STARTED + 1, "message": "it fell off the bus"}  # fmt: skip
+    return HealthCondition(**{**given, **changes})
+
+
+class Events:
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.told: list[tuple[str, str, str]] = []
+        self.events = ConditionEvents(
+            lambda *event: self.told.append(event), clock=lambda: self.now, now=lambda: STARTED
+        )
+
+    def update(self, *conditions: HealthCondition, after_s: float = 0.0) -> list[tuple[str, str, str]]:
+        self.now += after_s
+        self.told.clear()
+        self.events.update(conditions, NODE)
+        return list(self.told)
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+def test_begin_and_end(events: Events) -> None:
+    """With the device's name, the taint and what to do."""
+    assert events.update(condition()) == [
+        ("Warning", "GpuUnhealthy",
+         "gpu-0 is not healthy, new claims do not get it (taint gpu.nvidia.com/xid): it fell off the bus")
+    ]  # fmt: skip
+    assert events.update(condition(), after_s=QUIET_S) == []
+    assert events.update(after_s=1.0) == [
+        ("Normal", "GpuRecovered", "gpu-0: the condition gpu.nvidia.com/xid=79 has ended; its taint is removed")
+    ]
+
+
+def test_what_an_event_is_about_is_handed_on_with_the_same_words() -> None:
+    """As rarely as the event itself."""
+    told: list[tuple[str, str, str]] = []
+    notices: list[Notice] = []
+    events = ConditionEvents(
+        lambda *event: told.append(event), notify=notices.append, clock=lambda: 50.0, now=lambda: STARTED
+    )
+    for _ in range(2):
+        events.update([condition()], NODE)
+    assert [(each.kind, each.reason, each.message) for each in notices] == told
+    assert [(each.condition, each.gpu) for each in notices] == [(condition(), CUT)]
+
+
+def test_one_event_per_device_and_cause_in_a_minute(events: Events) -> None:
+    """What holds then is reported; what came and went is not."""
+    assert len(events.update(condition())) == 1
+    for _ in range(20):
+        assert events.update(after_s=1.0) == []
+        assert events.update(condition(), after_s=1.0) == []
+    assert events.update(after_s=QUIET_S)[0][1] == "GpuRecovered"
+    assert events.update(condition(), after_s=1.0) == []
+    assert events.update(after_s=1.0) == []
+    assert events.update(after_s=QUIET_S) == []
+
+
+def test_other_devices_and_causes_have_events_of_their_own(events: Events) -> None:
+    """The first one's quiet does not hide them."""
+    found = events.update(
+        condition(), condition(cause=HealthCause.ECC), condition(gi_id=7), condition(gpu_uuid=GpuUuid("GPU-other"))
+    )
+    assert [message.partition(" is ")[0] for _, _, message in found] == [
+        "gpu-0", "gpu-0", "gpu-0-mig-1g10gb-19-6", "GPU-other",
+    ]  # fmt: skip
+
+
+def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
+    """Pods will be evicted now."""
+    events.update(condition())
+    worse = condition(severity=Severity.EVICT)
+    assert events.update(worse, after_s=1.0) == []
+    ((_, _, message),) = events.update(worse, after_s=QUIET_S)
+    assert "its pods are to be evicted" in message
+
+
+def test_conditions_from_before_the_start_are_not_reported_again(events: Events) -> None:
+    """A restart is no news; recovery is."""
+    assert events.update(condition(since=STARTED - 1)) == []
+    assert events.update(after_s=1.0)[0][1] == "GpuRecovered"
+
+
+def test_an_unmonitored_gpu_has_a_reason_of_its_own(events: Events) -> None:
+    """It may be used."""
+    found = events.update(condition(cause=HealthCause.UNMONITORED, value="", message="events need privilege"))
+    assert found == [("Warning", "GpuUnmonitored", "gpu-0: events need privilege")]
+
+
+@pytest.mark.parametrize(("gi_id", "name"), [(None, "gpu-0"), (7, "gpu-0-mig-1g10gb-19-6"),
+                                             (5, "gpu-0 (GPU instance 5)")])  # fmt: skip
+def test_names(gi_id: int | None, name: str) -> None:
+    """Those that are published, as far as they are known."""
+    assert device_of(FREE.uuid, gi_id, NODE) == name
+
+
+def test_sentences_for_readiness() -> None:
+    """The same text as the event's."""
+    assert sentences([condition()], NODE)[0].startswith("gpu-0 is not healthy")

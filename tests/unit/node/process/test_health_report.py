@@ -1,0 +1,101 @@
+"""What the kubelet is told about which devices."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.ids import DeviceName, PoolName
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.node.process.health_report import MAX_MESSAGE, DeviceReport, DeviceState, ReportedDevice, reports
+from dra_driver.node.process.last_known import MissingGpu
+from tests.unit.node.slices.gpus import H100, instance, mig_gpu, snapshot
+
+POOL = PoolName("node-a/gpu.nvidia.com")
+FREE, OTHER = mig_gpu(H100), mig_gpu(H100, 1)
+CUT = replace(FREE, mig_enabled=True, mig_mode_owned=True,
+              mig_instances=(instance(FREE, 19, 0, owned=True), instance(FREE, 19, 6, owned=True)))  # fmt: skip
+NODE = snapshot(CUT, OTHER)
+WHOLE = ReportedDevice(pool=POOL, device=DeviceName("gpu-1"), gpu_uuid=OTHER.uuid)
+PART = ReportedDevice(
+    pool=POOL, device=DeviceName("gpu-0-mig-1g10gb-19-6"), gpu_uuid=FREE.uuid, partition=PartitionId(FREE.uuid, 19, 6)
+)
+
+
+def condition(**changes: Any) -> HealthCondition:
+    given = {"cause": HealthCause.XID, "gpu_uuid": FREE.uuid, "severity": Severity.NO_NEW_CLAIMS, "value": "79",
+             "since": 1.0, "message": "XID 79"}  # fmt: skip
+    return HealthCondition(**{**given, **changes})
+
+
+def told(*claimed: ReportedDevice, conditions: Any = (), missing: Any = (), node: Snapshot = NODE) -> dict[str, Any]:
+    found = reports(claimed, POOL, node, conditions, dict.fromkeys(missing, MissingGpu(since=1.0)))
+    assert [each.device for each in found] == sorted({each.device for each in found})
+    return {each.device: (each.state.name, each.message) for each in found}
+
+
+def test_devices_of_claims_alone_on_a_healthy_node() -> None:
+    """A device without a claim is in no pod."""
+    assert told(WHOLE, PART) == {"gpu-0-mig-1g10gb-19-6": ("HEALTHY", ""), "gpu-1": ("HEALTHY", "")}
+    assert told() == {}
+
+
+def test_a_gpus_condition_is_of_all_its_devices_that_exist() -> None:
+    """Also of those that no claim has."""
+    sick = ("UNHEALTHY", "XID 79")
+    assert told(WHOLE, conditions=[condition()]) == {
+        "gpu-0": sick, "gpu-0-mig-1g10gb-19-0": sick, "gpu-0-mig-1g10gb-19-6": sick, "gpu-1": ("HEALTHY", ""),
+    }  # fmt: skip
+
+
+def test_an_instances_condition_is_of_its_partition_alone() -> None:
+    """The neighbours go on."""
+    gi = CUT.mig_instances[1].gi_id
+    assert told(WHOLE, conditions=[condition(gi_id=gi)]) == {
+        "gpu-0-mig-1g10gb-19-6": ("UNHEALTHY", "XID 79"), "gpu-1": ("HEALTHY", ""),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"severity": Severity.COUNTED}, ("HEALTHY", "")), ({"severity": Severity.EVICT}, ("UNHEALTHY", "XID 79")),
+     ({"cause": HealthCause.UNMONITORED, "message": "no events"}, ("UNKNOWN", "no events"))],
+)  # fmt: skip
+def test_the_state_follows_the_condition(changes: dict[str, Any], expected: tuple[str, str]) -> None:
+    """An error of an application says nothing about the GPU, and an unmonitored one is not known."""
+    assert told(PART, conditions=[condition(**changes)])[PART.device] == expected
+
+
+def test_a_missing_gpu_is_unhealthy_whatever_is_known() -> None:
+    """Its condition comes with the next look."""
+    assert told(WHOLE, missing=[OTHER.uuid])["gpu-1"] == ("UNHEALTHY", "the GPU is not found on its node any more")
+    lost = condition(cause=HealthCause.LOST, gpu_uuid=OTHER.uuid, message="lost")
+    assert told(WHOLE, missing=[OTHER.uuid], conditions=[lost])["gpu-1"] == ("UNHEALTHY", "lost")
+    (late,) = reports([WHOLE], POOL, NODE, [], {OTHER.uuid: MissingGpu(since=1.0, awaited=True)})
+    assert (late.state.name, late.message) == ("UNKNOWN", "the GPU is not found on its node yet")
+
+
+def test_a_gpu_that_is_not_known_at_all() -> None:
+    """Of a claim in the journal whose GPU was replaced."""
+    assert told(WHOLE, node=snapshot(CUT))["gpu-1"][0] == "UNKNOWN"
+
+
+def test_several_messages_are_one_of_bounded_length() -> None:
+    """Equal ones are said once."""
+    conditions = [
+        condition(),
+        condition(cause=HealthCause.ECC),
+        condition(cause=HealthCause.NVLINK, message="y" * 2000),
+    ]
+    state, message = told(PART, conditions=conditions)[PART.device]
+    assert (state, len(message)) == ("UNHEALTHY", MAX_MESSAGE)
+    assert message.startswith("XID 79; yyy")
+
+
+def test_two_shares_are_one_device() -> None:
+    """The protocol has no share ids."""
+    assert reports([WHOLE, WHOLE], POOL, NODE, [], {}) == (
+        DeviceReport(pool=POOL, device=WHOLE.device, state=DeviceState.HEALTHY),
+    )

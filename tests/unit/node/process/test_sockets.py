@@ -1,0 +1,75 @@
+"""How names of sockets are chosen."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, private_path
+
+REGISTRY = Path("/var/lib/kubelet/plugins_registry")
+UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
+
+
+def choose(
+    driver: str = "gpu.nvidia.com", *, pod_uid: str | None = None, registrar_dir: Path = REGISTRY
+) -> SocketPaths:
+    return SocketPaths.choose(
+        driver=driver,
+        registrar_dir=registrar_dir,
+        plugin_dir=Path("/var/lib/kubelet/plugins") / driver,
+        pod_uid=pod_uid,
+    )
+
+
+def test_names_are_the_usual_ones() -> None:
+    """Scripts and people expect them."""
+    paths = choose()
+    assert paths.registration == REGISTRY / "gpu.nvidia.com-reg.sock"
+    assert str(paths.dra) == "/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock"
+
+
+def test_pod_uid_is_part_of_both_names() -> None:
+    paths = choose(pod_uid=UID)
+    assert paths.registration.name == f"gpu.nvidia.com-{UID}-reg.sock"
+    assert paths.dra.name == f"dra-{UID}.sock"
+
+
+@pytest.mark.parametrize("length", range(1, 64))
+def test_every_driver_name_gets_sockets_that_fit_and_differ_between_pods(length: int) -> None:
+    """Readable names up to 27 characters, hashes beyond, in the kubelet's own directories."""
+    driver = "d" * length
+    mine, other = choose(driver, pod_uid=UID), choose(driver, pod_uid=UID.replace("b", "c"))
+    for paths in (mine, other, choose(driver)):
+        for path in (paths.registration, paths.dra):
+            assert len(str(path).encode()) <= MAX_PATH_BYTES
+    assert mine.registration != other.registration
+    assert mine.dra != other.dra
+    assert (UID in mine.registration.name) == (length <= 27)
+
+
+def test_hash_depends_on_driver_and_pod() -> None:
+    """Two drivers in one pod must not end up with one registration socket."""
+    names = {choose(driver * 60, pod_uid=uid).registration.name for driver in "ab" for uid in (UID, UID[::-1])}
+    assert len(names) == 4
+
+
+def test_directory_that_is_too_long_by_itself_is_an_error_with_numbers() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"bytes, a unix socket's may have 107: choose a shorter --kubelet-reg"
+    ):
+        choose(registrar_dir=Path("/" + "r" * 100))
+
+
+def test_limit_counts_bytes_not_characters() -> None:
+    with pytest.raises(ConfigurationError):
+        choose(registrar_dir=Path("/" + "ü" * 45))
+
+
+def test_private_name_is_hidden_stable_and_short() -> None:
+    """The kubelet skips names with a dot in front; a crashed process' file must be found and reused."""
+    public = Path("/p/dra.sock")
+    assert private_path(public) == private_path(public)
+    assert private_path(public).name.startswith(".")
+    assert len(private_path(public).name) <= len("dra.sock")
+    assert private_path(public) != private_path(Path("/p/dra-x.sock"))

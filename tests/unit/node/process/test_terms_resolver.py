@@ -1,0 +1,187 @@
+"""When terms are resolved again, and which terms apply until then."""
+
+from collections.abc import ItemsView, Iterable
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Form, GpuTerms, SharingTerms, Strategy, Terms, Use
+from dra_driver.node.process.terms_resolver import TermsResolver
+
+UUID = GpuUuid("GPU-0")
+SNAPSHOT = Snapshot(driver_version="580.65.06")
+
+
+class Policies:
+    problem: str | None = None
+    is_known = True
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.answer: Terms | DraError = {}
+        self.asked: list[list[Use]] = []
+
+    def check(self) -> bool:
+        changed, self.changed = self.changed, False
+        return changed
+
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+        self.asked.append(list(uses))
+        if isinstance(self.answer, DraError):
+            raise self.answer
+        return dict(self.answer)
+
+
+def test_terms_are_resolved_once_per_inventory_and_policy_change() -> None:
+    """``update`` runs every five seconds for the life of the process."""
+    policies = Policies()
+    resolver = TermsResolver(policies, list)
+    for _ in range(3):
+        resolver.update(SNAPSHOT)
+    assert len(policies.asked) == 1
+    policies.changed = True
+    resolver.update(SNAPSHOT)
+    assert len(policies.asked) == 2
+
+
+def test_same_terms_are_the_same_object() -> None:
+    """The inventory publisher compares by identity to see whether anything changed."""
+    policies = Policies()
+    policies.answer = {UUID: GpuTerms(policy="p")}
+    resolver = TermsResolver(policies, list)
+    first = resolver.update(SNAPSHOT)
+    policies.changed = True
+    assert resolver.update(SNAPSHOT) is first is resolver.current()
+
+
+def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time() -> None:
+    """A form in use is kept until it is free, and no longer."""
+    policies, uses = Policies(), [Use(gpu_uuid=UUID, form=Form.WHOLE)]
+    policies.answer = {UUID: GpuTerms(waiting="gpu-0 becomes hidden when it is free")}
+    resolver = TermsResolver(policies, lambda: list(uses))
+    resolver.update(SNAPSHOT)
+    uses.clear()
+    policies.answer = {UUID: GpuTerms(offered=False)}
+    assert not resolver.update(SNAPSHOT)[UUID].offered
+    assert [len(asked) for asked in policies.asked] == [1, 0]
+
+
+def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay() -> None:
+    """A node with shares looks every five seconds for its whole life."""
+    policies = Policies()
+    policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    resolver = TermsResolver(policies, lambda: [Use(gpu_uuid=UUID, form=Form.SHARE)])
+    for _ in range(3):
+        resolver.update(SNAPSHOT)
+    assert len(policies.asked) == 1
+
+
+def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
+    """Shares in use decide what is published when the API server stops keeping share fields."""
+    policies = Policies()
+    policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    uses: list[Use] = []
+    resolver = TermsResolver(policies, lambda: list(uses))
+    resolver.update(SNAPSHOT)
+    uses.append(Use(gpu_uuid=UUID, form=Form.SHARE))
+    resolver.update(SNAPSHOT)
+    assert policies.asked == [[], uses]
+
+
+def test_former_terms_apply_while_new_ones_cannot_be_resolved() -> None:
+    """An unreadable journal or contradicting policies change nothing that is published; ``problem`` says why."""
+    policies = Policies()
+    policies.answer = {UUID: GpuTerms(policy="p")}
+    resolver = TermsResolver(policies, list)
+    before = resolver.update(SNAPSHOT)
+    for error in (ConfigurationError("a and b contradict"), StorageError("disk full")):
+        policies.answer, policies.changed = error, True
+        assert resolver.update(SNAPSHOT) is before
+        assert resolver.problem == str(error)
+    policies.answer = {}
+    assert resolver.update(SNAPSHOT) == {}
+    assert resolver.problem is None
+
+
+def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once() -> None:
+    """A GPU that policies hide must not be offered because the journal could not be read at that moment."""
+    policies, uuids = Policies(), [GpuUuid("GPU-0"), GpuUuid("GPU-1")]
+    first, both = (
+        Snapshot(gpus=tuple(Gpu(uuid=uuid, minor=minor) for minor, uuid in enumerate(uuids[:count])))
+        for count in (1, 2)
+    )
+    policies.answer = StorageError("disk full")
+    resolver = TermsResolver(policies, list)
+    assert not resolver.update(first)[uuids[0]].offered
+    policies.answer = {}
+    assert resolver.update(first) == {}
+    policies.answer = StorageError("disk full")
+    closed = resolver.update(both)
+    assert {uuid: terms.offered for uuid, terms in closed.items()} == {uuids[1]: False}
+    assert resolver.update(both) is closed
+    policies.answer = {}
+    assert resolver.update(both) == {}
+
+
+def test_unknown_terms_are_an_error_to_retry() -> None:
+    """During a slow first read of the hardware a prepare is repeated; default terms would refuse a share for good."""
+    policies = Policies()
+    resolver = TermsResolver(policies, list)
+    with pytest.raises(DriverUnavailableError, match="not known yet"):
+        resolver.current()
+    policies.answer = StorageError("disk full")
+    resolver.update(SNAPSHOT)
+    with pytest.raises(DriverUnavailableError, match="disk full"):
+        resolver.current()
+    policies.answer = {}
+    resolver.update(SNAPSHOT)
+    assert resolver.current() == {}
+
+
+class ReadingTerms(dict[GpuUuid, GpuTerms]):
+    """Terms that call ``read`` whenever ``update`` compares or walks them, as a concurrent prepare would."""
+
+    def __init__(self, terms: Terms, read: Any) -> None:
+        super().__init__(terms)
+        self.read = read
+
+    def __eq__(self, other: object) -> bool:
+        self.read()
+        return super().__eq__(other)
+
+    __hash__ = None
+
+    def items(self) -> ItemsView[GpuUuid, GpuTerms]:  # type: ignore[override]
+        self.read()
+        return super().items()
+
+
+class ReadingPolicies(Policies):
+    """Policies whose terms read the resolver's current terms during ``update``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Terms | DraError] = []
+        self.resolver = TermsResolver(self, list)
+
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+        return ReadingTerms(super().terms(snapshot, uses), self.read)
+
+    def read(self) -> None:
+        try:
+            self.seen.append(self.resolver.current())
+        except DraError as error:
+            self.seen.append(error)
+
+
+def test_a_prepare_during_the_first_update_never_sees_default_terms() -> None:
+    """``current`` takes no lock; a snapshot visible before its terms would have a share refused for good."""
+    policies = ReadingPolicies()
+    policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    policies.resolver.update(SNAPSHOT)
+    assert policies.seen
+    assert all(isinstance(seen, DriverUnavailableError) for seen in policies.seen), policies.seen
+    assert policies.resolver.current() == policies.answer

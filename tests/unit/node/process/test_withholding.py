@@ -1,0 +1,156 @@
+"""What a node does when its GPUs cannot be cut: terms, events, remarks."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import GpuTerms, Terms
+from dra_driver.core.telemetry import metrics
+from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
+from dra_driver.node.process.published_terms import PublishedTerms
+from dra_driver.node.process.withholding import TAINT, PartitionWithholding
+
+ZERO, ONE = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+SNAPSHOT = Snapshot(gpus=(Gpu(uuid=ZERO, minor=0), Gpu(uuid=ONE, minor=1)))
+PARTS = tuple(PartitionId(ZERO, 19, start) for start in range(7))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.withholding = PartitionWithholding(clock=lambda: self.now)
+        self.events: list[tuple[str, str]] = []
+        self.node_is_known = True
+
+    def refuse(self, times: int = LIMIT, gpu: GpuUuid = ZERO) -> None:
+        """Claims for the first partitions of the GPU are refused."""
+        for start in range(times):
+            self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
+
+    def amended(self, terms: Terms | None = None) -> Terms:
+        return dict(self.withholding.amend(SNAPSHOT, terms or {}))
+
+    def report(self) -> None:
+        def warn(reason: str, message: str) -> bool:
+            if self.node_is_known:
+                self.events.append((reason, message))
+            return self.node_is_known
+
+        self.withholding.report(warn)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_only_the_gpu_that_refuses_is_affected(bench: Bench) -> None:
+    """Other GPUs of the node are cut as before, and its policy stays in force."""
+    bench.refuse(LIMIT - 1)
+    assert bench.amended() == {}
+    bench.refuse()
+    (changed,) = bench.amended({ZERO: GpuTerms(policy="p"), ONE: GpuTerms(policy="q")}).items()
+    assert changed[0] == ZERO
+    assert changed[1].policy == "p"
+    assert changed[1].whole
+    withheld = changed[1].withheld
+    assert withheld is not None
+    assert (withheld.taint, withheld.refused) == (TAINT, frozenset(PARTS[:LIMIT]))
+    assert "partitions of gpu-0 that do not exist yet are withheld" in withheld.reason
+
+
+def test_a_creation_ends_it(bench: Bench) -> None:
+    """The GPU can be cut again: the other partitions are offered at once."""
+    bench.refuse()
+    bench.withholding.created(PARTS[0])
+    assert bench.amended() == {}
+    bench.refuse(LIMIT - 1)
+    assert bench.amended() == {}
+
+
+def test_it_ends_by_itself(bench: Bench) -> None:
+    """Claims try again after ten minutes."""
+    bench.refuse()
+    assert bench.amended() != {}
+    bench.now += WITHHELD_S
+    assert bench.amended() == {}
+    assert bench.withholding.remarks == []
+
+
+def test_one_event_per_withholding(bench: Bench) -> None:
+    """It names the last refusal, and comes when the node's UID is known; repeated refusals add none."""
+    bench.node_is_known = False
+    bench.refuse(LIMIT + 2)
+    bench.amended()
+    bench.report()
+    assert bench.events == []
+    bench.node_is_known = True
+    bench.report()
+    bench.report()
+    bench.refuse(2)
+    bench.report()
+    ((reason, message),) = bench.events
+    assert reason == "PartitionsWithheld"
+    assert message.startswith("MIG partitions of gpu-0 that do not exist yet are withheld from new claims for 10 min")
+    assert message.endswith("the last refusal: open in nv-hostengine (process 4711)")
+
+
+def test_remarks_and_metrics_say_it(bench: Bench) -> None:
+    """A node that serves everything else stays ready."""
+    bench.refuse()
+    bench.amended()
+    (remark,) = bench.withholding.remarks
+    assert "gpu-0" in remark
+    assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 1
+    bench.now += WITHHELD_S
+    bench.amended()
+    assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 0
+
+
+def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
+    """The state is bounded by the GPUs of the node: it ends with its time."""
+    bench.refuse(gpu=GpuUuid("GPU-9"))
+    assert bench.amended() == {}
+    assert bench.withholding.remarks == []
+    bench.now += WITHHELD_S
+    bench.amended()
+    bench.report()
+    assert bench.events == []
+
+
+class Base:
+    is_known = True
+
+    def __init__(self) -> None:
+        self.terms: Terms = {ZERO: GpuTerms(policy="p")}
+
+    def update(self, snapshot: Snapshot) -> Terms:
+        assert snapshot is SNAPSHOT
+        return self.terms
+
+
+def test_published_terms_are_the_same_object_until_they_change(bench: Bench) -> None:
+    """The inventory publisher compares by identity, every five seconds."""
+    published = PublishedTerms(Base(), [bench.withholding.amend])
+    first = published.update(SNAPSHOT)
+    assert published.update(SNAPSHOT) is first
+    bench.refuse()
+    second = published.update(SNAPSHOT)
+    assert second is not first
+    assert published.update(SNAPSHOT) is second
+    bench.now += WITHHELD_S
+    assert published.update(SNAPSHOT) == first
+
+
+def test_amendments_add_up() -> None:
+    """Two conditions of one GPU are both published."""
+
+    def amend(field: str, value: object) -> Callable[[Snapshot, Terms], Terms]:
+        return lambda _, terms: {ZERO: replace(terms[ZERO], **{field: value})}  # type: ignore[arg-type]
+
+    published = PublishedTerms(Base(), [amend("whole", False), amend("offered", False)])
+    assert published.update(SNAPSHOT) == {ZERO: GpuTerms(policy="p", whole=False, offered=False)}

@@ -1,0 +1,82 @@
+"""GPUs for the tests of slices/ and published/."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid, MigUuid
+from dra_driver.core.model.mig import ComputeInstance, MigInstance
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated.spec import invent
+from dra_driver.kube.published.limits import MAX_DEVICES
+from dra_driver.node.slices.build import Built, GpuGroup
+from dra_driver.node.slices.gates import ApiServerFeatures
+from dra_driver.node.slices.layout import DesiredSlice, split
+
+ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
+NONE = ApiServerFeatures()
+H100, A100, RTX = "h100-sxm5-80gb", "a100-sxm4-40gb", "rtx-pro-6000-blackwell-se-96gb"
+
+
+def gpu(minor: int = 0, **changes: Any) -> Gpu:
+    """An H100 as NVML describes it, without MIG profiles."""
+    values: dict[str, Any] = {
+        "uuid": GpuUuid(f"GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cd{minor:03d}"),
+        "minor": minor,
+        "product_name": "NVIDIA H100 80GB HBM3",
+        "brand": "Nvidia",
+        "architecture": "Hopper",
+        "cuda_compute_capability": (9, 0),
+        "memory_bytes": 81559 * 2**20,
+        "pci_bus_id": f"0000:{minor + 0x65:02x}:00.0",
+        "pcie_root": "pci0000:64",
+        "numa_node": 0,
+        "addressing_mode": "None",
+        "mig_capable": True,
+    }
+    return Gpu(**{**values, **changes})
+
+
+def mig_gpu(key: str = H100, minor: int = 0, **changes: Any) -> Gpu:
+    """A board of the catalog with all its profiles, in the state after start: MIG mode off."""
+    return replace(_invented(key, minor), **changes)
+
+
+@functools.cache
+def _invented(key: str, minor: int) -> Gpu:
+    return invent(catalog.model(key), minor, "node-a")
+
+
+def instance(of: Gpu, profile_id: int, start: int, *, owned: bool = False, whole: bool = True) -> MigInstance:
+    """An existing GPU instance; not ``whole``: without a compute instance."""
+    profile = of.profile(profile_id)
+    assert profile is not None
+    uuid = MigUuid(f"MIG-00000000-0000-0000-{profile_id:04d}-{start:012d}")
+    return MigInstance(
+        gi_id=start + 1,
+        profile_id=profile_id,
+        profile_name=profile.name,
+        start=start,
+        size=profile.memory_slices,
+        compute=(ComputeInstance(ci_id=0, uuid=uuid),) if whole else (),
+        owned=owned,
+    )
+
+
+def snapshot(*gpus: Gpu) -> Snapshot:
+    return Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0), gpus=gpus)
+
+
+def node_of(count: int) -> Snapshot:
+    return snapshot(*(gpu(minor) for minor in range(count)))
+
+
+def h100s(count: int) -> Snapshot:
+    return snapshot(*(mig_gpu(H100, minor) for minor in range(count)))
+
+
+def split_devices(devices: Sequence[Any], *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
+    """Slices for devices of independent GPUs."""
+    return split(Built(groups=tuple(GpuGroup(devices=(device,)) for device in devices)), per_slice=per_slice)

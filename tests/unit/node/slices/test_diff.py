@@ -1,0 +1,286 @@
+"""The fewest writes, the right generations, and the desired state afterwards."""
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_driver.node.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools
+from dra_driver.node.slices.layout import DesiredSlice
+from tests.unit.node.slices.gpus import split_devices
+
+IDENTITY = PoolIdentity(driver="gpu.nvidia.com", node="node-a", node_uid="u1", pool="node-a/gpu.nvidia.com")
+Pool = dict[str, dict[str, Any]]
+
+
+def devices(*names: str) -> list[Any]:
+    return [{"name": name, "attributes": {"type": {"string": "gpu"}}} for name in names]
+
+
+def desired(*slices: Sequence[str]) -> list[DesiredSlice]:
+    return [DesiredSlice(index=index, devices=devices(*names)) for index, names in enumerate(slices)]
+
+
+_numbers = itertools.count(1)
+
+
+def apply(writes: Writes, pool: Mapping[str, dict[str, Any]]) -> Pool:
+    """The slices of the API server after the writes."""
+    result = copy.deepcopy(dict(pool))
+    for delete in writes.deletes:
+        assert result[delete.name]["metadata"]["uid"] == delete.uid
+        del result[delete.name]
+    for update in writes.updates:
+        name = update["metadata"]["name"]
+        assert update["metadata"]["resourceVersion"] == result[name]["metadata"]["resourceVersion"]
+        result[name] = copy.deepcopy(dict(update))
+        result[name]["metadata"]["resourceVersion"] = str(next(_numbers))
+    for create in writes.creates:
+        item: dict[str, Any] = copy.deepcopy(dict(create))
+        number = next(_numbers)
+        name = f"{item['metadata'].pop('generateName')}{number:05d}"
+        item["metadata"] |= {"name": name, "uid": f"uid-{number}", "resourceVersion": str(number)}
+        result[name] = item
+    return result
+
+
+def published(*slices: Sequence[str]) -> Pool:
+    return apply(compute_writes(desired(*slices), [], IDENTITY), {})
+
+
+def generations(pool: Pool) -> set[int]:
+    return {item["spec"]["pool"]["generation"] for item in pool.values()}
+
+
+def test_the_first_publication_is_generation_one() -> None:
+    """A whole pool, with its count, owned by the node."""
+    pool = published(["a"], ["b"])
+    assert generations(pool) == {1}
+    for item in pool.values():
+        assert item["spec"]["pool"]["resourceSliceCount"] == 2
+        assert item["metadata"]["ownerReferences"][0]["uid"] == "u1"
+
+
+def test_nothing_is_written_when_nothing_changed() -> None:
+    """On thousands of nodes each needless write is a storm."""
+    assert not compute_writes(desired(["a"], ["b"]), published(["a"], ["b"]).values(), IDENTITY)
+
+
+def test_one_changed_gpu_is_one_update_in_the_same_generation() -> None:
+    """The other slices stay as they are, and the pool is never incomplete."""
+    writes = compute_writes(desired(["a"], ["b", "c"]), published(["a"], ["b"]).values(), IDENTITY)
+    assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 1, 0)
+    assert writes.generation == 1
+
+
+def test_two_changed_slices_start_a_new_generation_for_all() -> None:
+    """The scheduler must not allocate from a mixture of old and new."""
+    writes = compute_writes(desired(["x"], ["y"], ["c"]), published(["a"], ["b"], ["c"]).values(), IDENTITY)
+    assert (len(writes.updates), writes.generation) == (3, 2)
+
+
+def test_growing_and_shrinking_keep_the_count_right() -> None:
+    """resourceSliceCount tells the scheduler when it has seen everything."""
+    grown = compute_writes(desired(["a"], ["b"]), published(["a"]).values(), IDENTITY)
+    assert (len(grown.updates), len(grown.creates), grown.generation) == (1, 1, 2)
+    shrunk = compute_writes(desired(["a"]), published(["a"], ["b"]).values(), IDENTITY)
+    assert (len(shrunk.deletes), len(shrunk.updates), shrunk.generation) == (1, 1, 1)
+
+
+def test_a_slice_that_disappeared_is_created_again_alone() -> None:
+    """The others have not changed, so they need no write."""
+    pool = published(["a"], ["b"])
+    del pool[min(pool)]
+    writes = compute_writes(desired(["a"], ["b"]), pool.values(), IDENTITY)
+    assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 0, 1)
+    assert writes.generation == 1
+
+
+def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
+    """An earlier process may have left them half done."""
+    pool = published(["a"])
+    name = next(iter(pool))
+    for other, generation in (("00000-gpu.nvidia.com-node-a-zzzzz", 1), ("00000-old", 0), ("node-a-gpu-x", 1)):
+        item = copy.deepcopy(pool[name])
+        item["metadata"] |= {"name": other, "uid": other}
+        item["spec"]["pool"]["generation"] = generation
+        pool[other] = item
+    writes = compute_writes(desired(["a"]), pool.values(), IDENTITY)
+    assert {delete.name for delete in writes.deletes} == set(pool) - {name}
+    assert not writes.updates
+    assert not writes.creates
+
+
+def counted(*names: str) -> list[DesiredSlice]:
+    """A counter set, and a slice of devices that need it for each name."""
+    taken = [{"counterSet": "c", "counters": {"memory": {"value": "1"}}}]
+    held: list[list[Any]] = [[{**device, "consumesCounters": taken}] for device in devices(*names)]
+    counters: Any = [{"name": "c", "counters": {"memory": {"value": "1"}}}]
+    return [
+        DesiredSlice(index=0, counter_sets=counters),
+        *(DesiredSlice(index=index, devices=one) for index, one in enumerate(held, 1)),
+    ]
+
+
+def in_part(writes: Writes, pool: Pool, count: int) -> Pool:
+    """The slices after the first ``count`` writes; there are no deletions and no creations."""
+    assert not writes.deletes
+    assert not writes.creates
+    done = {body["metadata"]["name"] for body in writes.in_order()[:count]}
+    updates = tuple(body for body in writes.updates if body["metadata"]["name"] in done)
+    return apply(Writes(updates=updates, generation=writes.generation), pool)
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_a_change_that_was_written_in_part_is_continued_in_place(count: int) -> None:
+    """A busy API server refuses the rest; writing all of it anew, or deleting first, would keep it busy."""
+    start = apply(compute_writes(counted("a", "b", "c"), [], IDENTITY), {})
+    want = counted("x", "y", "z")
+    half = in_part(compute_writes(want, start.values(), IDENTITY), start, count)
+    rest = compute_writes(want, half.values(), IDENTITY)
+    assert (len(rest.deletes), len(rest.updates), len(rest.creates)) == (0, 4 - count, 0)
+    assert rest.generation == 2
+    assert not compute_writes(want, apply(rest, half).values(), IDENTITY)
+
+
+def test_a_change_that_was_written_in_part_and_is_outdated_is_replaced_in_place() -> None:
+    """Slices of two changes must not be mixed; those of the generation before are of use all the same."""
+    start = apply(compute_writes(counted("a", "b", "c"), [], IDENTITY), {})
+    half = in_part(compute_writes(counted("x", "y", "z"), start.values(), IDENTITY), start, 2)
+    writes = compute_writes(counted("1", "2", "3"), half.values(), IDENTITY)
+    assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 4, 0)
+    assert writes.generation == 3
+
+
+def test_devices_that_need_counters_never_complete_a_generation() -> None:
+    """An API server that drops counters would have them allocated side by side."""
+    start = apply(compute_writes(counted("a", "b"), [], IDENTITY), {})
+    for name in list(start):
+        item = start[name]
+        if not item["spec"].get("sharedCounters"):
+            item["spec"]["pool"]["generation"] -= 1
+    writes = compute_writes(counted("a", "b"), start.values(), IDENTITY)
+    assert writes.generation == 2
+    assert "devices" not in writes.in_order()[-1]["spec"]
+
+
+def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
+    """Keeping the other would cost an update more."""
+    pool = published(["a"])
+    name = next(iter(pool))
+    wrong = copy.deepcopy(pool[name])
+    wrong["metadata"] |= {"name": "00000-a", "uid": "w"}
+    wrong["spec"]["devices"] = devices("other")
+    writes = compute_writes(desired(["a"]), [wrong, pool[name]], IDENTITY)
+    assert [delete.uid for delete in writes.deletes] == ["w"]
+    assert len(writes) == 1
+
+
+def test_other_pools_are_reported_and_never_changed() -> None:
+    """They belong to NVIDIA's driver or to a second publisher; only their publisher knows what they mean."""
+    foreign = copy.deepcopy(next(iter(published(["z"]).values())))
+    foreign["spec"]["pool"]["name"] = "node-a"
+    pool = published(["a"])
+    assert not compute_writes(desired(["a"]), [*pool.values(), foreign], IDENTITY)
+    assert foreign_pools([*pool.values(), foreign], IDENTITY) == ("node-a",)
+
+
+def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
+    """A slice without an existing owner is garbage-collected."""
+    pool = published(["a"])
+    item = next(iter(pool.values()))
+    item["metadata"]["ownerReferences"] = [
+        {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "old", "controller": True},
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"},
+    ]
+    item["metadata"]["labels"] = {"added": "by-another-client"}
+    writes = compute_writes(desired(["a"]), [item], IDENTITY)
+    metadata = writes.updates[0]["metadata"]
+    assert [owner["uid"] for owner in metadata["ownerReferences"]] == ["c", "u1"]
+    assert metadata["labels"] == {"added": "by-another-client"}
+
+
+def test_what_the_server_stored_of_the_same_content_is_equal() -> None:
+    """A dropped field must not be written again and again; changed content is still written."""
+    pool = published(["a"])
+    item = next(iter(pool.values()))
+    item["spec"]["devices"] = devices("a")
+    item["spec"]["devices"][0].pop("attributes")
+    want = DesiredSlice(index=0, devices=devices("a"), accepted=accepted(item["spec"]))
+    assert not compute_writes([want], [item], IDENTITY)
+    assert compute_writes([DesiredSlice(index=0, devices=devices("a"))], [item], IDENTITY)
+
+
+def test_malformed_slices_do_no_harm() -> None:
+    """Any client with the right may write anything; nothing in a slice is trusted."""
+    damaged: list[dict[str, Any]] = [
+        {},
+        {"metadata": None, "spec": None},
+        {"spec": {"pool": []}},
+        {"metadata": [], "spec": {"devices": 3}},
+    ]
+    for bad in damaged:
+        assert len(compute_writes(desired(["a"]), [bad], IDENTITY).creates) == 1
+    odd = copy.deepcopy(next(iter(published(["a"]).values())))
+    odd["spec"]["pool"] |= {"generation": "many", "resourceSliceCount": None}
+    odd["spec"]["devices"] = {"not": "a list"}
+    odd["metadata"]["ownerReferences"] = "not a list"
+    assert len(compute_writes(desired(["a"]), [odd], IDENTITY)) >= 1
+
+
+_names = st.lists(st.sampled_from([f"gpu-{n}" for n in range(12)]), unique=True, max_size=12)
+
+
+def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
+    """What other clients do: delete, edit, duplicate."""
+    result = copy.deepcopy(pool)
+    for name in list(result):
+        match draw.draw(st.sampled_from(["keep", "keep", "delete", "edit", "double", "age"])):
+            case "delete":
+                del result[name]
+            case "edit":
+                result[name]["spec"]["devices"] = devices("stranger")
+            case "double":
+                item = copy.deepcopy(result[name])
+                item["metadata"] |= {"name": name + "b", "uid": "double" + name}
+                result[name + "b"] = item
+            case "age":
+                result[name]["spec"]["pool"]["generation"] -= 1
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(_names, _names, st.integers(1, 5), st.data())
+def test_any_state_becomes_the_desired_one_in_one_round(
+    before: list[str], after: list[str], per_slice: int, data: st.DataObject
+) -> None:
+    """After one round nothing remains to do; slices are complete, ordered, and of one generation, which never falls."""
+    start = apply(compute_writes(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
+    disturbed = _disturb(start, data)
+    want = split_devices(devices(*after), per_slice=per_slice)
+    writes = compute_writes(want, disturbed.values(), IDENTITY)
+    result = apply(writes, disturbed)
+    assert not compute_writes(want, result.values(), IDENTITY)
+    assert [d["name"] for _, item in sorted(result.items()) for d in item["spec"].get("devices", [])] == after
+    assert len(generations(result)) == 1
+    assert min(generations(result)) >= max(generations(disturbed), default=0)
+    assert {item["spec"]["pool"]["resourceSliceCount"] for item in result.values()} == {len(want)}
+    assert len(writes) <= len(disturbed) + len(want)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_names, st.integers(1, 5), st.data())
+def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
+    """With an unchanged number of slices: none differs, no write; one differs, one write; otherwise one for each."""
+    start = apply(compute_writes(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
+    want = list(split_devices(devices(*names), per_slice=per_slice))
+    changed = data.draw(st.sets(st.sampled_from(range(len(want)))))
+    for index in changed:
+        want[index] = DesiredSlice(index=index, devices=[*want[index].devices, *devices("new")])
+    writes = compute_writes(want, start.values(), IDENTITY)
+    assert len(writes) == (len(changed) if len(changed) < 2 else len(want))
+    assert writes.generation == (1 if len(changed) < 2 else 2)

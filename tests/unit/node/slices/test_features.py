@@ -1,0 +1,123 @@
+"""Which gated fields an API server keeps."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ForbiddenError, InvalidObjectError
+from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.types import ResourceSlice
+from dra_driver.node.slices.features import FeatureWatch, probe
+from dra_driver.node.slices.gates import ApiServerFeatures, lost_with
+from tests.fakes.slices_api import FakeSlicesApi
+
+ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
+
+
+def test_a_server_that_keeps_everything_has_all_features() -> None:
+    """The dry runs store nothing."""
+    api = FakeSlicesApi()
+    assert probe(api, "gpu.nvidia.com", "node-a") == ALL
+    assert api.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("dropped", "missing"),
+    [("sharedCounters", "counters"), ("consumesCounters", "counters"), ("taints", "taints"),
+     ("allowMultipleAllocations", "multi_allocation")],
+)  # fmt: skip
+def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str) -> None:
+    """Overlapping partitions without counters would be allocated twice."""
+    api = FakeSlicesApi()
+    api.drops = {dropped}
+    kept = probe(api, "gpu.nvidia.com", "node-a")
+    assert {name for name in ("counters", "taints", "multi_allocation") if not getattr(kept, name)} == {missing}
+
+
+def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() -> None:
+    """Invalid is an answer; forbidden is none."""
+    api = FakeSlicesApi()
+    api.failures = [InvalidObjectError("422", status=422)]
+    assert not probe(api, "gpu.nvidia.com", "node-a").taints
+    api.failures = [ForbiddenError("403", status=403)]
+    with pytest.raises(ForbiddenError):
+        probe(api, "gpu.nvidia.com", "node-a")
+
+
+def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
+    """Gates change with a restart, and new versions have other defaults."""
+    api = FakeSlicesApi()
+    versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.37.0")]
+    watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
+    assert watch.current == ApiServerFeatures()
+    assert watch.refresh()
+    api.drops = {"taints"}
+    assert not watch.refresh()
+    assert watch.current == ALL
+    assert watch.refresh()
+    assert not watch.current.taints
+
+
+@pytest.mark.parametrize(("minor", "hides"), [(34, False), (35, True), (36, False)])
+def test_the_scheduler_of_1_35_does_not_charge_shares(minor: int, hides: bool) -> None:
+    """It has no gate, and no dry run shows it."""
+    version = ServerVersion(git_version=f"v1.{minor}.1", major=1, minor=minor)
+    watch = FeatureWatch(FakeSlicesApi(), lambda: version, "gpu.nvidia.com", "node-a")
+    watch.refresh()
+    assert watch.current.shares_hide_counters is hides
+
+
+def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> None:
+    """The answer to a write counts more than the dry run."""
+    api = FakeSlicesApi()
+    versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
+    watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
+    watch.refresh()
+    assert watch.lose({"counters"})
+    assert not watch.lose({"counters"})
+    assert watch.current == ApiServerFeatures(taints=True, taints_1_35=True, multi_allocation=True)
+    assert not watch.refresh()
+    assert watch.refresh()
+    assert watch.current == ALL
+
+
+@pytest.mark.parametrize("drops", [set(), {"sharedCounters", "consumesCounters"}])
+def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str]) -> None:
+    """Counters arranged otherwise are not a gate that is off: partitions are published there, too."""
+    api = FakeSlicesApi()
+    api.is_1_34, api.drops = True, drops
+    on = not drops
+    assert probe(api, "gpu.nvidia.com", "node-a") == ApiServerFeatures(
+        counters=on, counters_beside_devices=on, taints=True, multi_allocation=True
+    )
+
+
+def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that_is_off() -> None:
+    """The sentence for people must not ask them to switch on a gate that is on."""
+
+    class Future(FakeSlicesApi):
+        def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
+            if any("consumesCounters" in device for device in body["spec"].get("devices", [])):
+                raise InvalidObjectError("422: spec.devices[0].consumesCounters[0]: Required value", status=422)
+            return super().create(body, dry_run=dry_run)
+
+    features = probe(Future(), "gpu.nvidia.com", "node-a")
+    assert (features.counters, features.counters_refused) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "lost"),
+    [
+        ("spec.sharedCounters", {"counters"}),
+        ("spec.sharedCounters[1]", {"counters"}),
+        ("spec.devices[3].consumesCounters", {"counters"}),
+        ("spec.devices[0].taints[1]", {"taints"}),
+        ("spec.devices[0].allowMultipleAllocations", {"multi_allocation"}),
+        ("spec.devices[0].capacity.memory.requestPolicy", {"multi_allocation"}),
+        ("spec.devices[0].capacity", set()),
+        ("spec.devices[0].attributes.taints.string", set()),
+    ],
+)
+def test_a_dropped_field_shows_which_feature_is_missing(path: str, lost: set[str]) -> None:
+    """Other dropped fields are reported, and nothing is withdrawn for them."""
+    assert lost_with([path]) == lost

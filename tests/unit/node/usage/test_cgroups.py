@@ -1,0 +1,131 @@
+"""Pod and container of a process by the names that kubelets and runtimes give to cgroups."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.node.usage.cgroups import CgroupPlace, place_of
+
+UID = "fd698699-eabf-4c23-92ef-cf0bbdb78261"
+SLICE = UID.replace("-", "_")
+ID = "2cc65c162ca1388b6b8d5ccfb701d22fc96675ccf8b2f1590c490c2c4039547f"
+OTHER = "ab" * 32
+HERE = CgroupPlace(pod_uid=UID, container_id=ID)
+POD = CgroupPlace(pod_uid=UID)
+V1 = "12:pids:{0}\n11:memory:{0}\n10:cpu,cpuacct:{0}\n1:name=systemd:{0}\n0::/system.slice/containerd.service\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods/burstable/pod{UID}/{ID}",  # containerd, cgroupfs
+        f"/kubepods/pod{UID}/{ID}",  # of a pod with requests equal to limits
+        f"/kubepods/besteffort/pod{UID}/crio-{ID}",  # CRI-O, cgroupfs
+        f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{ID}.scope",
+        f"/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{ID}.scope",
+        f"/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{ID}.scope/container",  # crun
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/docker-{ID}.scope",
+        # kind, and a kubelet with --cgroup-root
+        f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICE}.slice/cri-containerd-{ID}.scope",
+        # a container that runs systemd
+        f"/kubepods.slice/kubepods-pod{SLICE}.slice/cri-containerd-{ID}.scope/init.scope",
+        # containerd without SystemdCgroup under a kubelet with the driver systemd
+        f"/system.slice/containerd.service/kubepods-burstable-pod{SLICE}.slice:cri-containerd:{ID}",
+        f"/../../kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{ID}.scope",  # read in a cgroup namespace
+        f"/../../../burstable/pod{UID}/{ID}",
+    ],
+)
+def test_runtimes_and_cgroup_drivers(path: str) -> None:
+    """The same with the line of cgroup v2 as with those of v1.
+
+    CRI-O's names are by its source alone (internal/config/cgmgr, 006205f3 and 09a0030e): systemd_linux.go:100, in
+    ContainerCgroupAbsolutePath; cgroupfs_linux.go, ContainerCgroupPath, with containerCgroupPath of cgmgr_linux.go; the
+    child that crun makes: crunContainerCgroupManager; its own process: MoveConmonToCgroup of both. cri-dockerd's is by
+    Docker's (daemon/oci_linux.go, WithCgroups). The slices of pods are by Kubernetes 1.36 (pkg/kubelet/cm/
+    cgroup_manager_linux.go:83). containerd's were recorded, see below.
+    """
+    assert place_of(f"0::{path}\n") == HERE
+    assert place_of(V1.format(path)) == HERE
+
+
+RECORDED_UID = "cc514678-8296-4f46-b16e-4fd86ace322a"
+RECORDED_ID = "46d29d51c64235af10b057bd87cc5a9adf5477ec0f227267a076438254b5712b"
+RECORDED = CgroupPlace(pod_uid=RECORDED_UID, container_id=RECORDED_ID)
+RECORDED_SLICE = f"kubepods-burstable-pod{RECORDED_UID.replace('-', '_')}.slice"
+SCOPE = f"cri-containerd-{RECORDED_ID}.scope"
+UNUSED_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/\n1:cpu:/\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # the kubelet's driver systemd: read by a process of the host, in a besteffort pod, in a burstable pod
+        f"/kubepods.slice/kubepods-burstable.slice/{RECORDED_SLICE}/{SCOPE}",
+        f"/../../../kubepods-burstable.slice/{RECORDED_SLICE}/{SCOPE}",
+        f"/../../{RECORDED_SLICE}/{SCOPE}",
+        # its driver cgroupfs, read by the same
+        f"/kubepods/burstable/pod{RECORDED_UID}/{RECORDED_ID}",
+        f"/../../../burstable/pod{RECORDED_UID}/{RECORDED_ID}",
+        f"/../../pod{RECORDED_UID}/{RECORDED_ID}",
+    ],
+)
+def test_as_kubernetes_and_containerd_made_them_with_cgroup_v2(path: str) -> None:
+    """Recorded with Kubernetes 1.36.2, containerd 2.1.9, runc 1.5.0-rc.1 and systemd 252; here with the ids of one pod.
+    With v2 containerd gives each container a cgroup namespace of its own."""
+    assert place_of(f"{UNUSED_V1}0::{path}\n") == RECORDED
+
+
+def test_in_a_cgroup_namespace_the_host_and_the_reader_itself_are_no_containers() -> None:
+    """Recorded as above: a process of the host, and the reader; another container of its own pod has lost its pod."""
+    assert place_of("0::/../../../../..\n") is None
+    assert place_of("0::/\n") is None
+    for name in (RECORDED_ID, SCOPE):
+        assert place_of(f"0::/../{name}\n") == CgroupPlace(container_id=RECORDED_ID)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "", "/system.slice/sshd.service", "/user.slice/user-1000.slice/session-1.scope", f"/docker/{ID}",
+        f"/machine.slice/libpod-{ID}.scope", f"/system.slice/docker-{ID}.scope", "/../../system.slice/kubelet.service",
+        f"/system.slice/crio-conmon-{ID}.scope", "/kubepods.slice", "/podlike/thing",
+    ],
+)  # fmt: skip
+def test_processes_of_the_host(path: str) -> None:
+    """Services, users, and containers that the kubelet did not start."""
+    assert place_of(f"0::{path}\n") is None
+
+
+@pytest.mark.parametrize(
+    "below", ["", "/sandbox-7", f"/crio-conmon-{ID}.scope", f"/conmon-{ID}.scope", f"/{ID[:40]}", "/x.scope"]
+)
+def test_the_pod_is_known_where_the_container_is_not(below: str) -> None:
+    """Of an unknown runtime, and of CRI-O's process beside a container."""
+    assert place_of(f"0::/kubepods.slice/kubepods-pod{SLICE}.slice{below}\n") == POD
+
+
+def test_a_container_without_its_pod() -> None:
+    """A container beside the reader's own, seen from the reader's cgroup namespace."""
+    assert place_of(f"0::/../cri-containerd-{ID}.scope\n") == CgroupPlace(container_id=ID)
+    assert place_of(f"0::/../{ID}/deeper\n") == CgroupPlace(container_id=ID)
+
+
+def test_a_container_cannot_name_itself_another() -> None:
+    """What it makes below its own cgroup does not count; hierarchies that contradict each other are not believed."""
+    hostile = f"/kubepods/pod{UID}/{ID}/kubepods/pod{UID[::-1]}/{OTHER}"
+    assert place_of(f"0::{hostile}\n") == HERE
+    assert place_of(f"2:pids:/kubepods/pod{UID}/{ID}\n1:cpu:/kubepods/pod{UID}/{OTHER}\n") is None
+    static = "0123456789abcdef" * 2
+    assert place_of(f"2:pids:/kubepods/pod{UID}/{ID}\n1:cpu:/kubepods/pod{static}/{ID}\n") is None
+
+
+def test_a_static_pod() -> None:
+    """Its UID is a hash without dashes."""
+    static = "0123456789abcdef" * 2
+    assert place_of(f"0::/kubepods/pod{static}/{ID}\n") == CgroupPlace(pod_uid=static, container_id=ID)
+
+
+@given(st.text())
+def test_any_text(content: str) -> None:
+    """No content ends the look."""
+    place_of(content)

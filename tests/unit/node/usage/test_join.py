@@ -1,0 +1,274 @@
+"""From processes on GPUs to claims: what is attributed, what is not, and what is said not to be known."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.terms import Form
+from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
+from dra_driver.node.usage.cgroups import CgroupPlace
+from dra_driver.node.usage.container_logs import index
+from dra_driver.node.usage.join import join
+from dra_driver.node.usage.sources import ClaimedDevice, Look, PodClaims, ProcessFacts, Unread
+from dra_driver.node.usage.values import (
+    AssignedClaim,
+    AssignedGpu,
+    AssignedUse,
+    Assignments,
+    Basis,
+    DeviceUse,
+    JoinedUsage,
+)
+from tests.unit.node.usage.claims import GIB, NOW, claim
+
+GPU = GpuUuid("GPU-a")
+POOL = "n/gpu.nvidia.com"
+PODS = {"a": "00000000-0000-0000-0000-00000000000a", "b": "00000000-0000-0000-0000-00000000000b"}
+IDS = {"a": "aa" * 32, "b": "bb" * 32, "a2": "a2" * 32}
+
+
+def use(**fields: Any) -> AssignedUse:
+    given: dict[str, Any] = {"request": "gpu", "pool": POOL, "device": "gpu-0", "form": Form.WHOLE, "gpu_uuid": GPU}
+    return AssignedUse(**(given | fields))
+
+
+def share(number: int, **fields: Any) -> AssignedUse:
+    return use(form=Form.SHARE, share_id=f"s{number}", memory_bytes=20 * GIB, percent=50, **fields)
+
+
+def claimed(name: str, device: AssignedUse) -> ClaimedDevice:
+    return ClaimedDevice(namespace="team", claim=name, pool=device.pool, device=device.device, share_id=device.share_id)
+
+
+def assigned(**claims: AssignedUse | tuple[AssignedUse, ...]) -> Assignments:
+    made = [
+        AssignedClaim(ref=claim(name), prepared=NOW, devices=given if isinstance(given, tuple) else (given,))
+        for name, given in claims.items()
+    ]
+    gpus = (AssignedGpu(device="gpu-0", gpu_uuid=GPU),)
+    return Assignments(node="n", driver="gpu.nvidia.com", process_started=NOW, gpus=gpus, claims=tuple(made))
+
+
+def process(pid: int, gib: int | None = 4, sm: int | None = 10, gi: int | None = None) -> ProcessUsage:
+    return ProcessUsage(pid=pid, gi_id=gi, memory_bytes=None if gib is None else gib * GIB, sm_percent=sm)
+
+
+def reading(*processes: ProcessUsage, used: int = 40, **fields: Any) -> GpuUsage:
+    given: dict[str, Any] = {
+        "memory_total": 80 * GIB, "memory_reserved": GIB, "memory_used": used * GIB, "processes": processes,
+    }  # fmt: skip
+    return GpuUsage(gpu_uuid=GPU, **(given | fields))
+
+
+def facts(pod: str | None, container: str | None = None) -> ProcessFacts:
+    place = None if pod is None else CgroupPlace(pod_uid=PODS[pod], container_id=IDS[container or pod])
+    return ProcessFacts(command="python3", place=place)
+
+
+LINKS = [
+    (f"pod-a_team_main-{IDS['a']}.log", f"/var/log/pods/team_pod-a_{PODS['a']}/main/0.log"),
+    (f"pod-a_team_side-{IDS['a2']}.log", f"/var/log/pods/team_pod-a_{PODS['a']}/side/0.log"),
+    (f"pod-b_team_main-{IDS['b']}.log", f"/var/log/pods/team_pod-b_{PODS['b']}/main/0.log"),
+]
+SHARES = assigned(one=share(1), two=share(2))
+LOOK = Look(
+    at=NOW,
+    elapsed_s=10.0,
+    assignments=SHARES,
+    readings=(reading(process(1), process(2, 6), process(3, 1), process(9, 2)),),
+    processes={1: facts("a"), 2: facts("b"), 3: facts(None)},
+    logs=index(LINKS),
+    pods={("team", "pod-a"): {"main": (claimed("one", share(1)),), "side": ()},
+          ("team", "pod-b"): {"main": (claimed("two", share(2)),)}},
+)  # fmt: skip
+
+
+def of(found: JoinedUsage, name: str) -> DeviceUse:
+    return next(each for each in found.devices if each.claim.name == name)
+
+
+def test_two_shares_and_processes_of_the_host() -> None:
+    """Each share has its own memory and utilisation; all that is in use is someone's."""
+    found = join(LOOK)
+    one, two, (gpu,) = of(found, "one"), of(found, "two"), found.gpus
+    assert (one.used_bytes, one.sm_percent, two.used_bytes, two.sm_percent) == (4 * GIB, 10, 6 * GIB, 10)
+    assert [each.pid for each in one.processes or ()] == [1]
+    assert one.containers is not None
+    assert [(each.pod.name, each.container) for each in one.containers] == [("pod-a", "main")]
+    container = (one.processes or ())[0].container
+    assert container is not None
+    assert (container.pod.name, container.pod.uid) == ("pod-a", PODS["a"])
+    assert gpu.unattributed is not None
+    assert [each.pid for each in gpu.unattributed] == [3, 9]  # the host's, and one that ended meanwhile
+    assert gpu.claims_bytes == 10 * GIB
+    assert (gpu.claims_bytes + (gpu.unattributed_bytes or 0) + (gpu.reserved_bytes or 0)) == gpu.used_bytes == 41 * GIB
+    assert (found.knows.processes, found.knows.containers, found.knows.claims) == (None, None, None)
+
+
+def test_a_container_without_the_claim_is_foreign() -> None:
+    """A privileged container of the same pod is not the claim's, and a pod without any claim neither."""
+    found = join(replace(LOOK, processes={1: facts("a", "a2"), 2: facts("b")}))
+    assert of(found, "one").processes == ()
+    assert of(found, "one").used_bytes == 0
+    foreign = found.gpus[0].unattributed
+    assert foreign is not None
+    assert {each.pid for each in foreign} == {1, 3, 9}
+
+
+def test_an_init_container_has_what_its_pod_has() -> None:
+    """The kubelet does not list containers that run before the others."""
+    pods = {("team", "pod-a"): {"main": (claimed("one", share(1)),)}}
+    found = join(replace(LOOK, processes={1: facts("a", "a2")}, pods=pods))
+    assert of(found, "one").used_bytes == 4 * GIB
+
+
+def test_a_container_with_two_shares_of_one_gpu() -> None:
+    """Which of two claims a process uses is not known, so neither is told; the GPU's sum has it."""
+    both = (claimed("one", share(1)), claimed("two", share(2)))
+    found = join(replace(LOOK, pods={("team", "pod-a"): {"main": both}}))
+    assert [(each.used_bytes, each.shared_processes) for each in found.devices] == [(None, 1), (None, 1)]
+    assert found.gpus[0].claims_bytes == 4 * GIB
+    one = assigned(one=(share(1), share(2, request="more")))
+    devices = (claimed("one", share(1)), claimed("one", share(2)))
+    found = join(replace(LOOK, assignments=one, pods={("team", "pod-a"): {"main": devices}}))
+    assert [each.used_bytes for each in found.devices] == [4 * GIB, 0]  # of one claim it is in the first
+
+
+def test_kubelets_that_tell_no_share() -> None:
+    """Before 1.35: the claim's name and the device are enough."""
+    pods = {("team", "pod-a"): {"main": (replace(claimed("one", share(1)), share_id=None),)}}
+    found = join(replace(LOOK, pods=pods))
+    assert of(found, "one").used_bytes == 4 * GIB
+    assert of(found, "one").containers != ()
+
+
+def test_partitions_are_told_apart_by_their_instance() -> None:
+    """A process of one partition is never the other's; utilisation is the instance's."""
+    parts = {
+        name: use(form=Form.PARTITION, device=f"gpu-0-mig-{gi}", gi_id=gi, profile="1g.10gb")
+        for name, gi in (("one", 7), ("two", 8))
+    }
+    instances = (InstanceUsage(gi_id=7, memory_used=5 * GIB, sm_percent=70), InstanceUsage(gi_id=8))
+    mig = reading(process(1, 4, None, 7), process(2, 6, None, 7), mig_enabled=True, instances=instances)
+    pods = {
+        ("team", f"pod-{pod}"): {"main": (claimed(name, parts[name]),)} for pod, name in (("a", "one"), ("b", "two"))
+    }
+    found = join(replace(LOOK, assignments=assigned(**parts), readings=(mig,), pods=pods))
+    one, two = of(found, "one"), of(found, "two")
+    assert (one.used_bytes, one.sm_percent, one.basis) == (4 * GIB, 70, Basis.PROCESSES)
+    assert (two.used_bytes, two.sm_percent, two.processes) == (0, None, ())
+    unknown = replace(mig, processes=None, problem="no permission")
+    found = join(replace(LOOK, assignments=assigned(**parts), readings=(unknown,), pods=pods))
+    one = of(found, "one")
+    assert (one.used_bytes, one.basis, one.processes) == (5 * GIB, Basis.DEVICE, None)
+    assert "no permission" in (found.knows.processes or "")
+
+
+def test_without_rights_to_see_processes() -> None:
+    """A whole GPU is told by what is in use of it; of shares nothing is, and no process counts as foreign."""
+    blind = reading(processes=None, gpu_percent=55)
+    found = join(replace(LOOK, assignments=assigned(one=use()), readings=(blind,)))
+    assert (of(found, "one").used_bytes, of(found, "one").sm_percent) == (40 * GIB, 55)
+    assert found.gpus[0].claims_bytes == 40 * GIB
+    found = join(replace(LOOK, readings=(blind,)))
+    assert [each.used_bytes for each in found.devices] == [None, None]
+    assert (found.gpus[0].claims_bytes, found.gpus[0].unattributed) == (None, None)
+    assert found.gpus[0].used_bytes == 41 * GIB
+
+
+def test_a_missing_source_is_named_and_accuses_no_process() -> None:
+    """Without PodResources, links of logs, /proc or the node process' file nothing is attributed or foreign."""
+    gone = Unread(reason="it is gone")
+    for source, said in (
+        ("pods", "claims"),
+        ("logs", "containers"),
+        ("processes", "processes"),
+        ("assignments", "claims"),
+    ):
+        found = join(replace(LOOK, **{source: gone}))  # type: ignore[arg-type]
+        assert getattr(found.knows, said) == "it is gone"
+        assert found.gpus[0].unattributed is None
+        assert all(each.used_bytes is None for each in found.devices)
+
+
+def test_a_source_that_is_empty_accuses_no_process_and_calls_no_claim_idle() -> None:
+    """Another folder is mounted for the links of logs; the kubelet's feature gate is off."""
+    for look, said, word in (
+        (replace(LOOK, logs=index(())), "containers", "/var/log/containers"),
+        (replace(LOOK, pods={}), "claims", "KubeletPodResourcesDynamicResources"),
+    ):
+        found = join(look)
+        assert word in (getattr(found.knows, said) or "")
+        assert found.gpus[0].unattributed is None
+        assert [each.used_bytes for each in found.devices] == [None, None]
+
+
+def test_a_node_without_pods_on_gpus_knows_all() -> None:
+    """No link and no pod is what a node begins with; a process of the host is foreign all the same."""
+    of_host = replace(LOOK, processes={1: facts(None)}, readings=(reading(process(1)),), logs=index(()), pods={})
+    found = join(of_host)
+    assert (found.knows.containers, found.knows.claims) == (None, None)
+    assert len(found.gpus[0].unattributed or ()) == 1
+    no_claims = join(replace(LOOK, assignments=assigned(), pods={}))
+    assert no_claims.knows.claims is None
+    assert len(no_claims.gpus[0].unattributed or ()) == 3 + 1
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    """Claims and GPUs stay, without numbers."""
+    found = join(replace(LOOK, readings=Unread(reason="detached")))
+    assert found.knows.driver == "detached"
+    assert [(gpu.reading, gpu.used_bytes) for gpu in found.gpus] == [(None, None)]
+    assert [each.used_bytes for each in found.devices] == [None, None]
+
+
+def test_processes_that_the_driver_hides() -> None:
+    """A container without the host's PID namespace sees no process, or such with other numbers."""
+    assert "exporter.hostPID" in (join(replace(LOOK, readings=(reading(),))).knows.processes or "")
+    assert join(replace(LOOK, readings=(reading(used=0),))).knows.processes is None
+    assert "hidepid" in (join(replace(LOOK, processes={})).knows.processes or "")
+
+
+def test_a_claim_that_was_made_anew_under_its_name() -> None:
+    """The kubelet tells no UID: the one prepared last has the process."""
+    old = replace(SHARES.claims[0], ref=replace(claim("one"), uid=ClaimUid("z")), prepared=NOW - timedelta(hours=1))
+    found = join(replace(LOOK, assignments=replace(SHARES, claims=(*SHARES.claims, old))))
+    assert {each.claim.uid: each.used_bytes for each in found.devices if each.claim.name == "one"} == {
+        "uid-one": 4 * GIB, "z": 0,
+    }  # fmt: skip
+
+
+def test_admin_access_takes_no_process_from_a_claim() -> None:
+    """A monitor's own process is its own; one that has both is the ordinary claim's."""
+    both = assigned(one=use(), two=use(admin_access=True))
+    pods: PodClaims = {("team", "pod-a"): {"main": (claimed("one", use()), claimed("two", use()))},
+            ("team", "pod-b"): {"main": (claimed("two", use()),)}}  # fmt: skip
+    found = join(replace(LOOK, assignments=both, pods=pods))
+    assert (of(found, "one").used_bytes, of(found, "two").used_bytes) == (4 * GIB, 6 * GIB)
+
+
+def test_memory_that_is_not_known() -> None:
+    """Of one process: then of its share and of all claims of the GPU."""
+    found = join(replace(LOOK, readings=(reading(process(1, None), process(2, 6)),)))
+    assert (of(found, "one").used_bytes, of(found, "two").used_bytes) == (None, 6 * GIB)
+    assert (found.gpus[0].claims_bytes, found.gpus[0].unattributed_bytes) == (None, None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), max_size=12), st.integers(0, 80))
+def test_the_parts_of_a_gpu_add_up(processes: list[tuple[int, int]], used: int) -> None:
+    """claims + unattributed + reserved = used, whatever was read when."""
+    listed = [process(pid, gib) for pid, gib in processes]
+    gpu = join(replace(LOOK, readings=(reading(*listed, used=used),))).gpus[0]
+    if gpu.claims_bytes is not None:
+        assert gpu.claims_bytes + (gpu.unattributed_bytes or 0) + (gpu.reserved_bytes or 0) == gpu.used_bytes
+
+
+def test_ten_thousand_processes() -> None:
+    """All of them are attributed."""
+    many = [process(pid, 1) for pid in range(10_000)]
+    found = join(replace(LOOK, readings=(reading(*many),), processes=dict.fromkeys(range(10_000), facts("a"))))
+    assert len(of(found, "one").processes or ()) == 10_000

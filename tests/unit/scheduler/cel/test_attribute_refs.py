@@ -1,0 +1,47 @@
+"""The attributes and capacities that an expression reads."""
+
+import pytest
+
+from dra_driver.core.errors import CelSyntaxError
+from dra_driver.scheduler.cel.attribute_refs import AttributeRefs, find_attribute_refs
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ('device.driver == "x"', AttributeRefs()),
+        ("device.allowMultipleAllocations", AttributeRefs()),
+        ('device.attributes["d"].type == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('device.attributes["d"]["type"] == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('has(device.attributes["d"].uuid)', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes[?"d"].?uuid.hasValue()', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes.d.x > device.attributes["d"].y', AttributeRefs(attributes={("d", "x"), ("d", "y")})),
+        ('device.capacity["d"].memory.isGreaterThan(quantity("1"))', AttributeRefs(capacity={("d", "memory")})),
+    ],
+)
+def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> None:
+    """The names are complete: devices with equal values of these names have the same result."""
+    assert find_attribute_refs(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        '"d" in device.attributes',
+        "has(device.attributes.d)",
+        'device.attributes["d"].exists(name, name == "x")',
+        'cel.bind(a, device.attributes["d"], a.x == 1)',
+        'device.attributes["d"]["a" + "b"] == 1',
+        "device.attributes[device.driver].x == 1",
+        "[device].size() == 1",
+    ],
+)
+def test_other_uses_of_the_device_count_as_everything(expression: str) -> None:
+    """Missing a name would reuse a result for a device with another value."""
+    assert find_attribute_refs(expression).everything
+
+
+def test_a_syntax_error_is_raised() -> None:
+    """Without a syntax tree there are no names."""
+    with pytest.raises(CelSyntaxError):
+        find_attribute_refs("device.(")
