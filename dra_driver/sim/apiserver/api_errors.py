@@ -18,7 +18,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.validation import StatusCause
 
 
 def _details(kind: ResourceKind, name: str) -> Obj:

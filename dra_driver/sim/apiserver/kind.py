@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.validation import StatusCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

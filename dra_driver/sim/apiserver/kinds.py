@@ -6,34 +6,38 @@ registry strategies.
 """
 
 from dra_driver.sim.apiserver.kind import Printer, ResourceKind, WriteRules
-from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdomain, path_segment
-from dra_driver.sim.apiserver.printers.common import NAME_AND_AGE
-from dra_driver.sim.apiserver.printers.objects import (
+from dra_driver.sim.apiserver.printers import (
     BINDINGS_PRINTER,
     BUDGETS_PRINTER,
     CLAIMS_PRINTER,
     CONFIG_MAPS_PRINTER,
+    DAEMON_SETS_PRINTER,
+    DEPLOYMENTS_PRINTER,
     EVENTS_PRINTER,
+    GPU_NODES_PRINTER,
+    GPU_POLICIES_PRINTER,
+    JOBS_PRINTER,
     LEASES_PRINTER,
+    NAME_AND_AGE,
     NAMESPACES_PRINTER,
     NODES_PRINTER,
+    PODS_PRINTER,
     POLICIES_PRINTER,
     POLICY_BINDINGS_PRINTER,
+    REPLICA_SETS_PRINTER,
     SECRETS_PRINTER,
     SERVICES_PRINTER,
     SLICES_PRINTER,
 )
-from dra_driver.sim.apiserver.printers.own import GPU_NODES_PRINTER, GPU_POLICIES_PRINTER
-from dra_driver.sim.apiserver.printers.pods import PODS_PRINTER
-from dra_driver.sim.apiserver.printers.workloads import (
-    DAEMON_SETS_PRINTER,
-    DEPLOYMENTS_PRINTER,
-    JOBS_PRINTER,
-    REPLICA_SETS_PRINTER,
-)
 from dra_driver.sim.apiserver.rules.claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
-from dra_driver.sim.apiserver.rules.core import EVENT_RULES, NAMESPACE_RULES, SECRET_RULES, SERVICE_RULES
-from dra_driver.sim.apiserver.rules.own import GPU_NODE_RULES, POLICY_OBJECT_RULES
+from dra_driver.sim.apiserver.rules.core import (
+    EVENT_RULES,
+    GPU_NODE_RULES,
+    NAMESPACE_RULES,
+    POLICY_OBJECT_RULES,
+    SECRET_RULES,
+    SERVICE_RULES,
+)
 from dra_driver.sim.apiserver.rules.pods import POD_RULES
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.sim.apiserver.rules.workloads import (
@@ -43,6 +47,7 @@ from dra_driver.sim.apiserver.rules.workloads import (
     JOB_RULES,
     REPLICA_SET_RULES,
 )
+from dra_driver.sim.apiserver.validation import dns_1035_label, dns_label, dns_subdomain, path_segment
 
 NAMESPACES = ResourceKind(
     group="",

@@ -1,6 +1,8 @@
-"""Container logs: the simulated kubelet writes them, `kubectl logs` reads them.
+"""What the processes of simulated pods offer: container logs, and the ports at which they answer on this machine.
 
-Keeps the newest `MAX_LOG_BYTES` per container, and drops a pod's logs when the pod is deleted.
+The simulated kubelet writes logs, `kubectl logs` reads them; the newest `MAX_LOG_BYTES` of a container are kept.
+Processes that the embedded cluster runs for a node, such as its usage exporter, have a pod in the API and a port on
+loopback. Only the cluster adds ports: no object of the API can lead a request anywhere. Both end with the pod.
 """
 
 import threading
@@ -42,3 +44,27 @@ class PodLogs:
         if change.kind is PODS and change.type == "DELETED":
             with self._lock:
                 self._lines.pop(change.key, None)
+
+
+class PodPorts:
+    """Ports on 127.0.0.1 by namespace, pod and the pod's own port. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the ports
+        self._ports: dict[tuple[str, str], dict[int, int]] = {}
+
+    def serve(self, namespace: str, pod: str, port: int, local_port: int) -> None:
+        """From now on ``local_port`` answers for ``port`` of the pod."""
+        with self._lock:
+            self._ports.setdefault((namespace, pod), {})[port] = local_port
+
+    def find(self, namespace: str, pod: str, port: int) -> int | None:
+        """The port on loopback, None if nothing answers."""
+        with self._lock:
+            return self._ports.get((namespace, pod), {}).get(port)
+
+    def forget_removed(self, change: ObjectChange) -> None:
+        """A listener of the store: a deleted pod answers no more."""
+        if change.kind is PODS and change.type == "DELETED":
+            with self._lock:
+                self._ports.pop(change.key, None)

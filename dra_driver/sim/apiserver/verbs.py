@@ -9,17 +9,16 @@ from datetime import datetime
 from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
-from dra_driver.sim.apiserver.event_view import from_events_v1
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, PATCH_TYPES, Patch
-from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import StatusCause, unsupported
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
+from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.validation import StatusCause, unsupported
+from dra_driver.sim.apiserver.views import from_events_v1
 
 _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")

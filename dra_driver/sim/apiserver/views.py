@@ -1,18 +1,93 @@
-"""Formats objects and lists as a request asks: plain, as a table, or metadata only.
+"""Formats objects and lists as a request asks: plain, as a table, metadata only, or events as events.k8s.io/v1.
 
-For plain objects, the reply has the JSON bytes that the store keeps; other forms are built per request.
+For plain objects, the reply has the JSON bytes that the store keeps; other forms are built per request. Tables:
+k8s.io/apiserver pkg/endpoints/handlers/response.go. Events: kubernetes/kubernetes pkg/apis/events/v1/conversion.go.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from dra_driver.sim.apiserver.api_errors import bad_request
-from dra_driver.sim.apiserver.event_view import to_events_v1
-from dra_driver.sim.apiserver.jsonvalue import Obj, dump
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.paths import Target
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, dump
+from dra_driver.sim.apiserver.kind import Column, Printer, ResourceKind
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
+from dra_driver.sim.apiserver.printers import DEFAULT_PRINTER
 from dra_driver.sim.apiserver.state import Record
-from dra_driver.sim.apiserver.tables import INCLUDE_CHOICES, partial, table
+
+_NEW_NAMES = {
+    "involvedObject": "regarding",
+    "message": "note",
+    "source": "deprecatedSource",
+    "firstTimestamp": "deprecatedFirstTimestamp",
+    "lastTimestamp": "deprecatedLastTimestamp",
+    "count": "deprecatedCount",
+    "reportingComponent": "reportingController",
+}
+_OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
+
+
+def to_events_v1(event: Obj) -> Obj:
+    """A core/v1 event as events.k8s.io/v1."""
+    renamed = {_NEW_NAMES.get(key, key): value for key, value in event.items()}
+    for field in ("reportingController", "reportingInstance"):  # always present in core/v1, omitempty here
+        if not renamed.get(field):
+            renamed.pop(field, None)
+    return renamed | {"apiVersion": "events.k8s.io/v1"}
+
+
+def from_events_v1(event: Obj) -> Obj:
+    """An events.k8s.io/v1 event as core/v1, for storing; core/v1 fields pass unchanged."""
+    renamed = {_OLD_NAMES.get(key, key): value for key, value in event.items()}
+    return renamed | {"apiVersion": "v1"}
+
+
+_POD_CONDITIONS = {
+    "Succeeded": [
+        {"type": "Completed", "status": "True", "reason": "Succeeded", "message": "The pod has completed successfully."}
+    ],
+    "Failed": [{"type": "Completed", "status": "True", "reason": "Failed", "message": "The pod failed."}],
+}
+INCLUDE_CHOICES = ("", "Metadata", "Object", "None")
+
+
+def _definition(column: Column) -> Obj:
+    return {
+        "name": column.name,
+        "type": column.type,
+        "format": column.format,
+        "description": "",
+        "priority": column.priority,
+    }
+
+
+def partial(obj: Obj) -> Obj:
+    """The object's metadata as PartialObjectMetadata."""
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+
+
+def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include: str) -> Obj:
+    row: Obj = {"cells": printer.cells(obj, now)}
+    if kind.plural == "pods" and (conditions := _POD_CONDITIONS.get(dig(obj, "status", "phase", default=""))):
+        row["conditions"] = conditions
+    row["object"] = None if include == "None" else obj if include == "Object" else partial(obj)
+    return row
+
+
+def table(
+    kind: ResourceKind, objects: Iterable[Obj], metadata: Obj, now: datetime, *, include: str = "", headers: bool = True
+) -> Obj:
+    """A table with one row per object.
+
+    ``include`` is how much of the object each row has; ``headers`` False leaves out the column definitions.
+    """
+    printer = kind.printer or DEFAULT_PRINTER
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": metadata,
+        "columnDefinitions": [_definition(column) for column in printer.columns] if headers else None,
+        "rows": [_row(kind, printer, obj, now, include) for obj in objects],
+    }
 
 
 def include_option(request: ApiRequest) -> str:

@@ -12,14 +12,12 @@ from datetime import datetime
 from dra_driver.core.errors import GoneError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
-from dra_driver.sim.apiserver.messages import ApiRequest
-from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.messages import ApiRequest, Target
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
-from dra_driver.sim.apiserver.tables import partial, table
+from dra_driver.sim.apiserver.validation import StatusCause
 from dra_driver.sim.apiserver.verbs import selection
-from dra_driver.sim.apiserver.views import include_option, view_of
+from dra_driver.sim.apiserver.views import include_option, partial, table, view_of
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 1800

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.printers.common import DEFAULT_PRINTER
+from dra_driver.sim.apiserver.printers import DEFAULT_PRINTER
 
 _GAP = "   "
 

@@ -9,8 +9,7 @@ from dra_driver.core.errors import KubernetesApiError
 from dra_driver.sim.apiserver.discovery import aggregated
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.paths import target_of
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, target_of
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, log_text
 from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.store import Store

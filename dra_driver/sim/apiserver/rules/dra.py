@@ -10,11 +10,15 @@ from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
 from dra_driver.sim.apiserver.kind import Review
-from dra_driver.sim.apiserver.names import c_identifier, dns_label, dns_subdomain, label_key, label_value
-from dra_driver.sim.apiserver.problems import (
+from dra_driver.sim.apiserver.validation import (
     StatusCause,
+    c_identifier,
+    dns_label,
+    dns_subdomain,
     duplicate,
     invalid,
+    label_key,
+    label_value,
     required,
     too_long,
     too_many,

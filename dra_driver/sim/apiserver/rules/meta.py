@@ -2,11 +2,12 @@
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.names import label_key, label_value
-from dra_driver.sim.apiserver.problems import (
+from dra_driver.sim.apiserver.validation import (
     StatusCause,
     forbidden_field,
     invalid,
+    label_key,
+    label_value,
     required,
     too_long,
     wrong_type,
