@@ -5,18 +5,33 @@ pkg/printers/internalversion/printers.go. This project's own kinds have the colu
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, parse_time
-from dra_driver.sim.apiserver.kind import Column, Printer
 
-NAME = Column("Name", format="name")
-AGE = Column("Age")
 NONE = "<none>"
 UNKNOWN = "<unknown>"
+
+Cell = Callable[[Obj, datetime], object]
+"""Reads one cell from an object; the second argument is the current time, for ages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of `kubectl get`; one of ``priority`` 1 is shown with ``-o wide`` only."""
+
+    name: str
+    cell: Cell
+    type: str = "string"
+    priority: int = 0
+    format: str = ""
+
+
+Printer = Sequence[Column]
 
 
 def duration(seconds: float) -> str:
@@ -64,10 +79,17 @@ def name(obj: Obj) -> str:
     return str(dig(obj, "metadata", "name", default=""))
 
 
-def containers(obj: Obj) -> list[object]:
-    """Names and images of a pod template's containers: two cells."""
-    found = entries(obj, "spec", "template", "spec", "containers")
-    return [",".join(item.get("name", "") for item in found), ",".join(item.get("image", "") for item in found)]
+def _at(*path: str | int, default: str = "") -> Cell:
+    """A cell with the value at ``path``."""
+    return lambda obj, _now: dig(obj, *path) or default
+
+
+def _wide(title: str, cell: Cell) -> Column:
+    return Column(title, cell, priority=1)
+
+
+NAME = Column("Name", lambda obj, _now: name(obj), format="name")
+AGE = Column("Age", age)
 
 
 def label_text(labels: Obj) -> str:
@@ -89,17 +111,14 @@ def selector_text(selector: Obj) -> str:
     return ",".join(parts) or NONE
 
 
-def count(obj: Obj, *path: str) -> int:
+def _count(obj: Obj, *path: str) -> int:
     """A number of the object, 0 if it is missing."""
     found = dig(obj, *path, default=0)
     return found if isinstance(found, int) else 0
 
 
-DEFAULT_PRINTER = Printer(
-    (NAME, Column("Created At", "date")),
-    lambda obj, _now: [name(obj), dig(obj, "metadata", "creationTimestamp", default="")],
-)
-NAME_AND_AGE = Printer((NAME, AGE), lambda obj, now: [name(obj), age(obj, now)])
+def _number(title: str, *path: str) -> Column:
+    return Column(title, lambda obj, _now: _count(obj, *path), "integer")
 
 
 _ROLE_PREFIX = "node-role.kubernetes.io/"
@@ -117,54 +136,69 @@ def _address(obj: Obj, wanted: str) -> str:
     return found[0] if found else NONE
 
 
-def _node(obj: Obj, now: datetime) -> list[object]:
+def _node_status(obj: Obj, _now: datetime) -> str:
     ready = [item.get("status") for item in entries(obj, "status", "conditions") if item.get("type") == "Ready"]
     status = ("Ready" if ready[-1] == "True" else "NotReady") if ready else "Unknown"
-    if dig(obj, "spec", "unschedulable"):
-        status += ",SchedulingDisabled"
+    return f"{status},SchedulingDisabled" if dig(obj, "spec", "unschedulable") else status
+
+
+def _kernel(obj: Obj, _now: datetime) -> str:
     info = mapping(obj, "status", "nodeInfo")
     kernel = info.get("kernelVersion") or UNKNOWN
-    if info.get("architecture"):
-        kernel += f" ({info['architecture']})"
-    return [
-        name(obj),
-        status,
-        _node_roles(obj),
-        age(obj, now),
-        info.get("kubeletVersion", ""),
-        _address(obj, "InternalIP"),
-        _address(obj, "ExternalIP"),
-        info.get("osImage") or UNKNOWN,
-        kernel,
-        info.get("containerRuntimeVersion") or UNKNOWN,
-    ]
+    return f"{kernel} ({info['architecture']})" if info.get("architecture") else kernel
 
 
-def _event_source(obj: Obj) -> str:
+NODES_PRINTER = (
+    NAME,
+    Column("Status", _node_status),
+    Column("Roles", lambda obj, _now: _node_roles(obj)),
+    AGE,
+    Column("Version", _at("status", "nodeInfo", "kubeletVersion")),
+    _wide("Internal-IP", lambda obj, _now: _address(obj, "InternalIP")),
+    _wide("External-IP", lambda obj, _now: _address(obj, "ExternalIP")),
+    _wide("OS-Image", _at("status", "nodeInfo", "osImage", default=UNKNOWN)),
+    _wide("Kernel-Version", _kernel),
+    _wide("Container-Runtime", _at("status", "nodeInfo", "containerRuntimeVersion", default=UNKNOWN)),
+)
+
+
+def _first_seen(obj: Obj, now: datetime) -> str:
+    return since(obj.get("firstTimestamp") or obj.get("eventTime"), now)
+
+
+def _last_seen(obj: Obj, now: datetime) -> str:
+    if series := obj.get("series"):
+        return since(series.get("lastObservedTime"), now)
+    return since(obj["lastTimestamp"], now) if obj.get("lastTimestamp") else _first_seen(obj, now)
+
+
+def _times(obj: Obj, _now: datetime) -> int:
+    return int(obj["series"].get("count", 1) if obj.get("series") else obj.get("count") or 1)
+
+
+def _involved(obj: Obj, _now: datetime) -> str:
+    kind, involved = dig(obj, "involvedObject", "kind", default="").lower(), dig(obj, "involvedObject", "name")
+    return f"{kind}/{involved}" if involved else kind
+
+
+def _event_source(obj: Obj, _now: datetime) -> str:
     component = dig(obj, "source", "component") or obj.get("reportingComponent") or ""
     host = dig(obj, "source", "host") or obj.get("reportingInstance") or ""
     return f"{component}, {host}" if host else component
 
 
-def _event(obj: Obj, now: datetime) -> list[object]:
-    first = since(obj.get("firstTimestamp") or obj.get("eventTime"), now)
-    last = since(obj["lastTimestamp"], now) if obj.get("lastTimestamp") else first
-    times = obj.get("count") or 1
-    if series := obj.get("series"):
-        last, times = since(series.get("lastObservedTime"), now), series.get("count", 1)
-    kind, involved = dig(obj, "involvedObject", "kind", default="").lower(), dig(obj, "involvedObject", "name")
-    return [
-        last,
-        obj.get("type", ""),
-        obj.get("reason", ""),
-        f"{kind}/{involved}" if involved else kind,
-        dig(obj, "involvedObject", "fieldPath", default=""),
-        _event_source(obj),
-        obj.get("message", "").strip(),
-        first,
-        times,
-        name(obj),
-    ]
+EVENTS_PRINTER = (
+    Column("Last Seen", _last_seen),
+    Column("Type", _at("type")),
+    Column("Reason", _at("reason")),
+    Column("Object", _involved),
+    _wide("Subobject", _at("involvedObject", "fieldPath")),
+    _wide("Source", _event_source),
+    Column("Message", lambda obj, _now: obj.get("message", "").strip()),
+    _wide("First Seen", _first_seen),
+    _wide("Count", _times),
+    Column("Name", lambda obj, _now: name(obj), priority=1, format="name"),
+)
 
 
 def claim_state(obj: Obj) -> str:
@@ -180,162 +214,72 @@ def claim_state(obj: Obj) -> str:
     return ",".join(states)
 
 
-def _slice(obj: Obj, now: datetime) -> list[object]:
-    node, driver = dig(obj, "spec", "nodeName", default=""), dig(obj, "spec", "driver", default="")
-    return [name(obj), node, driver, dig(obj, "spec", "pool", "name", default=""), age(obj, now)]
-
-
 def _port(port: Obj) -> str:
     node_port = f":{port['nodePort']}" if port.get("nodePort") else ""
     return f"{port.get('port')}{node_port}/{port.get('protocol', 'TCP')}"
 
 
-def _service(obj: Obj, now: datetime) -> list[object]:
-    ports = ",".join(_port(port) for port in entries(obj, "spec", "ports")) or NONE
+def _external_address(obj: Obj, _now: datetime) -> str:
     kind = dig(obj, "spec", "type", default="ClusterIP")
-    external = ",".join(entries(obj, "spec", "externalIPs")) or ("<pending>" if kind == "LoadBalancer" else NONE)
     if kind == "ExternalName":
-        external = dig(obj, "spec", "externalName", default="")
-    selector = label_text(mapping(obj, "spec", "selector"))
-    return [name(obj), kind, dig(obj, "spec", "clusterIPs", 0, default=NONE), external, ports, age(obj, now), selector]
+        return str(dig(obj, "spec", "externalName", default=""))
+    return ",".join(entries(obj, "spec", "externalIPs")) or ("<pending>" if kind == "LoadBalancer" else NONE)
 
 
-def _binding(obj: Obj, now: datetime) -> list[object]:
-    role = f"{dig(obj, 'roleRef', 'kind', default='')}/{dig(obj, 'roleRef', 'name', default='')}"
-    found: dict[str, list[str]] = {"User": [], "Group": [], "ServiceAccount": []}
-    for subject in entries(obj, "subjects"):
-        prefix = f"{subject.get('namespace', '')}/" if subject.get("kind") == "ServiceAccount" else ""
-        found.setdefault(subject.get("kind", ""), []).append(prefix + subject.get("name", ""))
-    return [name(obj), role, age(obj, now), *(", ".join(found[kind]) for kind in ("User", "Group", "ServiceAccount"))]
+SERVICES_PRINTER = (
+    NAME,
+    Column("Type", _at("spec", "type", default="ClusterIP")),
+    Column("Cluster-IP", _at("spec", "clusterIPs", 0, default=NONE)),
+    Column("External-IP", _external_address),
+    Column("Port(s)", lambda obj, _now: ",".join(_port(port) for port in entries(obj, "spec", "ports")) or NONE),
+    AGE,
+    _wide("Selector", lambda obj, _now: label_text(mapping(obj, "spec", "selector"))),
+)
 
 
-def _policy(obj: Obj, now: datetime) -> list[object]:
+def _subjects(kind: str) -> Cell:
+    def cell(obj: Obj, _now: datetime) -> str:
+        found = (item for item in entries(obj, "subjects") if item.get("kind") == kind)
+        prefixed = ((f"{item.get('namespace', '')}/" if kind == "ServiceAccount" else "", item) for item in found)
+        return ", ".join(prefix + item.get("name", "") for prefix, item in prefixed)
+
+    return cell
+
+
+def _role(obj: Obj, _now: datetime) -> str:
+    return f"{dig(obj, 'roleRef', 'kind', default='')}/{dig(obj, 'roleRef', 'name', default='')}"
+
+
+BINDINGS_PRINTER = (
+    NAME,
+    Column("Role", _role),
+    AGE,
+    *(_wide(f"{kind}s", _subjects(kind)) for kind in ("User", "Group", "ServiceAccount")),
+)
+
+
+def _param_kind(obj: Obj, _now: datetime) -> str:
     kind = mapping(obj, "spec", "paramKind")
-    param = f"{kind.get('apiVersion', '')}/{kind.get('kind', '')}" if kind else "<unset>"
-    return [name(obj), len(entries(obj, "spec", "validations")), param, age(obj, now)]
+    return f"{kind.get('apiVersion', '')}/{kind.get('kind', '')}" if kind else "<unset>"
 
 
-def _policy_binding(obj: Obj, now: datetime) -> list[object]:
+def _param_ref(obj: Obj, _now: datetime) -> str:
     ref = mapping(obj, "spec", "paramRef")
-    param = f"{ref.get('namespace') or '*'}/{ref['name']}" if ref.get("name") else "<unset>"
-    return [name(obj), dig(obj, "spec", "policyName", default=""), param, age(obj, now)]
+    return f"{ref.get('namespace') or '*'}/{ref['name']}" if ref.get("name") else "<unset>"
 
 
-NODES_PRINTER = Printer(
-    (
-        NAME,
-        Column("Status"),
-        Column("Roles"),
-        AGE,
-        Column("Version"),
-        *(
-            Column(title, priority=1)
-            for title in ("Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime")
-        ),
-    ),
-    _node,
+def _listed(field: str) -> Cell:
+    """Names or images of the containers of a pod template."""
+    return lambda obj, _now: ",".join(
+        item.get(field, "") for item in entries(obj, "spec", "template", "spec", "containers")
+    )
+
+
+_TEMPLATE = (
+    _wide("Containers", _listed("name")),
+    _wide("Images", _listed("image")),
+    _wide("Selector", lambda obj, _now: selector_text(mapping(obj, "spec", "selector"))),
 )
-EVENTS_PRINTER = Printer(
-    (
-        Column("Last Seen"),
-        Column("Type"),
-        Column("Reason"),
-        Column("Object"),
-        Column("Subobject", priority=1),
-        Column("Source", priority=1),
-        Column("Message"),
-        Column("First Seen", priority=1),
-        Column("Count", priority=1),
-        Column("Name", priority=1, format="name"),
-    ),
-    _event,
-)
-NAMESPACES_PRINTER = Printer(
-    (NAME, Column("Status"), AGE),
-    lambda obj, now: [name(obj), dig(obj, "status", "phase", default=""), age(obj, now)],
-)
-CLAIMS_PRINTER = Printer((NAME, Column("State"), AGE), lambda obj, now: [name(obj), claim_state(obj), age(obj, now)])
-SLICES_PRINTER = Printer((NAME, Column("Node"), Column("Driver"), Column("Pool"), AGE), _slice)
-SERVICES_PRINTER = Printer(
-    (
-        NAME,
-        Column("Type"),
-        Column("Cluster-IP"),
-        Column("External-IP"),
-        Column("Port(s)"),
-        AGE,
-        Column("Selector", priority=1),
-    ),
-    _service,
-)
-SECRETS_PRINTER = Printer(
-    (NAME, Column("Type"), Column("Data"), AGE),
-    lambda obj, now: [name(obj), obj.get("type", ""), len(mapping(obj, "data")), age(obj, now)],
-)
-CONFIG_MAPS_PRINTER = Printer(
-    (NAME, Column("Data"), AGE),
-    lambda obj, now: [name(obj), len(mapping(obj, "data")) + len(mapping(obj, "binaryData")), age(obj, now)],
-)
-LEASES_PRINTER = Printer(
-    (NAME, Column("Holder"), AGE),
-    lambda obj, now: [name(obj), dig(obj, "spec", "holderIdentity", default=""), age(obj, now)],
-)
-
-
-def _budget(obj: Obj, now: datetime) -> list[object]:
-    spec = mapping(obj, "spec")
-    limits = [str(spec.get(field, "N/A")) for field in ("minAvailable", "maxUnavailable")]
-    return [name(obj), *limits, dig(obj, "status", "disruptionsAllowed", default=0), age(obj, now)]
-
-
-BUDGETS_PRINTER = Printer(
-    (NAME, Column("Min Available"), Column("Max Unavailable"), Column("Allowed Disruptions", "integer"), AGE), _budget
-)
-BINDINGS_PRINTER = Printer(
-    (
-        NAME,
-        Column("Role"),
-        AGE,
-        *(Column(title, priority=1) for title in ("Users", "Groups", "ServiceAccounts")),
-    ),
-    _binding,
-)
-POLICIES_PRINTER = Printer((NAME, Column("Validations", "integer"), Column("ParamKind"), AGE), _policy)
-POLICY_BINDINGS_PRINTER = Printer((NAME, Column("PolicyName"), Column("ParamRef"), AGE), _policy_binding)
-
-
-_TEMPLATE_COLUMNS = (Column("Containers", priority=1), Column("Images", priority=1), Column("Selector", priority=1))
-
-
-def _template(obj: Obj) -> list[object]:
-    return [*containers(obj), selector_text(mapping(obj, "spec", "selector"))]
-
-
-def _deployment(obj: Obj, now: datetime) -> list[object]:
-    ready = f"{count(obj, 'status', 'readyReplicas')}/{count(obj, 'spec', 'replicas')}"
-    updated, available = count(obj, "status", "updatedReplicas"), count(obj, "status", "availableReplicas")
-    # The API type of these two columns is string, their values are numbers, as in the real server.
-    return [name(obj), ready, updated, available, age(obj, now), *_template(obj)]
-
-
-def _replica_set(obj: Obj, now: datetime) -> list[object]:
-    numbers = [count(obj, "spec", "replicas"), count(obj, "status", "replicas"), count(obj, "status", "readyReplicas")]
-    return [name(obj), *numbers, age(obj, now), *_template(obj)]
-
-
-_DAEMON_NUMBERS = (
-    "desiredNumberScheduled",
-    "currentNumberScheduled",
-    "numberReady",
-    "updatedNumberScheduled",
-    "numberAvailable",
-)
-
-
-def _daemon_set(obj: Obj, now: datetime) -> list[object]:
-    numbers = [count(obj, "status", field) for field in _DAEMON_NUMBERS]
-    node_selector = label_text(mapping(obj, "spec", "template", "spec", "nodeSelector"))
-    return [name(obj), *numbers, node_selector, age(obj, now), *_template(obj)]
 
 
 def _job_status(obj: Obj) -> str:
@@ -351,46 +295,18 @@ def _job_status(obj: Obj) -> str:
     return "Running"
 
 
-def _job(obj: Obj, now: datetime) -> list[object]:
-    succeeded, wanted = count(obj, "status", "succeeded"), dig(obj, "spec", "completions")
-    parallelism = count(obj, "spec", "parallelism")
+def _completions(obj: Obj, _now: datetime) -> str:
+    succeeded, wanted = _count(obj, "status", "succeeded"), dig(obj, "spec", "completions")
+    parallelism = _count(obj, "spec", "parallelism")
     if wanted is not None:
-        completions = f"{succeeded}/{wanted}"
-    else:
-        completions = f"{succeeded}/1 of {parallelism}" if parallelism > 1 else f"{succeeded}/1"
+        return f"{succeeded}/{wanted}"
+    return f"{succeeded}/1 of {parallelism}" if parallelism > 1 else f"{succeeded}/1"
+
+
+def _job_duration(obj: Obj, now: datetime) -> str:
     started = parse_time(dig(obj, "status", "startTime"))
     ended = parse_time(dig(obj, "status", "completionTime")) or now
-    took = duration((ended - started).total_seconds()) if started else ""
-    return [name(obj), _job_status(obj), completions, took, age(obj, now), *_template(obj)]
-
-
-DEPLOYMENTS_PRINTER = Printer(
-    (NAME, Column("Ready"), Column("Up-to-date"), Column("Available"), AGE, *_TEMPLATE_COLUMNS), _deployment
-)
-REPLICA_SETS_PRINTER = Printer(
-    (
-        NAME,
-        Column("Desired", "integer"),
-        Column("Current", "integer"),
-        Column("Ready", "integer"),
-        AGE,
-        *_TEMPLATE_COLUMNS,
-    ),
-    _replica_set,
-)
-DAEMON_SETS_PRINTER = Printer(
-    (
-        NAME,
-        *(Column(title, "integer") for title in ("Desired", "Current", "Ready", "Up-to-date", "Available")),
-        Column("Node Selector"),
-        AGE,
-        *_TEMPLATE_COLUMNS,
-    ),
-    _daemon_set,
-)
-JOBS_PRINTER = Printer(
-    (NAME, Column("Status"), Column("Completions"), Column("Duration"), AGE, *_TEMPLATE_COLUMNS), _job
-)
+    return duration((ended - started).total_seconds()) if started else ""
 
 
 def _is_sidecar(container: Obj) -> bool:
@@ -499,37 +415,23 @@ def _gates(pod: Obj) -> str:
     return f"{sum(_has_condition(pod, gate) for gate in gates)}/{len(gates)}" if gates else NONE
 
 
-def _cells(pod: Obj, now: datetime) -> list[object]:
+def _restarts(pod: Obj, now: datetime) -> str:
     row = _Row(pod)
-    restarts = str(row.restarts)
-    if row.restarts and row.last_restart:
-        restarts = f"{row.restarts} ({duration((now - row.last_restart).total_seconds())} ago)"
-    return [
-        name(pod),
-        f"{row.ready}/{row.total}",
-        row.reason,
-        restarts,
-        age(pod, now),
-        dig(pod, "status", "podIPs", 0, "ip", default=NONE),
-        dig(pod, "spec", "nodeName", default=NONE),
-        dig(pod, "status", "nominatedNodeName", default=NONE),
-        _gates(pod),
-    ]
+    if not row.restarts or not row.last_restart:
+        return str(row.restarts)
+    return f"{row.restarts} ({duration((now - row.last_restart).total_seconds())} ago)"
 
 
-PODS_PRINTER = Printer(
-    (
-        NAME,
-        Column("Ready"),
-        Column("Status"),
-        Column("Restarts"),
-        AGE,
-        Column("IP", priority=1),
-        Column("Node", priority=1),
-        Column("Nominated Node", priority=1),
-        Column("Readiness Gates", priority=1),
-    ),
-    _cells,
+PODS_PRINTER = (
+    NAME,
+    Column("Ready", lambda pod, _now: f"{(row := _Row(pod)).ready}/{row.total}"),
+    Column("Status", lambda pod, _now: _Row(pod).reason),
+    Column("Restarts", _restarts),
+    AGE,
+    _wide("IP", _at("status", "podIPs", 0, "ip", default=NONE)),
+    _wide("Node", _at("spec", "nodeName", default=NONE)),
+    _wide("Nominated Node", _at("status", "nominatedNodeName", default=NONE)),
+    _wide("Readiness Gates", lambda pod, _now: _gates(pod)),
 )
 
 
@@ -548,17 +450,116 @@ def value_at(obj: Any, path: str) -> Any:
     return obj
 
 
-def _printer(columns: Sequence[ShownField], wide: Sequence[ShownField]) -> Printer:
-    *shown, last = columns
-    fields = [*((each, 0) for each in shown), *((each, 1) for each in wide), (last, 0)]
+def _own_column(field: ShownField, priority: int = 0) -> Column:
+    title, kind, path = field
+    if kind == "date":
+        return Column(title, age)
 
-    def cells(obj: Obj, now: datetime) -> list[object]:
-        found = [age(obj, now) if kind == "date" else value_at(obj, path) for (_, kind, path), _ in fields]
-        return [name(obj), *("" if value is None else value for value in found)]
+    def cell(obj: Obj, _now: datetime) -> object:
+        value = value_at(obj, path)
+        return "" if value is None else value
 
-    made = [Column(title, "string" if kind == "date" else kind, priority) for (title, kind, _), priority in fields]
-    return Printer((NAME, *made), cells)
+    return Column(title, cell, kind, priority)
 
 
-GPU_POLICIES_PRINTER = _printer(POLICY_COLUMNS, POLICY_WIDE)
-GPU_NODES_PRINTER = _printer(NODE_COLUMNS, NODE_WIDE)
+def _own(columns: Sequence[ShownField], wide: Sequence[ShownField]) -> Printer:
+    *shown, last = map(_own_column, columns)
+    return (NAME, *shown, *(_own_column(field, 1) for field in wide), last)
+
+
+_DEFAULT = (NAME, Column("Created At", _at("metadata", "creationTimestamp"), "date"))
+_NAME_AND_AGE = (NAME, AGE)
+_PRINTERS: dict[str, Printer] = {
+    "ClusterRoleBinding": BINDINGS_PRINTER,
+    "ConfigMap": (
+        NAME,
+        Column("Data", lambda obj, _now: len(mapping(obj, "data")) + len(mapping(obj, "binaryData"))),
+        AGE,
+    ),
+    "DaemonSet": (
+        NAME,
+        _number("Desired", "status", "desiredNumberScheduled"),
+        _number("Current", "status", "currentNumberScheduled"),
+        _number("Ready", "status", "numberReady"),
+        _number("Up-to-date", "status", "updatedNumberScheduled"),
+        _number("Available", "status", "numberAvailable"),
+        Column("Node Selector", lambda obj, _now: label_text(mapping(obj, "spec", "template", "spec", "nodeSelector"))),
+        AGE,
+        *_TEMPLATE,
+    ),
+    "Deployment": (
+        NAME,
+        Column("Ready", lambda obj, _: f"{_count(obj, 'status', 'readyReplicas')}/{_count(obj, 'spec', 'replicas')}"),
+        # The API type of these two columns is string, their values are numbers, as in the real server.
+        Column("Up-to-date", lambda obj, _now: _count(obj, "status", "updatedReplicas")),
+        Column("Available", lambda obj, _now: _count(obj, "status", "availableReplicas")),
+        AGE,
+        *_TEMPLATE,
+    ),
+    "DeviceClass": _NAME_AND_AGE,
+    "Event": EVENTS_PRINTER,
+    "GpuNode": _own(NODE_COLUMNS, NODE_WIDE),
+    "GpuPolicy": _own(POLICY_COLUMNS, POLICY_WIDE),
+    "Job": (
+        NAME,
+        Column("Status", lambda obj, _now: _job_status(obj)),
+        Column("Completions", _completions),
+        Column("Duration", _job_duration),
+        AGE,
+        *_TEMPLATE,
+    ),
+    "Lease": (NAME, Column("Holder", _at("spec", "holderIdentity")), AGE),
+    "Namespace": (NAME, Column("Status", _at("status", "phase")), AGE),
+    "Node": NODES_PRINTER,
+    "Pod": PODS_PRINTER,
+    "PodDisruptionBudget": (
+        NAME,
+        Column("Min Available", lambda obj, _now: str(dig(obj, "spec", "minAvailable", default="N/A"))),
+        Column("Max Unavailable", lambda obj, _now: str(dig(obj, "spec", "maxUnavailable", default="N/A"))),
+        _number("Allowed Disruptions", "status", "disruptionsAllowed"),
+        AGE,
+    ),
+    "ReplicaSet": (
+        NAME,
+        _number("Desired", "spec", "replicas"),
+        _number("Current", "status", "replicas"),
+        _number("Ready", "status", "readyReplicas"),
+        AGE,
+        *_TEMPLATE,
+    ),
+    "ResourceClaim": (NAME, Column("State", lambda obj, _now: claim_state(obj)), AGE),
+    "ResourceClaimTemplate": _NAME_AND_AGE,
+    "ResourceSlice": (
+        NAME,
+        Column("Node", _at("spec", "nodeName")),
+        Column("Driver", _at("spec", "driver")),
+        Column("Pool", _at("spec", "pool", "name")),
+        AGE,
+    ),
+    "RoleBinding": BINDINGS_PRINTER,
+    "Secret": (
+        NAME,
+        Column("Type", _at("type")),
+        Column("Data", lambda obj, _now: len(mapping(obj, "data"))),
+        AGE,
+    ),
+    "Service": SERVICES_PRINTER,
+    "ServiceAccount": _NAME_AND_AGE,
+    "ValidatingAdmissionPolicy": (
+        NAME,
+        Column("Validations", lambda obj, _now: len(entries(obj, "spec", "validations")), "integer"),
+        Column("ParamKind", _param_kind),
+        AGE,
+    ),
+    "ValidatingAdmissionPolicyBinding": (
+        NAME,
+        Column("PolicyName", _at("spec", "policyName")),
+        Column("ParamRef", _param_ref),
+        AGE,
+    ),
+}
+
+
+def printer_of(kind: str) -> Printer:
+    """The columns of a kind; name and creation time for kinds without columns."""
+    return _PRINTERS.get(kind, _DEFAULT)

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, dump
-from dra_driver.sim.apiserver.kind import Column, Printer, ResourceKind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
-from dra_driver.sim.apiserver.printers import DEFAULT_PRINTER
+from dra_driver.sim.apiserver.printers import Column, Printer, printer_of
 from dra_driver.sim.apiserver.state import Record
 
 _NEW_NAMES = {
@@ -66,7 +66,7 @@ def partial(obj: Obj) -> Obj:
 
 
 def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include: str) -> Obj:
-    row: Obj = {"cells": printer.cells(obj, now)}
+    row: Obj = {"cells": [column.cell(obj, now) for column in printer]}
     if kind.plural == "pods" and (conditions := _POD_CONDITIONS.get(dig(obj, "status", "phase", default=""))):
         row["conditions"] = conditions
     row["object"] = None if include == "None" else obj if include == "Object" else partial(obj)
@@ -80,12 +80,12 @@ def table(
 
     ``include`` is how much of the object each row has; ``headers`` False leaves out the column definitions.
     """
-    printer = kind.printer or DEFAULT_PRINTER
+    printer = printer_of(kind.kind)
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
-        "columnDefinitions": [_definition(column) for column in printer.columns] if headers else None,
+        "columnDefinitions": [_definition(column) for column in printer] if headers else None,
         "rows": [_row(kind, printer, obj, now, include) for obj in objects],
     }
 

@@ -5,17 +5,16 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.printers import DEFAULT_PRINTER
+from dra_driver.sim.apiserver.printers import printer_of
 
 _GAP = "   "
 
 
 def table(kind: ResourceKind, objects: Iterable[Obj], now: datetime) -> str:
     """The output of ``kubectl get`` for objects of one kind, without the columns of ``-o wide``."""
-    printer = kind.printer or DEFAULT_PRINTER
-    shown = [index for index, column in enumerate(printer.columns) if not column.priority]
-    head = [printer.columns[index].name.upper() for index in shown]
-    rows = [[str(printer.cells(obj, now)[index]) for index in shown] for obj in objects]
+    shown = [column for column in printer_of(kind.kind) if not column.priority]
+    head = [column.name.upper() for column in shown]
+    rows = [[str(column.cell(obj, now)) for column in shown] for obj in objects]
     return columns([head, *rows])
 
 
