@@ -52,7 +52,6 @@ def split_namespace(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[O
 
 
 def deletion_order(objects: Iterable[Obj]) -> list[Obj]:
-    """The objects in reverse order: manifests list what is used before its users."""
     return list(objects)[::-1]
 
 
@@ -67,8 +66,6 @@ class Client(Protocol):
 
 
 class StoreClient:
-    """The client of the embedded cluster, without HTTP."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -95,8 +92,6 @@ class StoreClient:
 
 
 class RestClusterClient:
-    """The client of any cluster, over REST."""
-
     def __init__(self, rest: RestClient) -> None:
         self._rest = rest
 

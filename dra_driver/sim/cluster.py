@@ -86,7 +86,6 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Base URL of the API server."""
         return self._api.url
 
     def __enter__(self) -> "Cluster":
@@ -181,11 +180,9 @@ class Cluster:
             self.wait(lambda node=node: self._unready(node), timeout_s, f"node {node.name} to publish its GPUs")  # type: ignore[misc]
 
     def slices(self, node: str = "") -> list[Obj]:
-        """ResourceSlices of ``node``, by default of all nodes."""
         return self.store.list(RESOURCE_SLICES, fields=f"spec.nodeName={node}" if node else "").items
 
     def apply(self, path: Path, namespace: str = "default") -> list[Obj]:
-        """Create every object of a YAML file, and ``namespace`` if it does not exist."""
         if self.store.find(NAMESPACES, namespace) is None:
             self.store.create(NAMESPACES, {"metadata": {"name": namespace}})
         return [self.client.create(obj, namespace) for obj in load(path)]

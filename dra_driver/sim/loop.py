@@ -47,7 +47,6 @@ class Controller:
         """Get every change, in order, before the step that follows it. The object must not be modified."""
 
     def start(self) -> None:
-        """Start the thread. Call it once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -58,7 +57,6 @@ class Controller:
             self._thread.join(STOP_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Call ``step`` again now. Thread-safe."""
         self._changed.set()
 
     def _run(self) -> None:

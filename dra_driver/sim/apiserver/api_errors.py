@@ -110,7 +110,6 @@ def status_error(status: int, reason: str, message: str, details: Obj | None = N
 
 
 def status_body(error: KubernetesApiError) -> Obj:
-    """The error as a metav1.Status object."""
     body: Obj = {
         "kind": "Status",
         "apiVersion": "v1",

@@ -40,7 +40,6 @@ def _subresource_kind(kind: ResourceKind, subresource: str) -> tuple[str, str, s
 
 
 def _groups() -> dict[tuple[str, str], list[ResourceKind]]:
-    """Kinds by group and version, the core group first."""
     found: dict[tuple[str, str], list[ResourceKind]] = {}
     for kind in ALL_KINDS:
         for group_version in ((kind.group, kind.version), *kind.served_also_as):

@@ -77,7 +77,6 @@ class ResourceKind:
 
     @property
     def singular(self) -> str:
-        """The kind in lower case."""
         return self.kind.lower()
 
     @property

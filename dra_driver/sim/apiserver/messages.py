@@ -35,7 +35,6 @@ class ApiRequest:
 
     @property
     def accept(self) -> str:
-        """The Accept header; empty means anything."""
         return self.headers.get("accept", "")
 
     @property
@@ -58,7 +57,6 @@ class ApiRequest:
         return False
 
     def check_accept(self) -> None:
-        """Raise 406 if Accept has none of the media types that this server writes."""
         choices = [choice.partition(";")[0].strip() for choice in self.accept.split(",")]
         if self.accept and not any(choice in _ACCEPTABLE for choice in choices):
             listed = ", ".join(_ACCEPTABLE[:3])
@@ -93,8 +91,6 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A complete reply."""
-
     body: bytes
     status: int = 200
     media_type: str = JSON
@@ -102,7 +98,6 @@ class Reply:
 
     @classmethod
     def of(cls, value: Any, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
-        """A JSON reply."""
         return cls(body=dump(value), status=status, warnings=warnings)
 
 

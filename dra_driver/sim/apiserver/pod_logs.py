@@ -18,8 +18,6 @@ Line = tuple[datetime, str]
 
 
 class PodLogs:
-    """Log lines by namespace, pod and container. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the lines
         self._lines: dict[tuple[str, str], dict[str, list[Line]]] = {}
@@ -35,12 +33,10 @@ class PodLogs:
                 excess -= len(lines.pop(0)[1]) + 1
 
     def read(self, namespace: str, pod: str, container: str) -> list[Line]:
-        """Lines of one container, oldest first; empty without any output."""
         with self._lock:
             return list(self._lines.get((namespace, pod), {}).get(container, ()))
 
     def forget_removed(self, change: ObjectChange) -> None:
-        """A listener of the store: drops the logs of a deleted pod."""
         if change.kind is PODS and change.type == "DELETED":
             with self._lock:
                 self._lines.pop(change.key, None)
@@ -54,17 +50,14 @@ class PodPorts:
         self._ports: dict[tuple[str, str], dict[int, int]] = {}
 
     def serve(self, namespace: str, pod: str, port: int, local_port: int) -> None:
-        """From now on ``local_port`` answers for ``port`` of the pod."""
         with self._lock:
             self._ports.setdefault((namespace, pod), {})[port] = local_port
 
     def find(self, namespace: str, pod: str, port: int) -> int | None:
-        """The port on loopback, None if nothing answers."""
         with self._lock:
             return self._ports.get((namespace, pod), {}).get(port)
 
     def forget_removed(self, change: ObjectChange) -> None:
-        """A listener of the store: a deleted pod answers no more."""
         if change.kind is PODS and change.type == "DELETED":
             with self._lock:
                 self._ports.pop(change.key, None)

@@ -74,7 +74,6 @@ def _check_started(pod: Obj, container: str, name: str) -> None:
 
 
 def log_text(lines: Sequence[Line], plan: LogPlan, clock: Clock) -> bytes:
-    """The selected lines as bytes."""
     if plan.since_s is not None:
         oldest = clock() - timedelta(seconds=plan.since_s)
         lines = [line for line in lines if line[0] >= oldest]
@@ -95,7 +94,6 @@ def is_over(store: Store, plan: LogPlan) -> bool:
 
 
 def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
-    """Serve POST pods/binding, which schedulers send."""
     node = dig(request.object(), "target", "name", default="")
     if not node:
         raise bad_request("Binding: target.name: Required value: the node to run the pod on")
@@ -113,13 +111,11 @@ def eviction(request: ApiRequest, target: Target) -> ApiRequest:
 
 
 def accepted() -> Reply:
-    """The reply to a binding or eviction."""
     success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return Reply.of(success | {"code": 201}, status=201)
 
 
 def read_scale(store: Store, target: Target) -> Obj:
-    """The autoscaling/v1 Scale of a deployment or replica set."""
     obj = store.get(target.kind, target.name, target.namespace)
     metadata = {
         key: obj["metadata"][key]

@@ -64,23 +64,19 @@ def _hours(hours: int, minutes: int) -> str:
 
 
 def since(stamp: object, now: datetime) -> str:
-    """How long ago ``stamp`` was; ``<unknown>`` without one."""
     moment = parse_time(stamp)
     return UNKNOWN if moment is None else duration((now - moment).total_seconds())
 
 
 def age(obj: Obj, now: datetime) -> str:
-    """The object's age."""
     return since(dig(obj, "metadata", "creationTimestamp"), now)
 
 
 def name(obj: Obj) -> str:
-    """metadata.name"""
     return str(dig(obj, "metadata", "name", default=""))
 
 
 def _at(*path: str | int, default: str = "") -> Cell:
-    """A cell with the value at ``path``."""
     return lambda obj, _now: dig(obj, *path) or default
 
 
@@ -93,12 +89,10 @@ AGE = Column("Age", age)
 
 
 def label_text(labels: Obj) -> str:
-    """A label map as ``a=b,c=d``."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or NONE
 
 
 def selector_text(selector: Obj) -> str:
-    """A metav1.LabelSelector as one line."""
     operators = {"In": "in", "NotIn": "notin"}
     parts = [f"{key}={value}" for key, value in sorted(mapping(selector, "matchLabels").items())]
     for item in entries(selector, "matchExpressions"):
@@ -112,7 +106,6 @@ def selector_text(selector: Obj) -> str:
 
 
 def _count(obj: Obj, *path: str) -> int:
-    """A number of the object, 0 if it is missing."""
     found = dig(obj, *path, default=0)
     return found if isinstance(found, int) else 0
 
@@ -561,5 +554,4 @@ _PRINTERS: dict[str, Printer] = {
 
 
 def printer_of(kind: str) -> Printer:
-    """The columns of a kind; name and creation time for kinds without columns."""
     return _PRINTERS.get(kind, _DEFAULT)

@@ -37,8 +37,6 @@ RouterReply = Reply | WatchPlan | LogPlan | ProxyPlan
 
 
 class Router:
-    """Serves requests from one store."""
-
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._verbs = Verbs(store, clock)

@@ -68,16 +68,13 @@ class Store:
 
     @property
     def revision(self) -> int:
-        """The resourceVersion of the latest write."""
         with self._lock:
             return self._state.revision
 
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj:
-        """The object. Raises NotFoundError."""
         return self._copied(self.read(kind, name, namespace))
 
     def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj | None:
-        """The object, None if it does not exist."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
         return self._copied(record) if record else None

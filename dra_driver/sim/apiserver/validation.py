@@ -29,33 +29,27 @@ def quoted(value: object) -> str:
 
 
 def invalid(path: str, value: object, detail: str) -> StatusCause:
-    """A value that breaks a rule."""
     return StatusCause(path, "FieldValueInvalid", f"Invalid value: {quoted(value)}: {detail}")
 
 
 def required(path: str, detail: str = "") -> StatusCause:
-    """A required field that is missing."""
     return StatusCause(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
 
 
 def duplicate(path: str, value: object) -> StatusCause:
-    """A value that must be unique in its list."""
     return StatusCause(path, "FieldValueDuplicate", f"Duplicate value: {quoted(value)}")
 
 
 def unsupported(path: str, value: object, supported: Sequence[str]) -> StatusCause:
-    """A value outside an enumeration."""
     known = ", ".join(f'"{item}"' for item in supported)
     return StatusCause(path, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {known}")
 
 
 def forbidden_field(path: str, detail: str) -> StatusCause:
-    """A field that may not be set or changed."""
     return StatusCause(path, "FieldValueForbidden", f"Forbidden: {detail}")
 
 
 def too_many(path: str, count: int, limit: int) -> StatusCause:
-    """A list that is too long."""
     return StatusCause(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
 
 
@@ -70,7 +64,6 @@ def not_found_field(path: str, value: object, detail: str) -> StatusCause:
 
 
 def wrong_type(path: str, value: object, expected: str) -> StatusCause:
-    """A value with another JSON type than the schema has."""
     return StatusCause(path, "FieldValueTypeInvalid", f"Invalid value: {quoted(value)}: must be {expected}")
 
 
@@ -121,7 +114,6 @@ def generated_name(base: str) -> str:
 
 
 def dns_label(name: str) -> list[str]:
-    """A DNS label: at most 63 characters of [a-z0-9-]."""
     problems = [] if len(name) <= 63 else ["must be no more than 63 bytes"]
     return problems if _LABEL_RE.fullmatch(name) else [*problems, _LABEL_TEXT]
 

@@ -53,19 +53,15 @@ def _options_invalid(options: str, problem: StatusCause) -> Exception:
 
 
 class Verbs:
-    """The verbs on one store. Thread-safe."""
-
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
     @property
     def now(self) -> datetime:
-        """The current time, for ages in tables."""
         return self._clock()
 
     def get(self, request: ApiRequest, target: Target) -> Reply:
-        """Get one object."""
         self._check_revision(request)
         return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self.now)
 
@@ -80,7 +76,6 @@ class Verbs:
         return views.many(request, target, chosen, revision, self.now)
 
     def create(self, request: ApiRequest, target: Target) -> Reply:
-        """Create an object; 201."""
         obj, checks = self._body(request, target), _FieldValidation(request, target)
         dry_run = self._dry_run(request, "CreateOptions")
         stored = self._store.create(
@@ -135,7 +130,6 @@ class Verbs:
         return views.one(request, target, Record(stored, 0), self.now, status=200 if known else 201, warnings=warnings)
 
     def delete(self, request: ApiRequest, target: Target) -> Reply:
-        """Delete the object, or mark it for deletion if something blocks that."""
         options = self._delete_options(request)
         removed, last = self._store.remove(target.kind, target.name, target.namespace, options)
         if not removed or target.kind.returns_deleted:

@@ -27,7 +27,6 @@ _OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 
 
 def to_events_v1(event: Obj) -> Obj:
-    """A core/v1 event as events.k8s.io/v1."""
     renamed = {_NEW_NAMES.get(key, key): value for key, value in event.items()}
     for field in ("reportingController", "reportingInstance"):  # always present in core/v1, omitempty here
         if not renamed.get(field):
@@ -61,7 +60,6 @@ def _definition(column: Column) -> Obj:
 
 
 def partial(obj: Obj) -> Obj:
-    """The object's metadata as PartialObjectMetadata."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
 
 
@@ -99,7 +97,6 @@ def include_option(request: ApiRequest) -> str:
 
 
 def view_of(target: Target, obj: Obj) -> Obj:
-    """The object in the API group of the path."""
     return to_events_v1(obj) if target.is_other_view else obj
 
 
@@ -112,7 +109,6 @@ def one(
     status: int = 200,
     warnings: tuple[str, ...] = (),
 ) -> Reply:
-    """A reply with one object."""
     if request.wants("Table"):
         metadata = {"resourceVersion": record.obj["metadata"].get("resourceVersion", "")}
         include = include_option(request)
@@ -124,7 +120,6 @@ def one(
 
 
 def many(request: ApiRequest, target: Target, records: Sequence[Record], revision: int, now: datetime) -> Reply:
-    """A reply with a list."""
     metadata = {"resourceVersion": str(revision)}
     if request.wants("Table"):
         objects = [record.obj for record in records]

@@ -104,7 +104,6 @@ class Frames:
         return _frame("BOOKMARK", dump(obj))
 
     def gone(self, error: GoneError) -> bytes:
-        """The last line of a watch whose history is lost."""
         return _frame("ERROR", dump(status_body(error)))
 
     def _line(self, change: ObjectChange) -> bytes | None:

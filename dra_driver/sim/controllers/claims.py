@@ -27,8 +27,6 @@ _GENERATED = frozenset({CLAIM_ANNOTATION, EXTENDED_CLAIM_ANNOTATION})
 
 
 class ClaimController(Controller):
-    """Creates, releases and deletes claims of pods."""
-
     def __init__(self, store: Store) -> None:
         kinds = (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES)
         super().__init__("claim-controller", store, kinds, "resource_claim")

@@ -24,8 +24,6 @@ Device = tuple[str, str, str]
 
 
 class DeviceTaintController(Controller):
-    """Deletes pods on tainted devices."""
-
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         super().__init__("device-taints", store, (RESOURCE_SLICES, RESOURCE_CLAIMS, PODS), "device-taint-eviction")
         self._clock = clock

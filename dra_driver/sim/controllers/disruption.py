@@ -16,8 +16,6 @@ _EVICTION_COUNTS = timedelta(minutes=2)
 
 
 class DisruptionController(Controller):
-    """Keeps the status of budgets."""
-
     def __init__(self, store: Store) -> None:
         super().__init__("disruption-controller", store, (POD_DISRUPTION_BUDGETS, PODS))
 
@@ -82,7 +80,6 @@ def _wanted(spec: Obj, pods: Sequence[Obj], scale: int) -> tuple[int, int]:
 
 
 def _scaled(value: int | str, of: int) -> int:
-    """A number, or a percentage rounded up."""
     if isinstance(value, int):
         return value
     percent = value.removesuffix("%")

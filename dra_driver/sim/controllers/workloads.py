@@ -50,22 +50,17 @@ class Owned:
 
     @property
     def active(self) -> list[Obj]:
-        """Pods that are neither finished nor being deleted."""
         return [pod for pod in self.pods if not is_finished(pod) and not is_deleted(pod)]
 
     @property
     def ready(self) -> list[Obj]:
-        """Active pods that are ready."""
         return [pod for pod in self.active if is_ready(pod)]
 
     def in_phase(self, phase: str) -> list[Obj]:
-        """Pods in that phase."""
         return [pod for pod in self.pods if mapping(pod, "status").get("phase") == phase]
 
 
 class PodMaker:
-    """Lists, creates and deletes pods for controllers, with events on the owner."""
-
     def __init__(self, store: Store, recorder: StoreEventRecorder) -> None:
         self._store = store
         self._recorder = recorder
@@ -77,7 +72,6 @@ class PodMaker:
         return Owned(sorted(owned, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
 
     def create(self, owner: Obj, template: Obj, labels: Obj | None = None) -> Obj:
-        """Create a pod of ``owner`` from the template."""
         namespace, name = key(owner)
         metadata = copy_json(mapping(template, "metadata"))
         metadata = {part: metadata[part] for part in ("labels", "annotations") if part in metadata}
@@ -89,7 +83,6 @@ class PodMaker:
         return created
 
     def delete(self, owner: Obj, pod: Obj) -> None:
-        """Delete a pod of ``owner``."""
         namespace, name = key(pod)
         self._store.delete(PODS, name, namespace, DeleteOptions(uid=pod["metadata"]["uid"]))
         self._recorder.normal(owner, "SuccessfulDelete", f"Deleted pod: {name}")
@@ -101,13 +94,10 @@ _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class DeploymentController(Controller):
-    """One replica set per pod template."""
-
     def __init__(self, store: Store) -> None:
         super().__init__("deployment-controller", store, (DEPLOYMENTS, REPLICA_SETS))
 
     def step(self) -> float | None:
-        """Reconcile all deployments once."""
         for deployment in self._store.list(DEPLOYMENTS).items:
             if not is_deleted(deployment):
                 self._reconcile(deployment)
@@ -199,7 +189,6 @@ def _conditions(deployment: Obj, available: int, newest: Obj, now: datetime) -> 
 
 
 def template_hash(template: Obj) -> str:
-    """A short hash of a pod template."""
     number = int.from_bytes(hashlib.sha256(json.dumps(template, sort_keys=True).encode()).digest()[:6], "big")
     letters = ""
     while len(letters) < 10:
@@ -235,14 +224,11 @@ MAX_STEP = 50
 
 
 class ReplicaSetController(Controller):
-    """Keeps the wanted number of pods."""
-
     def __init__(self, store: Store) -> None:
         super().__init__("replicaset-controller", store, (REPLICA_SETS, PODS))
         self._pods = PodMaker(store, self._recorder)
 
     def step(self) -> float | None:
-        """Reconcile all replica sets once."""
         for item in self._store.list(REPLICA_SETS).items:
             if not is_deleted(item):
                 self._reconcile(item)
@@ -280,15 +266,12 @@ _FAILURES = {
 
 
 class JobController(Controller):
-    """Creates the pods of jobs, and ends jobs."""
-
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         super().__init__("job-controller", store, (JOBS, PODS))
         self._clock = clock
         self._pods = PodMaker(store, self._recorder)
 
     def step(self) -> float | None:
-        """Reconcile all jobs once; returns the seconds until the next deadline or deletion."""
         due: list[float] = []
         for job in self._store.list(JOBS).items:
             over = "True" in (condition(job, "Complete"), condition(job, "Failed"))

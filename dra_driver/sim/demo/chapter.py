@@ -79,7 +79,6 @@ class Chapter:
         self.cluster.wait(check, within_s, what)
 
     def expect_ready(self, names: Sequence[str], what: str) -> None:
-        """Wait until these pods are ready."""
         self.expect(lambda: ", ".join(name for name in names if not self.is_ready(name)) or None, what)
 
     def make_template(self, name: str, exactly: Obj) -> None:
@@ -96,7 +95,6 @@ class Chapter:
         self.create("v1", "Pod", name, {"containers": [container], "resourceClaims": claims, "nodeSelector": selector})
 
     def create(self, version: str, kind: str, name: str, spec: Obj) -> None:
-        """Create an object in the namespace of the chapter."""
         obj = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
         self.cluster.client.create(obj, self.namespace)
 
@@ -150,7 +148,6 @@ def table(kind: ResourceKind, objects: Iterable[Obj], now: datetime) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells in aligned columns."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)

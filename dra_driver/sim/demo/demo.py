@@ -136,7 +136,6 @@ def _devices(cluster: Cluster) -> str:
 
 
 def _value(device: Obj, attribute: str) -> str:
-    """The attribute's value, of any type, "-" without it."""
     return str(next(iter(dig(device, "attributes", attribute, default={"": "-"}).values())))
 
 

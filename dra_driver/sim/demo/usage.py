@@ -131,7 +131,6 @@ class UsageChapter(Chapter):
         return {name: pod["metadata"]["uid"] for name, pod in pods if is_ready(pod) and _restarts(pod) == 0}
 
     def _events(self, pod: str) -> dict[str, str]:
-        """Messages of the events of a pod, by reason."""
         return {reason: message for name, reason, message in self.events() if name == pod}
 
     def _say_events(self, pod: str, *reasons: str) -> None:
@@ -158,7 +157,6 @@ def not_idle_yet(answer: Mapping[str, object], pod: str) -> str | None:
 
 
 def unlike_used(seen: Mapping[str, float], wanted: Mapping[str, float]) -> str | None:
-    """How use differs from what is expected; None if it does not."""
     return None if seen == wanted else f"it sees {dict(seen) or 'nothing'} (GiB by pod)"
 
 
@@ -168,7 +166,6 @@ def not_running(running: Iterable[str], names: Iterable[str]) -> str | None:
 
 
 def not_told(events: Mapping[str, str], *reasons: str) -> str | None:
-    """Which events are missing."""
     missing = [reason for reason in reasons if reason not in events]
     return f"no event {', '.join(missing)}, only {', '.join(events) or 'none'}" if missing else None
 

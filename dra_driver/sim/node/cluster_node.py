@@ -86,7 +86,6 @@ class ClusterNode:
         self.kubelet.start()
 
     def claim_files(self) -> list[Path]:
-        """CDI documents of claims on this node."""
         return sorted(self.folders.cdi.glob(f"k8s.{DRIVER}-claim_*"))
 
     def journal_rows(self) -> int:
@@ -117,7 +116,6 @@ class ClusterNode:
         ]
 
     def _container_folders(self) -> list[str]:
-        """UIDs of the pods that have one."""
         return [path.name for path in self.folders.views.iterdir()]
 
     def leftovers(self) -> list[str]:

@@ -27,8 +27,6 @@ Wire = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A device and the document that defines it."""
-
     path: Path
     document: Wire
     device: Wire
@@ -116,8 +114,6 @@ MAX_LOG_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Output and exit code of the container's check."""
-
     exit_code: int
     output: str
 
@@ -162,7 +158,6 @@ class ContainerView:
 
     @property
     def exists(self) -> bool:
-        """Whether `create` has finished."""
         return (self._folder / "config.json").exists()
 
     @property

@@ -75,7 +75,6 @@ class DraManager:
         self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that looks for plugins."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -47,7 +47,6 @@ class NodeFolders:
         self.exporter_log = root / "exporter.log"
 
     def make(self) -> None:
-        """Create missing folders."""
         for folder in (self.registry, self.plugins, self.cdi, self.views, self.shm):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -101,7 +100,6 @@ class SimulatedKubelet(Controller):
         self._next_ip = 2
 
     def start(self) -> None:
-        """Register the node, delete its slices, start all threads."""
         self._register_node()
         self._wipe("")
         self.dra.start()

@@ -43,7 +43,6 @@ class DriverSubprocess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is running."""
         return self._child is not None and self._child.poll() is None
 
     @property
@@ -77,7 +76,6 @@ class DriverSubprocess:
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int | None:
-        """Send SIGKILL; returns the exit status."""
         return self._end(signal.SIGKILL)
 
     def log_tail(self, lines: int = 20) -> str:

@@ -89,7 +89,6 @@ def _requested(part: Obj, path: str, review: Review) -> list[StatusCause]:
 
 
 def device_claim_problems(devices: Obj, path: str, review: Review) -> list[StatusCause]:
-    """The problems of ``spec.devices``."""
     names = request_names(devices)
 
     def name_of(item: Obj) -> Any:
@@ -126,7 +125,6 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Statu
 
 
 def references(owner: Obj, path: str, names: RequestNames) -> list[StatusCause]:
-    """Problems of the request names that a constraint or configuration applies to."""
 
     def check(name: str, here: str) -> list[StatusCause]:
         return reference_problems(name, here, names)
@@ -207,18 +205,15 @@ ReferenceCheck = Callable[[str, str], list[StatusCause]]
 
 
 def device_key(item: Obj) -> tuple[Any, ...]:
-    """The identity of an allocated device, with its share."""
     return (item.get("driver", ""), item.get("pool", ""), item.get("device", ""), item.get("shareID"))
 
 
 def shown_device(item: Obj) -> Obj:
-    """An allocated device as messages show it."""
     driver, pool, device, share = device_key(item)
     return {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
 
 
 def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[StatusCause]:
-    """The problems of a new status."""
     status, before = mapping(obj, "status"), mapping(old, "status")
     allocation, reserved = status.get("allocation"), entries(status, "reservedFor")
     problems = each_unique(
@@ -316,7 +311,6 @@ def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> lis
 
 
 def _condition(item: Obj, path: str) -> list[StatusCause]:
-    """A metav1.Condition."""
     problems = [] if item.get("type") else [required(f"{path}.type")]
     if item.get("status") not in {"True", "False", "Unknown"}:
         problems.append(unsupported(f"{path}.status", item.get("status", ""), ["False", "True", "Unknown"]))

@@ -51,7 +51,6 @@ def _validate_service(obj: Obj, review: Review) -> list[StatusCause]:
 
 
 def _default_secret(obj: Obj) -> None:
-    """Encode stringData and move it to data."""
     obj.setdefault("type", "Opaque")
     for key, text in (obj.pop("stringData", None) or {}).items():
         child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()

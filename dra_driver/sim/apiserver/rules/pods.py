@@ -107,7 +107,6 @@ def qos_class(spec: Obj) -> str:
 
 
 def pod_spec_problems(spec: Obj, path: str) -> list[StatusCause]:
-    """The problems of containers, their names and claims."""
     problems, seen = _claim_problems(spec, f"{path}.resourceClaims"), set()
     claims = {item.get("name") for item in entries(spec, "resourceClaims")}
     if not entries(spec, "containers"):
@@ -269,7 +268,6 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def extended_claim_problems(pod: Obj) -> list[StatusCause]:
-    """The problems of ``status.extendedResourceClaimStatus``."""
     status = mapping(pod, "status", "extendedResourceClaimStatus")
     return list(_status_problems(pod, status)) if status else []
 

@@ -52,7 +52,6 @@ def _default_daemon_set(obj: Obj) -> None:
 
 
 def _no_daemons_yet(obj: Obj) -> None:
-    """Set the four status fields without omitempty."""
     names = ("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady")
     obj["status"] = dict.fromkeys(names, 0)
 
