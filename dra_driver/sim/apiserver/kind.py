@@ -68,7 +68,6 @@ class ResourceKind:
     selectable: tuple[str, ...] = ()
     default_propagation: str = "Background"
     rules: WriteRules = field(default_factory=WriteRules)
-    served_also_as: tuple[tuple[str, str], ...] = ()
 
     @property
     def api_version(self) -> str:

@@ -93,7 +93,6 @@ EVENTS = ResourceKind(
     plural="events",
     short_names=("ev",),
     create_on_update=True,
-    served_also_as=(("events.k8s.io", "v1"),),
     selectable=(
         "involvedObject.kind",
         "involvedObject.namespace",

@@ -101,27 +101,17 @@ class Reply:
         return cls(body=dump(value), status=status, warnings=warnings)
 
 
-_KINDS: dict[tuple[str, str, str], ResourceKind] = {
-    (group, version, kind.plural): kind
-    for kind in ALL_KINDS
-    for group, version in ((kind.group, kind.version), *kind.served_also_as)
-}
+_KINDS = {(kind.group, kind.version, kind.plural): kind for kind in ALL_KINDS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The object or collection of a path. ``name`` is "" for a collection; ``group_version`` is the one in the path."""
+    """The object or collection of a path. ``name`` is "" for a collection."""
 
     kind: ResourceKind
-    group_version: str
     namespace: str = ""
     name: str = ""
     subresource: str = ""
-
-    @property
-    def is_other_view(self) -> bool:
-        """Whether the path has another group than objects of the kind are stored in (events.k8s.io)."""
-        return self.group_version != self.kind.api_version
 
 
 def is_known_group(path: str) -> bool:
@@ -154,6 +144,5 @@ def target_of(path: str) -> Target | None:
         return None
     if len(rest) > 2 and rest[2] not in kind.subresources:
         return None
-    group_version = f"{group}/{version}" if group else version
     name, subresource = (*rest[1:], "", "")[:2]
-    return Target(kind=kind, group_version=group_version, namespace=namespace, name=name, subresource=subresource)
+    return Target(kind=kind, namespace=namespace, name=name, subresource=subresource)

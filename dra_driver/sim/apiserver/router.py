@@ -68,7 +68,7 @@ class Router:
             return None if body is None else Reply(body=body)
         if path == _REVIEWS_PATH and request.method == "POST":
             return self._review(request)
-        return discovery(request)
+        return discovery(request.path)
 
     def _review(self, request: ApiRequest) -> Reply:
         """Allow everything: clients with the token have all rights."""

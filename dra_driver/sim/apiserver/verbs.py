@@ -9,7 +9,7 @@ from datetime import datetime
 from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import Clock, dig
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
 from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
@@ -18,7 +18,6 @@ from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.validation import StatusCause, unsupported
-from dra_driver.sim.apiserver.views import from_events_v1
 
 _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")
@@ -76,7 +75,7 @@ class Verbs:
         return views.many(request, target, chosen, revision, self.now)
 
     def create(self, request: ApiRequest, target: Target) -> Reply:
-        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        obj, checks = request.object(), _FieldValidation(request, target)
         dry_run = self._dry_run(request, "CreateOptions")
         stored = self._store.create(
             target.kind, obj, namespace=target.namespace, dry_run=dry_run, on_unknown=checks.on_unknown
@@ -86,7 +85,7 @@ class Verbs:
 
     def update(self, request: ApiRequest, target: Target) -> Reply:
         """Replace the object or one of its subresources."""
-        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        obj, checks = request.object(), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
         wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})
         for field, value in wanted.items():
@@ -154,10 +153,6 @@ class Verbs:
 
     def _known(self, target: Target) -> bool:
         return self._store.find(target.kind, target.name, target.namespace) is not None
-
-    def _body(self, request: ApiRequest, target: Target) -> Obj:
-        obj = request.object()
-        return from_events_v1(obj) if target.is_other_view else obj
 
     def _check_revision(self, request: ApiRequest) -> None:
         """Check resourceVersion: replies have the newest state, which satisfies all but future and exact revisions."""

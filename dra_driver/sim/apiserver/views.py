@@ -1,7 +1,7 @@
-"""Formats objects and lists as a request asks: plain, as a table, metadata only, or events as events.k8s.io/v1.
+"""Formats objects and lists as a request asks: plain, as a table, or metadata only.
 
 For plain objects, the reply has the JSON bytes that the store keeps; other forms are built per request. Tables:
-k8s.io/apiserver pkg/endpoints/handlers/response.go. Events: kubernetes/kubernetes pkg/apis/events/v1/conversion.go.
+k8s.io/apiserver pkg/endpoints/handlers/response.go.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,32 +13,6 @@ from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
 from dra_driver.sim.apiserver.printers import Column, Printer, printer_of
 from dra_driver.sim.apiserver.state import Record
-
-_NEW_NAMES = {
-    "involvedObject": "regarding",
-    "message": "note",
-    "source": "deprecatedSource",
-    "firstTimestamp": "deprecatedFirstTimestamp",
-    "lastTimestamp": "deprecatedLastTimestamp",
-    "count": "deprecatedCount",
-    "reportingComponent": "reportingController",
-}
-_OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
-
-
-def to_events_v1(event: Obj) -> Obj:
-    renamed = {_NEW_NAMES.get(key, key): value for key, value in event.items()}
-    for field in ("reportingController", "reportingInstance"):  # always present in core/v1, omitempty here
-        if not renamed.get(field):
-            renamed.pop(field, None)
-    return renamed | {"apiVersion": "events.k8s.io/v1"}
-
-
-def from_events_v1(event: Obj) -> Obj:
-    """An events.k8s.io/v1 event as core/v1, for storing; core/v1 fields pass unchanged."""
-    renamed = {_OLD_NAMES.get(key, key): value for key, value in event.items()}
-    return renamed | {"apiVersion": "v1"}
-
 
 _POD_CONDITIONS = {
     "Succeeded": [
@@ -96,10 +70,6 @@ def include_option(request: ApiRequest) -> str:
     return include
 
 
-def view_of(target: Target, obj: Obj) -> Obj:
-    return to_events_v1(obj) if target.is_other_view else obj
-
-
 def one(
     request: ApiRequest,
     target: Target,
@@ -115,8 +85,7 @@ def one(
         return Reply.of(table(target.kind, [record.obj], metadata, now, include=include), status, warnings)
     if request.wants("PartialObjectMetadata"):
         return Reply.of(partial(record.obj), status, warnings)
-    body = dump(view_of(target, record.obj)) if target.is_other_view else record.json
-    return Reply(body=body, status=status, warnings=warnings)
+    return Reply(body=record.json, status=status, warnings=warnings)
 
 
 def many(request: ApiRequest, target: Target, records: Sequence[Record], revision: int, now: datetime) -> Reply:
@@ -128,9 +97,6 @@ def many(request: ApiRequest, target: Target, records: Sequence[Record], revisio
         items = [partial(record.obj) for record in records]
         shape = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
         return Reply.of(shape | {"items": items})
-    head = dump({"kind": f"{target.kind.kind}List", "apiVersion": target.group_version, "metadata": metadata})
-    if target.is_other_view:
-        rows = [dump(view_of(target, record.obj)) for record in records]
-    else:
-        rows = [record.list_item for record in records]
+    head = dump({"kind": f"{target.kind.kind}List", "apiVersion": target.kind.api_version, "metadata": metadata})
+    rows = [record.list_item for record in records]
     return Reply(body=head[:-1] + b',"items":[' + b",".join(rows) + b"]}")

@@ -17,7 +17,7 @@ from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
 from dra_driver.sim.apiserver.validation import StatusCause
 from dra_driver.sim.apiserver.verbs import selection
-from dra_driver.sim.apiserver.views import include_option, partial, table, view_of
+from dra_driver.sim.apiserver.views import include_option, partial, table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 1800
@@ -96,7 +96,7 @@ class Frames:
         metadata: Obj = {"resourceVersion": str(revision)}
         if initial_end:
             metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
-        obj = {"kind": kind.kind, "apiVersion": self._plan.target.group_version, "metadata": metadata}
+        obj = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
         if self._as_table:
             obj = self._table(obj)
         elif self._as_partial:
@@ -127,8 +127,6 @@ class Frames:
             return dump(self._table(record.obj))
         if self._as_partial:
             return dump(partial(record.obj))
-        if self._plan.target.is_other_view:
-            return dump(view_of(self._plan.target, record.obj))
         return record.json
 
     def _table(self, obj: Obj) -> Obj:

@@ -151,8 +151,7 @@ class ObjectWriter:
         if not isinstance(obj.get("metadata", {}), dict):
             raise bad_request(f"{kind.kind}: metadata must be an object, got {type(obj['metadata']).__name__}")
         found = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
-        served = {kind.api_version, *("/".join(also) for also in kind.served_also_as)}
-        if found[0] not in served or found[1] != kind.kind:
+        if found != (kind.api_version, kind.kind):
             raise bad_request(
                 f"{found[1]} in version {found[0]!r} cannot be handled as a {kind.kind}: expected {kind.api_version}"
             )
