@@ -27,7 +27,7 @@ COMMANDS = tuple(
 )
 COMMANDS += ("dra_driver.webhook.worker",)  # which the webhook runs
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
-LIBRARY = {"dra_driver.kube.library", "dra_driver.kube.transport"}
+LIBRARY = {"dra_driver.kube.library"}
 POLICY = ROOT / "tests" / "e2e" / "policies" / "evict-xid-79.yaml"
 NAMES = {"google": "protobuf", "re2": "google-re2", "grpc": "grpcio", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 
