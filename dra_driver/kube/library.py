@@ -19,8 +19,7 @@ from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError, SSLError
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kube.http.answer import HttpAnswer, TransportError
-from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.http import HttpAnswer, RequestLimits, TransportError
 
 # For this long the same headers are sent without asking the client, which with a kubeconfig builds its whole
 # configuration again for each request (a quarter of the CPU time of a GET). A token that expires in this time costs one
@@ -148,7 +147,7 @@ def from_kubeconfig(path: str, context: str | None = None) -> Callable[[], Libra
     def make() -> LibrarySession:
         configuration = Configuration()
         try:
-            load_kube_config(
+            load_kube_config(  # type: ignore[no-untyped-call]  # the client has no types
                 config_file=path, context=context, client_configuration=configuration, persist_config=False
             )
         except (AttributeError, LookupError, TypeError, UnicodeError) as error:
@@ -167,8 +166,9 @@ def from_service_account(environ: Mapping[str, str], folder: Path) -> Callable[[
 
     def make() -> LibrarySession:
         configuration = Configuration()
-        loader = InClusterConfigLoader(str(folder / "token"), str(folder / "ca.crt"), environ=environ)
-        loader.load_and_set(configuration)
+        token, ca = str(folder / "token"), str(folder / "ca.crt")
+        loader = InClusterConfigLoader(token, ca, environ=environ)  # type: ignore[no-untyped-call]  # as above
+        loader.load_and_set(configuration)  # type: ignore[no-untyped-call]  # as above
         return LibrarySession(configuration)
 
     return make
