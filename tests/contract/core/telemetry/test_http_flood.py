@@ -151,15 +151,27 @@ def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callabl
         assert all(client.recv(12) == b"HTTP/1.1 200" for client in clients)
 
 
-def test_more_requests_than_places_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
-    """All of them complete, and waiting for a check that hangs: the oldest of these goes."""
+def test_requests_for_a_check_that_hangs_are_refused_above_the_limit(serve: Callable[..., int]) -> None:
+    """Each that waits holds a thread; liveness is answered all the time."""
     finish = threading.Event()
     port = serve(lambda: [str(finish.wait(4 * PROBE_TIMEOUT_S))])
     with ExitStack() as held:
-        for _ in range(2 * MAX_CONNECTIONS):
-            held.enter_context(connect(port)).sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        clients = [held.enter_context(connect(port)) for _ in range(2 * MAX_WAITING)]
+        for client in clients:
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        since = time.monotonic()
         assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+        assert sum(map(is_answered, clients)) == MAX_WAITING
+        assert time.monotonic() - since < CLIENT_TIMEOUT_S
         finish.set()
+
+
+def is_answered(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(12) == b"HTTP/1.1 503"
+    except BlockingIOError:
+        return False
 
 
 def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
