@@ -1,4 +1,4 @@
-"""Flags and readers that ``kubectl dra usage``, ``idle``, ``cost`` and ``quota`` share."""
+"""Flags and readers that ``kubectl dra usage``, ``idle`` and ``quota`` share."""
 
 import argparse
 import re
