@@ -23,7 +23,9 @@ from tests.fakes.node_image import ROOT, locked, normal, packages_folder, run_wi
 from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-COMMANDS = tuple(f"dra_driver.kubectl.commands.{name}" for name in ("kubelet_plugin", "mps_host", "controller"))
+COMMANDS: tuple[str, ...] = tuple(
+    f"dra_driver.{room}.main" for room in ("node.process", "node.exporter", "hardware.sharing", "controller")
+)
 COMMANDS += ("dra_driver.kubectl.capacity",)  # which the controller runs as a child process
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
 LIBRARY = {"dra_driver.kube.library", "dra_driver.kube.transport"}
