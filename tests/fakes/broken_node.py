@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dra_driver.core.finding import Finding
 from dra_driver.core.unix_grpc import CallError
-from dra_driver.diagnose.doctor.finding import LayerFinding
 from dra_driver.diagnose.doctor.node_doctor import examine
 from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
 from dra_driver.diagnose.doctor.node_facts import NodeReaders
@@ -75,7 +75,7 @@ class BrokenNode:
         self.nvml = NvmlAnswer(gpus=2)
         self.kubelet_version: str | None = "v1.36.2"
         self.words: dict[str, PluginWords] = {}
-        self.state: tuple[LayerFinding, ...] = ()
+        self.state: tuple[Finding, ...] = ()
         self.pods: tuple[str, ...] = ()
         self._open: list[socket.socket] = []
         self.view = HostView(

@@ -113,7 +113,7 @@ def _packed(facts: ClusterFacts) -> dict[str, Any]:
     kept = {name: value for name, value in facts.answers.items() if name in fact.EXTRA}
     kept |= facts.unanswered
     return {
-        name: {"unanswered": {"seen": value.seen, "do": value.do}} if isinstance(value, Unanswered) else {"is": value}
+        name: {"unanswered": {"seen": value.seen, "do": value.fix}} if isinstance(value, Unanswered) else {"is": value}
         for name, value in kept.items()
     }
 
@@ -132,7 +132,7 @@ def _facts(document: Any, state: ClusterState, where: str) -> ClusterFacts:
 def _unpacked(value: Any, where: str, present: Any) -> Any:
     why = value.get("unanswered") if isinstance(value, dict) else None
     if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
-        return Unanswered(seen=why["seen"][:2000], do=why["do"][:2000])
+        return Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
         raise ConfigurationError(f"{where}: expected an answer, or why there is none")
     return value["is"] if present is None else present

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
 from dra_driver.diagnose.doctor.driver_view import gpu_nodes, nodes_with_ready_pods, shown
 from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.diagnose.doctor.sentences import layer_of
 from dra_driver.diagnose.doctor.wire import dicts, name_of, text
 
@@ -16,7 +15,8 @@ _GPU_LEFT_OUT: Final = "GpuLeftOut"
 _NOT_READY: Final = "NotReady"
 
 
-def _told(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("gpu-node-written", Layer.GPUS, "the GpuNodes of nodes")
+def _told(facts: ClusterFacts) -> Iterator[Finding]:
     """Nodes with a ready node process that say nothing of their GPUs."""
     served = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
     if "gpunodes" not in served:
@@ -24,31 +24,30 @@ def _told(facts: ClusterFacts) -> Iterator[LayerFinding]:
     there = {name_of(item) for item in facts.items(fact.GPU_NODES)}
     silent = sorted(nodes_with_ready_pods(facts) - there)
     for node in silent:
-        yield TOLD.finding(
-            FindingStatus.WARN,
-            f"node/{node}",
+        yield warn(
             "its node process is ready and has written no GpuNode",
-            expected="a GpuNode of this name",
-            do="Look for an event GpuNodeNotWritten: kubectl get events -n default; the chart value "
+            "a GpuNode of this name",
+            "Look for an event GpuNodeNotWritten: kubectl get events -n default; the chart value "
             "gpuNodes.enabled may "
             "have been changed. Claims work without it.",
+            f"node/{node}",
         )
 
 
-def _problems(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("gpu-node-problems", Layer.GPUS, "the problems in GpuNodes")
+def _problems(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     for node, status in gpu_nodes(facts).items():
         for problem in status.problems:
             yield _judged(node, problem)
         if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
-            yield PROBLEMS.finding(
-                FindingStatus.FAIL,
-                f"node/{node}",
+            yield fail(
                 "its node process found no GPU",
-                expected="at least one GPU, or no node process on this node",
-                do="Run nvidia-smi -L on the node; if it shows GPUs, run dra-driver doctor there. If it has "
+                "at least one GPU, or no node process on this node",
+                "Run nvidia-smi -L on the node; if it shows GPUs, run dra-driver doctor there. If it has "
                 "none, take the "
                 "GPU labels from the node.",
+                f"node/{node}",
                 layer=Layer.NVML,
             )
 
@@ -56,22 +55,23 @@ def _problems(facts: ClusterFacts) -> Iterator[LayerFinding]:
     if good:
         subject = f"node/{next(iter(good))}" if len(good) == 1 else "cluster"
         seen = f"{sum(good.values())} GPUs of {len(good)} nodes without a problem"
-        yield PROBLEMS.finding(FindingStatus.OK, subject, seen)
+        yield ok(seen, subject)
 
 
-def _judged(node: str, problem: NodeProblem) -> LayerFinding:
-    status = FindingStatus.WARN if problem.reason not in (_NOT_READY, _GPU_LEFT_OUT) else FindingStatus.FAIL
-    return PROBLEMS.finding(
+def _judged(node: str, problem: NodeProblem) -> Finding:
+    status = Status.WARN if problem.reason not in (_NOT_READY, _GPU_LEFT_OUT) else Status.FAIL
+    return finding(
         status,
-        f"node/{node}",
         f"its node process says: {problem.message}",
-        expected="a node process without problems",
-        do="Follow the sentence; dra-driver doctor on the node looks at driver, devices, sockets and CDI files.",
+        "a node process without problems",
+        "Follow the sentence; dra-driver doctor on the node looks at driver, devices, sockets and CDI files.",
+        f"node/{node}",
         layer=Layer.GPUS if problem.reason == _GPU_LEFT_OUT else layer_of(problem.message, Layer.GPUS),
     )
 
 
-def _health(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("gpu-health", Layer.GPUS, "the health of GPUs")
+def _health(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     sick = [
         (node, gpu)
@@ -80,62 +80,47 @@ def _health(facts: ClusterFacts) -> Iterator[LayerFinding]:
         if gpu.health is HealthWord.UNHEALTHY
     ]
     for node, gpu in sick:
-        yield HEALTH.finding(
-            FindingStatus.FAIL,
-            f"gpu/{node}/{gpu.name}",
+        yield fail(
             f"is unhealthy ({', '.join(gpu.causes) or 'no cause'}): {gpu.message or 'no message'}",
-            expected="a healthy GPU",
-            do="docs/health.md says what ends each cause; many XIDs need a reset (nvidia-smi -r) with the GPU drained: "
+            "a healthy GPU",
+            "docs/health.md says what ends each cause; many XIDs need a reset (nvidia-smi -r) with the GPU drained: "
             f"kubectl dra drain {node} --gpu {gpu.uuid}.",
+            f"gpu/{node}/{gpu.name}",
         )
 
 
-def _versions(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("driver-versions", Layer.DRIVER, "the versions of NVIDIA's driver")
+def _versions(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     found: dict[str, list[str]] = {}
     for node, status in gpu_nodes(facts).items():
         if status.driver_version:
             found.setdefault(status.driver_version, []).append(node)
     if len(found) > 1:
-        yield VERSIONS.finding(
-            FindingStatus.WARN,
-            "cluster",
+        yield warn(
             "nodes differ in NVIDIA's driver: "
             + "; ".join(f"{version} on {shown(sorted(nodes))}" for version, nodes in sorted(found.items())),
-            expected="one version, unless an upgrade is under way",
-            do="kubectl get gpunodes -o wide shows all versions; a claim can ask for driverVersion.",
+            "one version, unless an upgrade is under way",
+            "kubectl get gpunodes -o wide shows all versions; a claim can ask for driverVersion.",
+            "cluster",
         )
     elif found:
-        yield VERSIONS.finding(FindingStatus.OK, "cluster", f"NVIDIA driver {next(iter(found))}")
+        yield ok(f"NVIDIA driver {next(iter(found))}", "cluster")
 
 
-def _toolkit(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("toolkit-versions", Layer.TOOLKIT, "NVIDIA Container Toolkit on nodes")
+def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
     """The hook is not needed everywhere, so its absence on some nodes alone is what stands out."""
     facts.items(fact.GPU_NODES)
     with_hook = {node: status.toolkit_version for node, status in gpu_nodes(facts).items() if status.toolkit_version}
     without = sorted(set(gpu_nodes(facts)) - set(with_hook))
     if with_hook and without:
-        yield TOOLKIT.finding(
-            FindingStatus.WARN,
-            "cluster",
+        yield warn(
             f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {shown(without)}",
-            expected="NVIDIA Container Toolkit on all nodes with GPUs, or on none",
-            do="Install NVIDIA Container Toolkit on the others: some applications need its hooks "
-            "(docs/driver-roots.md).",
+            "NVIDIA Container Toolkit on all nodes with GPUs, or on none",
+            "Install NVIDIA Container Toolkit on the others: some applications need its hooks (docs/driver-roots.md).",
+            "cluster",
         )
 
 
-TOLD: Final = LayerCheck[ClusterFacts](
-    name="gpu-node-written", layer=Layer.GPUS, about="the GpuNodes of nodes", look=_told
-)
-PROBLEMS: Final = LayerCheck[ClusterFacts](
-    name="gpu-node-problems", layer=Layer.GPUS, about="the problems in GpuNodes", look=_problems
-)
-HEALTH: Final = LayerCheck[ClusterFacts](name="gpu-health", layer=Layer.GPUS, about="the health of GPUs", look=_health)
-VERSIONS: Final = LayerCheck[ClusterFacts](
-    name="driver-versions", layer=Layer.DRIVER, about="the versions of NVIDIA's driver", look=_versions
-)
-TOOLKIT: Final = LayerCheck[ClusterFacts](
-    name="toolkit-versions", layer=Layer.TOOLKIT, about="NVIDIA Container Toolkit on nodes", look=_toolkit
-)
-CHECKS: Final = (TOLD, PROBLEMS, HEALTH, VERSIONS, TOOLKIT)
+CHECKS: Final = (_told, _problems, _health, _versions, _toolkit)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
 from dra_driver.diagnose.doctor.driver_view import (
     driver_name,
@@ -16,14 +16,14 @@ from dra_driver.diagnose.doctor.driver_view import (
     shown,
 )
 from dra_driver.diagnose.doctor.facts import DRIVER_NAME, NODE_DAEMONSET, ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.diagnose.doctor.wire import Wire, at, dicts, mapping, name_of, number, subject_of, text
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
 """Parts of the image names of NVIDIA's own driver, old and new."""
 
 
-def _device_plugin(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
+def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = driver_nodes(facts)
     allowed = _is_allowed(facts)
     found = [(node, offers) for node in facts.items("nodes") if (offers := plugin_offers(node))]
@@ -31,20 +31,20 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[LayerFinding]:
         if name_of(node) not in wanted:
             continue
         withdrawn = "" if allowed else "; the node process withdraws its devices for as long"
-        yield DEVICE_PLUGIN.finding(
-            FindingStatus.WARN if allowed else FindingStatus.FAIL,
-            subject_of("node", node),
+        yield finding(
+            Status.WARN if allowed else Status.FAIL,
             f"a device plugin offers {shown(offers)} beside this driver{withdrawn}",
-            expected="one publisher per node",
-            do="Keep one of the two off the node: take the device plugin away with the label "
+            "one publisher per node",
+            "Keep one of the two off the node: take the device plugin away with the label "
             "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or keep the driver's "
             "DaemonSet "
             "off. kubectl dra migrate helps to move workloads.",
+            subject_of("node", node),
         )
     if not any(name_of(node) in wanted for node, _ in found):
         elsewhere = [name_of(node) for node, _ in found]
         seen = f"no node of the driver has a device plugin{f'; it is on {shown(elsewhere)}' if elsewhere else ''}"
-        yield DEVICE_PLUGIN.finding(FindingStatus.OK, "cluster", seen)
+        yield ok(seen, "cluster")
 
 
 def _is_allowed(facts: ClusterFacts) -> bool:
@@ -52,23 +52,24 @@ def _is_allowed(facts: ClusterFacts) -> bool:
     return bool(daemonsets) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in daemonsets)
 
 
-def _two_installations(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("two-installations", Layer.SECOND_PUBLISHER, "a second installation")
+def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
     found = [item for item in node_daemonsets(facts) if number(item, "status", "desiredNumberScheduled") > 0]
     if len(found) < 2:
         return
     names = {driver_name(item) for item in found}
     how = "under one name" if len(names) == 1 else f"under the names {shown(sorted(names))}"
     places = shown([subject_of("daemonset", item) for item in found])
-    yield TWO.finding(
-        FindingStatus.FAIL,
-        "cluster",
+    yield fail(
         f"the driver is installed {len(found)} times {how}: {places}",
-        expected="one installation per cluster",
-        do="Remove all but one: helm uninstall, or kubectl delete of the DaemonSet.",
+        "one installation per cluster",
+        "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet.",
+        "cluster",
     )
 
 
-def _nvidias_driver(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's own DRA driver")
+def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
     own = node_daemonsets(facts)
     names = [driver_name(item) for item in own]
     for item in facts.items(fact.DAEMONSETS):
@@ -81,17 +82,17 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[LayerFinding]:
             if why_left_out(item, node) == "" and any(why_left_out(each, node) == "" for each in own)
         ]
         if own and both and DRIVER_NAME in names:
-            yield NVIDIAS.finding(
-                FindingStatus.FAIL,
-                subject_of("daemonset", item),
+            yield fail(
                 f"NVIDIA's own DRA driver goes to the same nodes under the same name {DRIVER_NAME}: {shown(both)}",
-                expected="one driver of a name per node",
-                do="Keep the two apart by node labels, or install theirs for ComputeDomains alone "
+                "one driver of a name per node",
+                "Keep the two apart by node labels, or install theirs for ComputeDomains alone "
                 "(resources.gpus.enabled=false of its chart).",
+                subject_of("daemonset", item),
             )
 
 
-def _same_gpus(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
+def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
     """The same UUID in two pools of one node."""
     publishers: dict[tuple[str, str], set[str]] = {}
     by_place: dict[str, dict[str, list[Wire]]] = {}
@@ -109,12 +110,11 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[LayerFinding]:
             key = (node, tuple(sorted(offered_by)))
             by_node[key] = by_node.get(key, 0) + 1
     for (node, pools), count in sorted(by_node.items()):
-        yield SAME_GPUS.finding(
-            FindingStatus.FAIL,
-            f"node/{node}",
+        yield fail(
             f"{count} GPUs are published twice: {'; '.join(pools)}",
-            expected="each GPU in one pool",
-            do="Stop one of the two drivers on this node; then delete its ResourceSlices.",
+            "each GPU in one pool",
+            "Stop one of the two drivers on this node; then delete its ResourceSlices.",
+            f"node/{node}",
         )
 
 
@@ -127,7 +127,8 @@ def _uuids(item: Wire) -> set[str]:
     return found - {""}
 
 
-def _foreign_pool(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
+def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
     """Two pools of one driver name on a node: the scheduler offers both."""
     pools: dict[tuple[str, str], set[str]] = {}
     names: Sequence[str] = driver_names(facts)
@@ -139,29 +140,13 @@ def _foreign_pool(facts: ClusterFacts) -> Iterator[LayerFinding]:
         own = f"{node}/{driver}"
         others = sorted(found - {own})
         if others:
-            yield FOREIGN_POOL.finding(
-                FindingStatus.FAIL,
-                f"node/{node}",
+            yield fail(
                 f"driver {driver} has ResourceSlices in pools that this driver does not use: {shown(others)}",
-                expected=f"the pool {own} alone",
-                do="Another driver of the same name publishes here, or has left them: stop it, then kubectl delete "
+                f"the pool {own} alone",
+                "Another driver of the same name publishes here, or has left them: stop it, then kubectl delete "
                 "resourceslices of those pools.",
+                f"node/{node}",
             )
 
 
-DEVICE_PLUGIN: Final = LayerCheck[ClusterFacts](
-    name="device-plugin", layer=Layer.SECOND_PUBLISHER, about="device plugins beside the driver", look=_device_plugin
-)
-TWO: Final = LayerCheck[ClusterFacts](
-    name="two-installations", layer=Layer.SECOND_PUBLISHER, about="a second installation", look=_two_installations
-)
-NVIDIAS: Final = LayerCheck[ClusterFacts](
-    name="nvidias-dra-driver", layer=Layer.SECOND_PUBLISHER, about="NVIDIA's own DRA driver", look=_nvidias_driver
-)
-SAME_GPUS: Final = LayerCheck[ClusterFacts](
-    name="gpus-published-twice", layer=Layer.SECOND_PUBLISHER, about="GPUs in two pools", look=_same_gpus
-)
-FOREIGN_POOL: Final = LayerCheck[ClusterFacts](
-    name="foreign-pools", layer=Layer.SECOND_PUBLISHER, about="pools of another driver of this name", look=_foreign_pool
-)
-CHECKS: Final = (DEVICE_PLUGIN, TWO, NVIDIAS, FOREIGN_POOL, SAME_GPUS)
+CHECKS: Final = (_device_plugin, _two_installations, _nvidias_driver, _foreign_pool, _same_gpus)

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from dra_driver.core.finding import Finding, Layer, check, warn
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
 from dra_driver.diagnose.doctor.check_daemonset import COMPONENT
 from dra_driver.diagnose.doctor.driver_view import gpu_nodes, node_daemonsets, setting, shown
 from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.diagnose.doctor.wire import Wire, dicts, name_of, text
 
 EXPORTER: Final = "exporter"
@@ -16,19 +15,19 @@ _ACTIONS: Final = (("overGrant", "Evict"), ("idle", "Reclaim"))
 _EXPECTED: Final = "a usage exporter beside each node process"
 
 
-def _watched(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("usage-watched", Layer.POLICIES, "the exporter that policies need")
+def _watched(facts: ClusterFacts) -> Iterator[Finding]:
     """A policy that evicts needs the exporter, which the chart leaves out by default."""
     acting = [(name_of(policy), actions) for policy in facts.items(fact.GPU_POLICIES) if (actions := _acts(policy))]
     if not acting:
         return
     lacks = _lacks(facts)
     for name, actions in acting if lacks else ():
-        yield WATCHED.finding(
-            FindingStatus.WARN,
-            f"policy/{name}",
+        yield warn(
             f"asks for {' and '.join(actions)}, and {lacks}: nothing finds out what claims use",
-            expected=_EXPECTED,
-            do="Set exporter.enabled=true of the chart (docs/usage.md), or take the action out of the policy.",
+            _EXPECTED,
+            "Set exporter.enabled=true of the chart (docs/usage.md), or take the action out of the policy.",
+            f"policy/{name}",
         )
 
 
@@ -48,27 +47,21 @@ def _lacks(facts: ClusterFacts) -> str:
     return "" if pods else "no usage exporter runs"
 
 
-def _foreign(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("processes-without-claim", Layer.GPUS, "processes of no claim on GPUs")
+def _foreign(facts: ClusterFacts) -> Iterator[Finding]:
     """Processes of no claim on GPUs that claims get."""
     facts.items(fact.GPU_NODES)
     for node, status in gpu_nodes(facts).items():
         for told in status.usage.unattributed:
             commands = f" ({shown(told.commands)})" if told.commands else ""
             memory = f" with {told.memory}" if told.memory is not None else ""
-            yield FOREIGN.finding(
-                FindingStatus.WARN,
-                f"gpu/{node}/{told.gpu}",
+            yield warn(
                 f"{told.processes} processes{memory} belong to no claim{commands}, since {told.since}",
-                expected="processes of pods with a claim",
-                do="End them, or take the GPU out of use: kubectl dra drain NODE --gpu UUID. Programs of the host use "
+                "processes of pods with a claim",
+                "End them, or take the GPU out of use: kubectl dra drain NODE --gpu UUID. Programs of the host use "
                 "GPUs without a claim, and so do containers with NVIDIA_VISIBLE_DEVICES.",
+                f"gpu/{node}/{told.gpu}",
             )
 
 
-WATCHED: Final = LayerCheck[ClusterFacts](
-    name="usage-watched", layer=Layer.POLICIES, about="the exporter that policies need", look=_watched
-)
-FOREIGN: Final = LayerCheck[ClusterFacts](
-    name="processes-without-claim", layer=Layer.GPUS, about="processes of no claim on GPUs", look=_foreign
-)
-CHECKS: Final = (WATCHED, FOREIGN)
+CHECKS: Final = (_watched, _foreign)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from dra_driver.core.finding import run_all
 from dra_driver.diagnose.doctor import (
     check_api,
     check_classes,
@@ -15,7 +16,6 @@ from dra_driver.diagnose.doctor import (
     check_usage,
     check_workloads,
 )
-from dra_driver.diagnose.doctor.check import run_all
 from dra_driver.diagnose.doctor.facts import ClusterFacts
 from dra_driver.diagnose.doctor.report import DoctorReport
 from dra_driver.diagnose.doctor.scope import DoctorScope, narrowed

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from dra_driver.diagnose.doctor.check import UnansweredError
+from dra_driver.core.finding import UnansweredError
 from dra_driver.diagnose.doctor.wire import Wire, text
 from dra_driver.kube.state import KINDS, ClusterState
 
@@ -51,10 +51,10 @@ NAMESPACE: Final = "dra-driver"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unanswered:
-    """Why a question has no answer: ``seen`` as a phrase, ``do`` as a sentence."""
+    """Why a question has no answer: ``seen`` as a phrase, ``fix`` as a sentence."""
 
     seen: str
-    do: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +109,13 @@ class ClusterFacts:
     def _known(self, name: str) -> Any:
         found = self.answers.get(name, _NOT_READ)
         if isinstance(found, Unanswered):
-            raise UnansweredError(found.seen, found.do)
+            raise UnansweredError(found.seen, found.fix)
         return found
 
 
 _NOT_READ: Final = Unanswered(
     seen="it was not read",
-    do="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
+    fix="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
 )
 
 
@@ -126,12 +126,12 @@ def facts_of_state(state: ClusterState) -> ClusterFacts:
         items = getattr(state, kind.field)
         gap = next((gap for gap in state.gaps if gap.startswith(f"{kind.resource}:")), "")
         if gap and not items:
-            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", do=_NOT_READ.do)
+            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", fix=_NOT_READ.fix)
         else:
             answers[kind.field] = list(items)
     answers[PARTLY_READ] = []
     for name in EXTRA[:-1]:
-        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", do=_NOT_READ.do)
+        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", fix=_NOT_READ.fix)
     if state.server_version:
         answers[VERSION] = {"gitVersion": state.server_version}
     if state.slices or state.classes:

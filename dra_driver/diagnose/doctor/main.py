@@ -12,7 +12,7 @@ from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 if TYPE_CHECKING:
     from dra_driver.config.settings import NodeSettings
-    from dra_driver.diagnose.doctor.finding import LayerFinding
+    from dra_driver.core.finding import Finding
     from dra_driver.diagnose.doctor.node_view import HostView
     from dra_driver.diagnose.node_state import Places
 
@@ -62,9 +62,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit status."""
-    from dra_driver.diagnose.doctor import text
     from dra_driver.diagnose.doctor.node_doctor import examine
-    from dra_driver.diagnose.doctor.report import to_wire
+    from dra_driver.diagnose.doctor.report import render, to_wire
 
     logging.basicConfig(level=logging.CRITICAL, format="%(message)s", stream=sys.stderr)
     settings, places = load_settings(args)
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json.dumps(to_wire(report)))
     else:
-        print(text.render(report, verbose=args.verbose), end="")
+        print(render(report, verbose=args.verbose), end="")
     return report.exit_status
 
 
@@ -99,7 +98,7 @@ def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") 
     )
 
 
-def _records(node: str, places: "Places") -> "tuple[LayerFinding, ...]":
+def _records(node: str, places: "Places") -> "tuple[Finding, ...]":
     from dra_driver.diagnose.node_state import find_disagreements, read_state
     from dra_driver.diagnose.node_state.for_doctor import as_findings, unreadable
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dra_driver.diagnose.doctor.finding import LayerFinding
+from dra_driver.core.finding import Finding
 from dra_driver.diagnose.doctor.node_container_facts import Containers, PodFacts, read_pod
 from dra_driver.diagnose.doctor.node_cri import CriClient
 from dra_driver.diagnose.doctor.node_device_facts import DeviceNodeFacts, read_devices
@@ -34,7 +34,7 @@ class LocalFacts:
     kubelet: KubeletFacts = field(default_factory=KubeletFacts)
     sockets: SocketFacts = field(default_factory=SocketFacts)
     pods: tuple[PodFacts, ...] = ()
-    state: tuple[LayerFinding, ...] = ()
+    state: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def read_node(
     view: HostView,
     *,
     pods: tuple[str, ...] = (),
-    state: tuple[LayerFinding, ...] = (),
+    state: tuple[Finding, ...] = (),
     readers: NodeReaders | None = None,
 ) -> LocalFacts:
     """Read everything; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end."""

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.finding import Layer
-from dra_driver.diagnose.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.diagnose.doctor.node_device_facts import SeenNode
 from dra_driver.diagnose.doctor.node_facts import LocalFacts
 from dra_driver.diagnose.doctor.node_text import some
@@ -16,7 +14,8 @@ from dra_driver.hardware.device_nodes.params import NodeParams
 _OTHERS: Final = 0o006
 
 
-def _nodes(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("device-nodes", Layer.DEVICE_NODES, "device nodes with the kernel's numbers")
+def _nodes(facts: LocalFacts) -> Iterator[Finding]:
     devices = facts.devices
     if facts.view.simulated:
         return
@@ -28,16 +27,16 @@ def _nodes(facts: LocalFacts) -> Iterator[NodeAnswer]:
     yield from answers
     missing = [node.path for node in wanted if _is_missing(node)]
     if missing:
-        yield doubtful(
+        yield warn(
             f"{some(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
             "the device nodes of loaded modules, which pods with hostUsers: false need on the host",
             _how_to_make(devices.params),
         )
     if wanted and not answers and not missing:
-        yield well(f"{len(wanted)} device nodes are as the kernel says")
+        yield ok(f"{len(wanted)} device nodes are as the kernel says")
 
 
-def _node(node: SeenNode, params: NodeParams) -> Iterator[NodeAnswer]:
+def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
     assert node.expected is not None  # noqa: S101 - for the type checker; the caller has left the others out
     expected = f"a character device {node.expected.major}:{node.expected.minor}"
     if _is_missing(node):
@@ -50,10 +49,10 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[NodeAnswer]:
             f"Remove {node.path} on the node; nvidia-modprobe or the node process makes it again with the right "
             "numbers."
         )
-        yield broken(f"{node.path} {has}", f"{expected}, as /proc/devices says", do)
+        yield fail(f"{node.path} {has}", f"{expected}, as /proc/devices says", do)
     elif node.seen.found is Found.DEVICE and node.seen.mode & _OTHERS != _OTHERS:
         restricted = "" if params.open_to_all else f", as the kernel module was told (DeviceFileMode {params.mode:04o})"
-        yield doubtful(
+        yield warn(
             f"{node.path} has the mode {node.seen.mode:04o}{restricted}",
             "mode 0666: users other than root of a pod with hostUsers: false get this mode",
             f"Run `chmod 0666 {node.path}`"
@@ -74,35 +73,33 @@ def _how_to_make(params: NodeParams) -> str:
     )
 
 
-def _capabilities(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("capability-nodes", Layer.DEVICE_NODES, "capability nodes with the kernel's numbers")
+def _capabilities(facts: LocalFacts) -> Iterator[Finding]:
     devices, majors = facts.devices, facts.driver.majors
     if facts.view.simulated or majors is None or majors.nvidia is None:
         return
     if majors.caps is None:
         if devices.mig_minors or devices.capability_folder:
             do = "Load the kernel module again; without it no MIG partition can be opened."
-            yield doubtful("the kernel lists no nvidia-caps", "nvidia-caps in /proc/devices", do)
+            yield warn("the kernel lists no nvidia-caps", "nvidia-caps in /proc/devices", do)
         return
     wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
     if wrong:
-        yield broken(
+        yield fail(
             f"{some(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
             f"major {majors.caps}, as /proc/devices says of nvidia-caps",
             "Remove /dev/nvidia-caps on the node: the node process makes what a MIG partition needs.",
         )
     else:
-        yield well(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")
+        yield ok(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")
 
 
-def _access(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("device-access", Layer.DEVICE_NODES, "what decides who may open device nodes")
+def _access(facts: LocalFacts) -> Iterator[Finding]:
     selinux = {"1": "SELinux is enforcing", "0": "SELinux is permissive"}.get(facts.devices.selinux or "", "no SELinux")
     version = facts.devices.cgroup_version
     cgroup = f"cgroup version {version}" if version else "the cgroup version cannot be seen"
-    yield well(f"{selinux}; {cgroup}")
+    yield ok(f"{selinux}; {cgroup}")
 
 
-CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
-    node_check("device-nodes", Layer.DEVICE_NODES, "device nodes with the kernel's numbers", _nodes),
-    node_check("capability-nodes", Layer.DEVICE_NODES, "capability nodes with the kernel's numbers", _capabilities),
-    node_check("device-access", Layer.DEVICE_NODES, "what decides who may open device nodes", _access),
-)
+CHECKS: Final = (_nodes, _capabilities, _access)

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.finding import Layer, LayerFinding
-from dra_driver.diagnose.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.diagnose.doctor.node_container_facts import ContainerFacts
 from dra_driver.diagnose.doctor.node_facts import LocalFacts
 from dra_driver.diagnose.doctor.node_text import some
@@ -17,34 +15,36 @@ ENOUGH_FILES: Final = 4
 """As of the node process, which is not ready below these (kubelet/storage_health.py)."""
 
 
-def _disks(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("disk", Layer.NODE, "space for what the driver writes")
+def _disks(facts: LocalFacts) -> Iterator[Finding]:
     for disk in facts.files.disks:
         expected = f"space for {disk.what}"
         do = f"Free space on the file system of {disk.folder}: without it, no pod with a GPU starts or ends."
         if disk.free_bytes < ENOUGH_BYTES:
-            yield broken(f"{disk.folder} has {disk.free_bytes // 1024} KiB free", expected, do)
+            yield fail(f"{disk.folder} has {disk.free_bytes // 1024} KiB free", expected, do)
         elif disk.free_files is not None and disk.free_files < ENOUGH_FILES:
-            yield broken(f"{disk.folder} has {disk.free_files} inodes free", expected, do)
+            yield fail(f"{disk.folder} has {disk.free_files} inodes free", expected, do)
         elif disk.free_bytes < LITTLE_BYTES:
-            yield doubtful(f"{disk.folder} has {disk.free_bytes >> 20} MiB free", expected, do)
+            yield warn(f"{disk.folder} has {disk.free_bytes >> 20} MiB free", expected, do)
         else:
-            yield well(f"{disk.folder} has {disk.free_bytes >> 20} MiB free for {disk.what}")
+            yield ok(f"{disk.folder} has {disk.free_bytes >> 20} MiB free for {disk.what}")
 
 
-def _cdi(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("cdi-files", Layer.CDI, "CDI files that a runtime loads")
+def _cdi(facts: LocalFacts) -> Iterator[Finding]:
     cdi = facts.files.cdi
     if not cdi.exists:
         do = "The node process makes it at its start; look at the driver's pod on this node."
-        yield doubtful(f"the folder {cdi.folder} does not exist", "a folder with the driver's CDI files", do)
+        yield warn(f"the folder {cdi.folder} does not exist", "a folder with the driver's CDI files", do)
         return
     for problem in cdi.problems:
         do = "Remove the file: the node process writes it again within seconds; without one, its next start does."
-        yield broken(problem, "files that a container runtime loads", do)
+        yield fail(problem, "files that a container runtime loads", do)
     if cdi.documents and not cdi.base:
         do = "Look at the driver's pod: it writes the base document when it finds the NVIDIA driver."
-        yield broken("the base document is missing: no container with a GPU starts", "one in the folder", do)
+        yield fail("the base document is missing: no container with a GPU starts", "one in the folder", do)
     if cdi.gone:
-        yield broken(
+        yield fail(
             f"CDI files mount {some(cdi.gone)}, which {'does' if len(cdi.gone) == 1 else 'do'} not exist on the node",
             "files of the driver that is installed now",
             "Restart the driver's pod on this node: a driver was upgraded or removed, and it has not written its "
@@ -52,10 +52,11 @@ def _cdi(facts: LocalFacts) -> Iterator[NodeAnswer]:
         )
     if not cdi.problems and not cdi.gone and (cdi.base or not cdi.documents):
         count = len(cdi.documents)
-        yield well(f"{count} CDI file{'' if count == 1 else 's'} of the driver in {cdi.folder}")
+        yield ok(f"{count} CDI file{'' if count == 1 else 's'} of the driver in {cdi.folder}")
 
 
-def _containers(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("container", Layer.CONTAINER, "the container has what its claims give")
+def _containers(facts: LocalFacts) -> Iterator[Finding]:
     for pod in facts.pods:
         subject = f"pod/{pod.pod}"
         if pod.problem:
@@ -63,12 +64,12 @@ def _containers(facts: LocalFacts) -> Iterator[NodeAnswer]:
             yield unknown(pod.problem, "the runtime's view of the pod's containers", do, subject)
         elif not pod.containers:
             do = "Look at the pod's events (kubectl describe pod)."
-            yield doubtful("no container of it runs on this node", "a running container", do, subject)
+            yield warn("no container of it runs on this node", "a running container", do, subject)
         for container in pod.containers:
             yield from _container(facts, subject, container)
 
 
-def _container(facts: LocalFacts, subject: str, container: ContainerFacts) -> Iterator[NodeAnswer]:
+def _container(facts: LocalFacts, subject: str, container: ContainerFacts) -> Iterator[Finding]:
     about = f"container {container.name}"
     expected = "the device nodes of its claims"
     if container.problem:
@@ -81,7 +82,7 @@ def _container(facts: LocalFacts, subject: str, container: ContainerFacts) -> It
             f", it has {some(have)}" if have else ""
         )
         do = "Name the claim in resources.claims of the container; a runtime without CDI drops the names, too."
-        yield doubtful(seen, expected, do, subject)
+        yield warn(seen, expected, do, subject)
         return
     wanted, lost = _wanted(facts.files.cdi.documents, own)
     present = {node.path: node for node in container.nodes}
@@ -89,15 +90,15 @@ def _container(facts: LocalFacts, subject: str, container: ContainerFacts) -> It
     refused = sorted(path for path in wanted if path in present and not present[path].allowed)
     if lost:
         do = "Delete the pod: the claim is not prepared any more, and the container could not start again."
-        yield broken(f"{about}: no CDI file has {some(lost)}", "a CDI file for each name", do, subject)
+        yield fail(f"{about}: no CDI file has {some(lost)}", "a CDI file for each name", do, subject)
     if missing:
         do = "The runtime did not inject CDI devices: see the layer runtime."
-        yield broken(f"{about} lacks {some(missing)}", expected, do, subject)
+        yield fail(f"{about} lacks {some(missing)}", expected, do, subject)
     if refused:
         do = "Look at what changes the container's specification (NRI plugins, runtime wrappers)."
-        yield broken(f"{about}: its device cgroup does not allow {some(refused)}", expected, do, subject)
+        yield fail(f"{about}: its device cgroup does not allow {some(refused)}", expected, do, subject)
     if not lost and not missing and not refused:
-        yield well(f"{about} has {some(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
+        yield ok(f"{about} has {some(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
 
 
 def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str], list[str]]:
@@ -112,13 +113,9 @@ def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str],
     return nodes, lost
 
 
-def _state(facts: LocalFacts) -> Iterator[LayerFinding]:
+@check("records", Layer.PREPARE, "the driver's own records agree")
+def _state(facts: LocalFacts) -> Iterator[Finding]:
     return iter(facts.state)
 
 
-CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
-    node_check("disk", Layer.NODE, "space for what the driver writes", _disks),
-    LayerCheck(name="records", layer=Layer.PREPARE, about="the driver's own records agree", look=_state),
-    node_check("cdi-files", Layer.CDI, "CDI files that a runtime loads", _cdi),
-    node_check("container", Layer.CONTAINER, "the container has what its claims give", _containers),
-)
+CHECKS: Final = (_disks, _state, _cdi, _containers)

@@ -9,9 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.finding import Layer
-from dra_driver.diagnose.doctor.node_answer import NodeAnswer, broken, doubtful, node_check, unknown, well
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.diagnose.doctor.node_facts import LocalFacts
 from dra_driver.diagnose.doctor.node_runtime_facts import RuntimeFacts
 from dra_driver.diagnose.doctor.node_text import some
@@ -33,7 +31,8 @@ _ON_2: Final = (
 )
 
 
-def _answers(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("runtime-answers", Layer.RUNTIME, "the container runtime answers by CRI")
+def _answers(facts: LocalFacts) -> Iterator[Finding]:
     runtime = facts.runtime
     expected = "a container runtime that answers by CRI"
     if runtime.socket is None and not (facts.kubelet.found or facts.kubelet.sees_processes):
@@ -41,26 +40,27 @@ def _answers(facts: LocalFacts) -> Iterator[NodeAnswer]:
         yield unknown("no container runtime's socket can be seen from here", expected, do)
     elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
-        yield broken(f"no socket at {some(runtime.tried)}", expected, do)
+        yield fail(f"no socket at {some(runtime.tried)}", expected, do)
     elif runtime.denied:
         yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.")
     elif runtime.problem:
         do = "Look at the runtime's log (journalctl -u containerd or -u crio)."
-        yield broken(f"{runtime.socket}: {runtime.problem}", expected, do)
+        yield fail(f"{runtime.socket}: {runtime.problem}", expected, do)
     else:
-        yield well(f"{runtime.name} {runtime.version} at {runtime.socket}")
+        yield ok(f"{runtime.name} {runtime.version} at {runtime.socket}")
     for condition in runtime.not_ready:
         do = "Look at the runtime's log; pods do not start before it is ready."
-        yield doubtful(f"{runtime.name} is not ready: {condition}", "every condition of the runtime holds", do)
+        yield warn(f"{runtime.name} is not ready: {condition}", "every condition of the runtime holds", do)
 
 
-def _switch(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("cdi-switch", Layer.RUNTIME, "the container runtime injects CDI devices")
+def _switch(facts: LocalFacts) -> Iterator[Finding]:
     runtime = facts.runtime
     if not runtime.name:
         return
     version, first = parse_version(runtime.version), FIRST_CDI.get(runtime.name)
     if runtime.name == DOCKER:
-        yield doubtful(
+        yield warn(
             f"{runtime.name} {runtime.version}, through cri-dockerd",
             "containerd or CRI-O",
             "Use containerd 2 or CRI-O: whether cri-dockerd passes CDI devices on was not tried.",
@@ -69,7 +69,7 @@ def _switch(facts: LocalFacts) -> Iterator[NodeAnswer]:
         do = "Ask its documentation whether it injects CDI devices that the kubelet names."
         yield unknown(f"{runtime.name} {runtime.version}", "containerd 1.7 or newer, or CRI-O 1.28 or newer", do)
     elif version < first:
-        yield broken(
+        yield fail(
             f"{runtime.name} {runtime.version} injects no CDI devices that the kubelet names: containers start without "
             "their GPU",
             f"{runtime.name} {first[0]}.{first[1]} or newer",
@@ -80,15 +80,15 @@ def _switch(facts: LocalFacts) -> Iterator[NodeAnswer]:
     elif runtime.name == CONTAINERD:
         yield from _containerd_switch(runtime, version)
     else:
-        yield well(f"{runtime.name} {runtime.version} has CDI, which is always on")
+        yield ok(f"{runtime.name} {runtime.version} has CDI, which is always on")
 
 
-def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Iterator[NodeAnswer]:
+def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Iterator[Finding]:
     if runtime.cdi is True:
-        yield well(f"CDI is on in containerd {runtime.version}")
+        yield ok(f"CDI is on in containerd {runtime.version}")
     elif runtime.cdi is False:
         is_old = version < (2, 0)
-        yield broken(
+        yield fail(
             f"CDI is off in containerd {runtime.version}{' (enable_cdi is false by default)' if is_old else ''}: "
             "containers start without their GPU",
             "enable_cdi = true",
@@ -99,16 +99,17 @@ def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Itera
         yield unknown(seen, "enable_cdi = true", "Look for enableCDI in what `crictl info` prints.")
 
 
-def _folders(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("cdi-folders", Layer.RUNTIME, "the container runtime reads the driver's CDI folder")
+def _folders(facts: LocalFacts) -> Iterator[Finding]:
     runtime, own = facts.runtime, str(facts.view.cdi)
     has_cdi = runtime.cdi is True or runtime.name == CRIO
     if not has_cdi or not runtime.tells_config:
         return
     folders = runtime.cdi_dirs or DEFAULT_FOLDERS
     if _same(own) in {_same(folder) for folder in folders}:
-        yield well(f"{runtime.name} reads CDI files in {', '.join(folders)}")
+        yield ok(f"{runtime.name} reads CDI files in {', '.join(folders)}")
         return
-    yield broken(
+    yield fail(
         f"{runtime.name} reads CDI files in {', '.join(folders)}, and the driver writes them to {own}",
         f"{own} among the runtime's cdi_spec_dirs",
         f"Set cdiDir of the chart (--cdi-dir, CDI_DIR) to {folders[-1]}, or add {own} to cdi_spec_dirs of "
@@ -116,10 +117,11 @@ def _folders(facts: LocalFacts) -> Iterator[NodeAnswer]:
     )
 
 
-def _default_runtime(facts: LocalFacts) -> Iterator[NodeAnswer]:
+@check("default-runtime", Layer.RUNTIME, "a default runtime that gives no GPUs by itself")
+def _default_runtime(facts: LocalFacts) -> Iterator[Finding]:
     default = facts.runtime.default_handler
     if default and default.startswith("nvidia"):
-        yield doubtful(
+        yield warn(
             f"the default runtime is {default}: a pod without a claim gets GPUs by setting NVIDIA_VISIBLE_DEVICES",
             "runc or crun as default runtime; the nvidia runtime for pods that name its RuntimeClass",
             "Set default_runtime_name to runc, or accept-nvidia-visible-devices-envvar-when-unprivileged to false in "
@@ -139,9 +141,4 @@ def _same(folder: str) -> str:
     return "/run" + path.removeprefix("/var/run") if path.startswith("/var/run/") else path
 
 
-CHECKS: Final[tuple[LayerCheck[LocalFacts], ...]] = (
-    node_check("runtime-answers", Layer.RUNTIME, "the container runtime answers by CRI", _answers),
-    node_check("cdi-switch", Layer.RUNTIME, "the container runtime injects CDI devices", _switch),
-    node_check("cdi-folders", Layer.RUNTIME, "the container runtime reads the driver's CDI folder", _folders),
-    node_check("default-runtime", Layer.RUNTIME, "a default runtime that gives no GPUs by itself", _default_runtime),
-)
+CHECKS: Final = (_answers, _switch, _folders, _default_runtime)

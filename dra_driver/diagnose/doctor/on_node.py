@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.doctor.on_node_pod import DEADLINE_S, NAME, doctor_pod, left_behind
 from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
 from dra_driver.kube.node_pod import labels_of
@@ -84,14 +84,14 @@ def node_of_pod(api: PodListApi, namespace: str, name: str) -> str:
 
 def unanswered(target: str, why: str) -> DoctorReport:
     """A report that says only that the node could not be looked at."""
-    finding = LayerFinding(
+    finding = Finding(
         check="on-node",
         layer=Layer.NODE,
-        status=FindingStatus.UNKNOWN,
-        subject=target,
+        status=Status.UNKNOWN,
+        object=target,
         seen=f"the node could not be looked at: {why}",
         expected="a pod that looks at the node",
-        do="Run `dra-driver doctor` on the node itself, or in the driver's pod (kubectl exec).",
+        fix="Run `dra-driver doctor` on the node itself, or in the driver's pod (kubectl exec).",
     )
     return DoctorReport(target=target, findings=(finding,), source="no pod on the node")
 

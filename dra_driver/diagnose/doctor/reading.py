@@ -242,27 +242,28 @@ def unanswered(error: KubernetesApiError) -> Unanswered:
     if isinstance(error, ForbiddenError):
         return refusal(str(error))
     if isinstance(error, UnauthorizedError):
-        return Unanswered(seen=str(error), do="Get new credentials for the kubeconfig; kubectl get nodes fails, too.")
+        return Unanswered(seen=str(error), fix="Get new credentials for the kubeconfig; kubectl get nodes fails, too.")
     if isinstance(error, ApiUnreachableError):
         return Unanswered(
-            seen=str(error), do="Check the address in the kubeconfig and the network, or give more time with --timeout."
+            seen=str(error),
+            fix="Check the address in the kubeconfig and the network, or give more time with --timeout.",
         )
-    return Unanswered(seen=str(error), do="Repeat; if it stays, look at the log of the API server.")
+    return Unanswered(seen=str(error), fix="Repeat; if it stays, look at the log of the API server.")
 
 
 def refusal(message: str) -> Unanswered:
     """A 403 as the right that is missing."""
     right = right_in(message)
     if right is None:
-        return Unanswered(seen=message, do="Ask an administrator for the right that the message names.")
+        return Unanswered(seen=message, fix="Ask an administrator for the right that the message names.")
     return Unanswered(
         seen=f"the API server does not let this user {right} (403)",
-        do=f"Ask an administrator for the right to {right}; to check it: {right.auth_can_i}",
+        fix=f"Ask an administrator for the right to {right}; to check it: {right.auth_can_i}",
     )
 
 
 _APPS: Final = "/apis/apps/v1"
 _RESOURCE_GROUP: Final = "/apis/resource.k8s.io"
 _NOT_ASKED: Final = Unanswered(
-    seen="not asked, because the API server does not answer", do="Make the API server answer first."
+    seen="not asked, because the API server does not answer", fix="Make the API server answer first."
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
+from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.node_state.findings import Disagreement
 from dra_driver.diagnose.node_state.for_doctor import as_findings, unreadable
 from dra_driver.diagnose.node_state.state import CdiState, JournalState, MpsState, NodeState, SocketState
@@ -28,8 +28,8 @@ def test_a_problem_is_a_warning_and_a_remark_is_none() -> None:
     problem = Disagreement(about="claim default/a", seen="it has no CDI file", advice="delete it")
     remark = Disagreement(about="/plugins/x", seen="a damaged journal was kept", advice="remove it", is_problem=False)
     found = as_findings("node-1", state(), [problem, remark])
-    assert [finding.status for finding in found] == [FindingStatus.WARN, FindingStatus.OK]
-    assert (found[0].layer, found[0].subject, found[0].do) == (Layer.PREPARE, "node/node-1", "Delete it.")
+    assert [finding.status for finding in found] == [Status.WARN, Status.OK]
+    assert (found[0].layer, found[0].object, found[0].fix) == (Layer.PREPARE, "node/node-1", "Delete it.")
     assert found[0].seen == "claim default/a: it has no CDI file"
 
 
@@ -39,7 +39,7 @@ def test_what_the_doctor_looks_at_itself_is_left_out() -> None:
     told = [Disagreement(about=about, seen="x", advice="y") for about in abouts]
     (found,) = as_findings("node-1", state(), told)
     assert (found.status, found.seen) == (
-        FindingStatus.OK,
+        Status.OK,
         "journal, backups and daemons agree, 0 claims in the journal",
     )
 
@@ -52,5 +52,5 @@ def test_a_node_without_the_drivers_folder_has_no_records() -> None:
 def test_records_that_cannot_be_read_are_unknown() -> None:
     """As for a user who is not root."""
     (found,) = unreadable("node-1", PermissionError(13, "Permission denied", "/plugins"))
-    assert (found.status, found.seen) == (FindingStatus.UNKNOWN, "/plugins cannot be read: Permission denied")
-    assert found.do == "Run it as root."
+    assert (found.status, found.seen) == (Status.UNKNOWN, "/plugins cannot be read: Permission denied")
+    assert found.fix == "Run it as root."
