@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dra_driver.core.finding import Finding, Layer, Status
-from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import DoctorReport
-from dra_driver.diagnose.doctor.scope import DoctorScope
 from tests.doctor_faults.cluster import SERVER, Cluster
 
 CLUSTER = DoctorScope()

@@ -9,7 +9,7 @@ from dra_driver.core.model.gpu_node import (
     NodeProblem,
     PublishedForm,
 )
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from tests.doctor_faults.cluster import (
     Cluster,
     daemonset,

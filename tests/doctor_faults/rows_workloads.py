@@ -3,7 +3,7 @@
 from typing import Any
 
 from dra_driver.core.finding import Layer, Status
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from tests.doctor_faults.cluster import Cluster, by_template, claim, event, exactly, template, workload
 from tests.doctor_faults.row import BrokenSetup
 from tests.fakes.dra_objects import allocated

@@ -153,8 +153,7 @@ CHECKS: Final = (
         id="slices-pool-name",
         title="A pool with counters has a name that no other driver uses",
         rule="Schedulers up to 1.36.2 keep counters by pool name without the driver.",
-        source="staging/src/k8s.io/dynamic-resource-allocation/structured/internal/incubating/"
-        "allocator_incubating.go:1518-1525",
+        source="staging/src/k8s.io/dynamic-resource-allocation/structured/internal/incubating/allocator_incubating.go:1518-1525",
         run=pool_name_is_own,
         level="should",
         needs=("partitions",),

@@ -7,15 +7,21 @@ from typing import Final
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.driver_view import driver_names, gpu_nodes, own_slices, shown
-from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.wire import Wire, dicts, name_of, text
-from dra_driver.diagnose.doctor.workload_view import used_classes
+from dra_driver.diagnose.doctor.facts import ClusterFacts, Wire, dicts, name_of, text
+from dra_driver.diagnose.doctor.views import (
+    PARTITIONS,
+    WHOLE,
+    driver_names,
+    expressions,
+    gpu_nodes,
+    is_for,
+    own_slices,
+    shown,
+    used_classes,
+)
 from dra_driver.kube.published.names import TYPE_MIG
 from dra_driver.scheduler.cel import DeviceView, Program, compile_selector
 
-WHOLE: Final = "gpu.nvidia.com"
-PARTITIONS: Final = "mig.nvidia.com"
 MOST_DEVICES: Final = 5000
 """Devices on which a class is tried; the nodes of a fleet repeat each other."""
 
@@ -115,17 +121,6 @@ def _extended(facts: ClusterFacts) -> Iterator[Finding]:
                 "Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
                 f"class/{names[0]}",
             )
-
-
-def expressions(item: Wire) -> list[str]:
-    """The CEL expressions of a class."""
-    return [found for selector in dicts(item, "spec", "selectors") if (found := text(selector, "cel", "expression"))]
-
-
-def is_for(item: Wire, drivers: Sequence[str]) -> bool:
-    """Whether the class names one of the drivers."""
-    joined = " ".join(expressions(item))
-    return any(f'"{driver}"' in joined or f"'{driver}'" in joined for driver in drivers)
 
 
 def device_views(slices: Sequence[Wire]) -> list[DeviceView]:

@@ -5,10 +5,9 @@ from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, warn
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.driver_view import gpu_nodes, node_daemonsets, node_pods, own_slices, shown
-from dra_driver.diagnose.doctor.facts import NODE_DAEMONSET, ClusterFacts
-from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
-from dra_driver.diagnose.doctor.wire import (
+from dra_driver.diagnose.doctor.facts import (
+    NODE_DAEMONSET,
+    ClusterFacts,
     Wire,
     condition_of,
     dicts,
@@ -20,6 +19,8 @@ from dra_driver.diagnose.doctor.wire import (
     subject_of,
     text,
 )
+from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
+from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices, shown
 
 _PULL: Final = frozenset(
     {
@@ -42,9 +43,8 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
         yield warn(
             f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}",
             "node processes of this driver's chart",
-            "Leave it so where node processes run otherwise, as in the embedded cluster (dra-driver sim up); "
-            "install the "
-            "chart where an uninstall left ResourceSlices.",
+            "Leave it so where node processes run otherwise, as in the embedded cluster (dra-driver sim up); install "
+            "the chart where an uninstall left ResourceSlices.",
             "cluster",
         )
     elif not found:

@@ -4,15 +4,26 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, warn
-from dra_driver.diagnose.doctor.driver_view import driver_names, plugin_offers, shown
-from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.gpu_workloads import concerns, gpu_names
+from dra_driver.diagnose.doctor.facts import (
+    ClusterFacts,
+    Wire,
+    condition_of,
+    dicts,
+    name_of,
+    namespace_of,
+    subject_of,
+    text,
+)
 from dra_driver.diagnose.doctor.sentences import layer_of
-from dra_driver.diagnose.doctor.wire import Wire, condition_of, dicts, name_of, namespace_of, subject_of, text
-from dra_driver.diagnose.doctor.workload_view import (
+from dra_driver.diagnose.doctor.views import (
     claim_names,
+    concerns,
+    driver_names,
     extended_resources,
+    gpu_names,
     key_of,
+    plugin_offers,
+    shown,
     template_names,
     used_classes,
     waiting_pods,

@@ -1,16 +1,82 @@
-"""What is known of a cluster: the answer to each question, or why there is none.
+"""Facts of a cluster: the answer to each question, or why there is none; and reading fields of objects of any shape.
 
-A fact that is missing ends the check that needs it, and no other. Facts are the API objects as they were read, reduced
-to the fields that checks need and without secrets, so that they can travel in a support bundle.
-"""
+A missing fact ends only the check that needs it. Facts are the API objects as they were read, reduced to the fields
+that checks need and without secrets, so that they can travel in a support bundle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dra_driver.core.finding import UnansweredError
-from dra_driver.diagnose.doctor.wire import Wire, text
 from dra_driver.kube.state import KINDS, ClusterState
+
+Wire = Mapping[str, Any]
+
+
+def at(item: object, *path: str) -> object:
+    """The value at a path of names; None where there is none."""
+    for name in path:
+        if not isinstance(item, Mapping):
+            return None
+        item = item.get(name)
+    return item
+
+
+def text(item: object, *path: str) -> str:
+    """The text at a path, else empty."""
+    value = at(item, *path)
+    return value if isinstance(value, str) else ""
+
+
+def number(item: object, *path: str) -> int:
+    """The whole number at a path, else 0."""
+    value = at(item, *path)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def mapping(item: object, *path: str) -> Wire:
+    """The object at a path, else an empty one."""
+    value = at(item, *path)
+    return value if isinstance(value, Mapping) else {}
+
+
+def dicts(item: object, *path: str) -> list[Wire]:
+    """The objects of the list at a path; slices of large snapshots have lists of another type."""
+    value = at(item, *path)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return []
+    return [each for each in value if isinstance(each, Mapping)]
+
+
+def name_of(item: object) -> str:
+    """``metadata.name``."""
+    return text(item, "metadata", "name")
+
+
+def namespace_of(item: object) -> str:
+    """``metadata.namespace``."""
+    return text(item, "metadata", "namespace")
+
+
+def labels_of(item: object) -> Wire:
+    """``metadata.labels``."""
+    return mapping(item, "metadata", "labels")
+
+
+def subject_of(kind: str, item: object) -> str:
+    """``pod/team-a/train``, ``node/gpu-a``."""
+    return "/".join(part for part in (kind, namespace_of(item), name_of(item)) if part)
+
+
+def is_ready(item: object) -> bool:
+    """Whether the condition Ready of a pod or node is True."""
+    return condition_of(item, "Ready").get("status") == "True"
+
+
+def condition_of(item: object, kind: str) -> Wire:
+    """The condition of that type in ``status.conditions``, else an empty object."""
+    return next((each for each in dicts(item, "status", "conditions") if each.get("type") == kind), {})
+
 
 STATE_KINDS: Final = tuple(kind.field for kind in KINDS)
 """Facts with the objects of a cluster state, by its field names."""

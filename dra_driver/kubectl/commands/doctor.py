@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def scope_of(target: str, namespace: str) -> Any:
     """The scope of ``pod/train``; the cluster for an empty target. Raises ConfigurationError."""
-    from dra_driver.diagnose.doctor.scope import DoctorScope
+    from dra_driver.diagnose.doctor.cluster import DoctorScope
 
     if not target:
         return DoctorScope()

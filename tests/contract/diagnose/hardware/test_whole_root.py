@@ -41,13 +41,13 @@ def test_cuda_works_with_the_nodes_and_libraries_of_a_claim_alone(on_root: Comma
     done = on_root("--only", "1", "--keep-identities")
     assert done.returncode == 0, done.stdout + done.stderr
     found = record(tmp_path, 1)
-    assert found.judgement.verdict == "ok"
+    assert found.verdict == "ok"
     assert found.reading.facts["container"]["uuid"] == UUID.removeprefix("GPU-")
     assert found.reading.facts["without uvm"]["cuInit"] == 999
     nodes = found.reading.facts["edits"]["nodes"]
     assert {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= set(nodes)
     assert "/dev/nvidia1" not in nodes
-    assert "without UVM's nodes: cuInit 999" in found.judgement.seen
+    assert "without UVM's nodes: cuInit 999" in found.finding.seen
     assert "dra-hw-check" not in Path("/proc/mounts").read_text()
 
 
@@ -57,7 +57,7 @@ def test_another_device_than_the_claims_is_a_difference(
     """Its UUID is another one."""
     environment["FAKE_CUDA_UUID"] = "00000000-0000-0000-0000-000000000001"
     assert on_root("--only", "1").returncode == 1
-    assert "the visible device is" in record(tmp_path, 1).judgement.seen
+    assert "the visible device is" in record(tmp_path, 1).finding.seen
 
 
 def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, t
     assert library is not None
     Path(library).unlink()
     on_root("--only", "1")
-    assert record(tmp_path, 1).judgement.seen.startswith("no libcuda.so.1 below the driver root")
+    assert record(tmp_path, 1).finding.seen.startswith("no libcuda.so.1 below the driver root")
 
 
 def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
@@ -77,9 +77,9 @@ def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
     devices.write_text("Character devices:\n195 nvidia\n\nBlock devices:\n")
     environment["ALT_PROC_DEVICES_PATH"] = str(devices)
     on_root("--only", "1")
-    assert record(tmp_path, 1).judgement.verdict == "skipped"
-    assert "no claim can be prepared here" in record(tmp_path, 1).judgement.seen
-    assert "nvidia-uvm" in record(tmp_path, 1).judgement.seen
+    assert record(tmp_path, 1).verdict == "skipped"
+    assert "no claim can be prepared here" in record(tmp_path, 1).finding.seen
+    assert "nvidia-uvm" in record(tmp_path, 1).finding.seen
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_hanging_cuda_call_is_a_difference(on_root: Command, environment: dict
     """The check ends on its own: a pod would hang, too."""
     environment["FAKE_CUDA_HANGS"] = "1"
     assert on_root("--only", "1").returncode == 1
-    assert "no end within 25 s" in record(tmp_path, 1).judgement.seen
+    assert "no end within 25 s" in record(tmp_path, 1).finding.seen
 
 
 def test_an_mps_daemon_takes_the_drivers_commands(on_root: Command, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_daemon_that_answers_nothing_is_a_difference(on_root: Command, whole_r
     faults.mkdir(parents=True, exist_ok=True)
     (faults / "mps-never-ready").touch()
     assert on_root("--only", "10").returncode == 1
-    assert "get_default_active_thread_percentage" in record(tmp_path, 10).judgement.seen
+    assert "get_default_active_thread_percentage" in record(tmp_path, 10).finding.seen
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(str(whole_root).encode() in line for line in running)
 
@@ -126,8 +126,8 @@ def test_a_busy_gpu_is_left_alone(on_root: Command, state: State, tmp_path: Path
     for index in range(4):
         state.configure(index, clients=1)
     on_root("--only", "1,10")
-    assert record(tmp_path, 1).judgement.verdict == "skipped"
-    assert "GPU 0 has 1 processes" in record(tmp_path, 1).judgement.seen
+    assert record(tmp_path, 1).verdict == "skipped"
+    assert "GPU 0 has 1 processes" in record(tmp_path, 1).finding.seen
     assert on_root("--only", "1", "--i-own-this-gpu", "--gpu", "0").returncode == 0
 
 
@@ -141,11 +141,11 @@ def test_a_gpu_of_a_prepared_claim_is_left_alone(on_root: Command, environment: 
         connection.commit()
     before = (folder / "state.db").read_bytes()
     on_root("--only", "1", "--gpu", "0")
-    assert "GPU 0 has 1 devices of claims prepared" in record(tmp_path, 1).judgement.seen
+    assert "GPU 0 has 1 devices of claims prepared" in record(tmp_path, 1).finding.seen
     assert (folder / "state.db").read_bytes() == before
     (folder / "state.db").write_bytes(b"not a database")
     on_root("--only", "1", "--gpu", "0")
-    assert "GPU 0 may have claims" in record(tmp_path, 1).judgement.seen
+    assert "GPU 0 may have claims" in record(tmp_path, 1).finding.seen
 
 
 def test_files_of_the_driver_and_nvidia_smi_are_right_on_a_simulated_root(on_root: Command, tmp_path: Path) -> None:
@@ -159,6 +159,6 @@ def test_nodes_that_are_missing_in_a_private_dev_do_not_touch_the_machines(on_ro
     """The stand-in needs no node, so the check cannot tell."""
     before = sorted(Path("/dev").iterdir())
     on_root("--only", "6")
-    assert record(tmp_path, 6).judgement.verdict == "cannot tell"
+    assert record(tmp_path, 6).verdict == "cannot tell"
     assert record(tmp_path, 6).reading.problem == ""
     assert sorted(Path("/dev").iterdir()) == before

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.finding import Status
-from dra_driver.diagnose.doctor.cluster import CHECKS, diagnose
+from dra_driver.diagnose.doctor.cluster import CHECKS, DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import DoctorReport
-from dra_driver.diagnose.doctor.scope import DoctorScope
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.cluster import SERVER, Cluster, by_template, event, named, template, workload
 from tests.doctor_faults.row import BrokenSetup, examined, first_of

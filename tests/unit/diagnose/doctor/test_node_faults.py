@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.finding import Finding, Layer, Status
-from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
+from dra_driver.diagnose.doctor.node_driver import NvmlAnswer
 from dra_driver.diagnose.doctor.report import DoctorReport
+from dra_driver.diagnose.hardware.values import CheckRecord, Reading
+from dra_driver.diagnose.node_state import Places
 from tests.fakes.broken_node import DRIVER, BrokenNode
 from tests.fakes.node_faults import FAULTS, NVIDIA_PLUGIN, Fault, container, nothing_installed
 
@@ -191,14 +193,37 @@ def test_a_container_with_its_device_is_well(node: BrokenNode) -> None:
     assert "/dev/nvidia0" in found.seen
 
 
-def test_findings_about_the_records_are_passed_on(node: BrokenNode) -> None:
-    """Another reader looks at the journal; its findings take their place among the layers."""
-    about = Finding(check="records", layer=Layer.PREPARE, status=Status.WARN, object="node/node-1", seen="no journal")
-    node.state = (about,)
+def test_the_records_take_their_place_among_the_layers(node: BrokenNode) -> None:
+    """The driver's folder without a journal, whose MPS host is gone."""
+    plugin = node.view.own_folder
+    names = ("cdi", "registry", "run", "shm")
+    node.places = Places(driver=DRIVER, plugin=plugin, **{name: node.path / name for name in names})
+    (plugin / "health.json").write_text("no JSON")
     report = node.report()
-    assert about in report.findings
+    warned = [each for each in report.findings if each.status is Status.WARN]
+    assert [(each.check, each.layer, each.object) for each in warned] == [("records", Layer.PREPARE, "node/node-1")]
+    assert warned[0].seen.startswith("health of GPUs: ")
     layers = [finding.layer for finding in report.findings]
     assert layers.index(Layer.PREPARE) < layers.index(Layer.CDI)
+
+
+def test_a_difference_of_the_hardware_is_a_warning(node: BrokenNode) -> None:
+    """GPUs may work all the same; a check without an answer is an open question, a skipped one is left out."""
+    statuses = {5: Status.FAIL, 7: Status.UNKNOWN, 8: Status.SKIPPED}
+    node.hardware = tuple(
+        CheckRecord(
+            number=number,
+            reading=Reading(),
+            finding=Finding(status=status, seen="x", expected="y", meaning="it means z", check="a name"),
+        )
+        for number, status in statuses.items()
+    )
+    found = [each for each in node.report().findings if each.layer is Layer.HARDWARE]
+    assert [(each.status, each.seen) for each in found] == [
+        (Status.WARN, "check 5, a name: x"),
+        (Status.UNKNOWN, "check 7, a name: x"),
+    ]
+    assert all("it means z" in each.fix for each in found)
 
 
 def test_a_dev_that_cannot_be_read_is_unknown(node: BrokenNode) -> None:

@@ -1,15 +1,18 @@
 """Checks of a node over facts that no folder of a test can have."""
 
+from pathlib import Path
+
 import pytest
 
-from dra_driver.core.finding import Finding, Status
-from dra_driver.diagnose.doctor.node_device_facts import DeviceNodeFacts
-from dra_driver.diagnose.doctor.node_doctor import NODE_CHECKS
-from dra_driver.diagnose.doctor.node_facts import LocalFacts
-from dra_driver.diagnose.doctor.node_files_facts import DiskFacts, FileFacts
-from dra_driver.diagnose.doctor.node_runtime_facts import RuntimeFacts
-from dra_driver.diagnose.doctor.node_sockets import SocketFacts
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.diagnose.doctor.node import NODE_CHECKS, LocalFacts
+from dra_driver.diagnose.doctor.node_devices import DeviceNodeFacts
+from dra_driver.diagnose.doctor.node_files import DiskFacts, FileFacts
+from dra_driver.diagnose.doctor.node_kubelet import SocketFacts
+from dra_driver.diagnose.doctor.node_runtime import RuntimeFacts
 from dra_driver.diagnose.doctor.node_view import HostView
+from dra_driver.diagnose.node_state.state import CdiState, JournalState, MpsState, NodeState, SocketState
+from dra_driver.node.claims.inspection import JournalContent
 
 OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
 VIEW = HostView(driver="gpu.nvidia.com")
@@ -75,3 +78,45 @@ def test_what_only_root_may_see_is_unknown(check: str, facts: LocalFacts) -> Non
     """A user without rights gets no verdict about what is hidden from it."""
     finding = found_by(check, facts)
     assert (finding.status, finding.fix) == (Status.UNKNOWN, "Run it as root.")
+
+
+PLUGIN = Path("/plugins/gpu.nvidia.com")
+
+
+def records(*, exists: bool = True, problem: str | None = None) -> NodeState:
+    """A state whose socket is dead and whose CDI folder has a broken file: other checks report both."""
+    return NodeState(
+        plugin=PLUGIN,
+        exists=exists,
+        boot_id="b",
+        journal=JournalState(path=PLUGIN / "state.db", content=JournalContent()),
+        cdi=CdiState(folder=Path("/cdi"), problems=("no CDI file",)),
+        mps=MpsState(),
+        sockets=(SocketState(path=PLUGIN / "dra.sock", served=False),),
+        health_problem=problem,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "seen"),
+    [
+        (records(), OK, "journal, backups and daemons agree, 0 claims in the journal"),
+        (records(problem="not JSON"), WARN, "health of GPUs: not JSON"),
+        (
+            PermissionError(13, "Permission denied", "/plugins"),
+            Status.UNKNOWN,
+            "/plugins cannot be read: Permission denied",
+        ),
+    ],
+)
+def test_records_warn_at_most(found: NodeState | OSError, status: Status, seen: str) -> None:
+    """The node process repairs its records, so they do not keep GPUs from working."""
+    finding = found_by("records", LocalFacts(node="n", view=VIEW, records=found))
+    assert (finding.status, finding.layer, finding.seen) == (status, Layer.PREPARE, seen)
+    assert finding.fix[:1].isupper() or status is OK
+
+
+def test_a_node_without_the_drivers_folder_has_no_records() -> None:
+    """Nothing is reported of records that cannot exist."""
+    (check,) = [each for each in NODE_CHECKS if each.name == "records"]
+    assert check.run(LocalFacts(node="n", view=VIEW, records=records(exists=False))) == ()

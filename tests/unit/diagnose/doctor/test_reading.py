@@ -9,10 +9,9 @@ import pytest
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ServerBusyError
 from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose, narrowed
 from dra_driver.diagnose.doctor.facts import facts_of_state
 from dra_driver.diagnose.doctor.reading import read_facts
-from dra_driver.diagnose.doctor.scope import DoctorScope, narrowed
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
 from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, devices, gpu_node, template, workload

@@ -1,15 +1,23 @@
-"""Starts the second NVML client (``second_client.py``), talks to it and ends it."""
+"""A second NVML client for checks 12 and 13, ``python -m dra_driver.diagnose.hardware.client``, and its owner's side.
+
+The client gets a JSON task on stdin's first line. It opens NVML, holds a handle of every GPU (and an event set, as
+monitors do), lists the instances of one GPU on request, and prints one JSON line for each line on stdin. It ends at the
+end of stdin."""
 
 import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
 from dra_driver.core.errors import CommandError
-from dra_driver.diagnose.hardware.task import own_module
+from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.sharing.namespace import die_with_parent
 
 _ANSWER_S: Final = 20.0
 _END_S: Final = 5.0
@@ -65,3 +73,28 @@ class ClientProcess:
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+
+def main() -> int:
+    """The program."""
+    name_process()
+    task = json.loads(sys.stdin.readline())
+    die_with_parent(task["parent"])
+    backend = NvmlBackend(task["library"])
+    backend.open()
+    held = probes.handles()
+    with mig_probes.event_set(held) as registered:
+        _say({"registered": registered})
+        for line in sys.stdin:
+            answer = {"instances": mig_probes.instances(held[int(line)], task["profiles"])} if line.strip() else {}
+            _say(answer)
+    backend.close()
+    return 0
+
+
+def _say(document: dict[str, Any]) -> None:
+    os.write(1, json.dumps(document).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,21 +1,23 @@
-"""Change MIG mode and instances of one GPU beside a second NVML client, and restore them (checks 12 to 14).
+"""Changes MIG mode and instances of one GPU beside a second NVML client, and restores them (checks 12 to 14).
 
 Only with the consent of the GPU's owner. Each reader notes the former state first (topic ``before``), restores it in
 its own ``finally``, and notes the state afterwards (topic ``after``); `restore` does the same in a new process where
-the first one did not get there. The GPU's lock keeps the node process from changing it meanwhile.
+the first one did not get there. The GPU's lock keeps the node process from changing it meanwhile. The judges do no I/O.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.core.errors import GpuBusyError, HardwareError
+from dra_driver.core.finding import Finding
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
-from dra_driver.diagnose.hardware.client_process import ClientProcess
-from dra_driver.diagnose.hardware.task import ChosenGpu, Task
+from dra_driver.diagnose.hardware.child import ChosenGpu, Task
+from dra_driver.diagnose.hardware.client import ClientProcess
+from dra_driver.diagnose.hardware.values import IN_USE, Facts, judgement
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.node.claims import GpuLocks
@@ -56,19 +58,19 @@ class _Bench:
         return ClientProcess(self.task.library, [self.profile.profile_id])
 
 
-def first_create(task: Task) -> Topics:
+def read_first_create(task: Task) -> Topics:
     """Check 12: MIG mode and the first instance beside a second client, then without it."""
     return _changed(task, _first_create)
 
 
-def subscriptions(task: Task) -> Topics:
+def read_subscriptions(task: Task) -> Topics:
     """Check 13: destroying an instance that a second process has listed, before and after that process ends."""
     return _changed(task, _subscriptions)
 
 
-def fabric(task: Task) -> Topics:
+def read_fabric(task: Task) -> Topics:
     """Check 14: the fabric's state from the moment when the last instance is gone and MIG mode is off."""
-    return _changed(task, _fabric)
+    return _changed(task, _changed_fabric)
 
 
 def restore(task: Task) -> Topics:
@@ -155,7 +157,7 @@ def _subscriptions(bench: _Bench) -> Topics:
     yield "destroy alone", bench.destroy(made["gi"])
 
 
-def _fabric(bench: _Bench) -> Topics:
+def _changed_fabric(bench: _Bench) -> Topics:
     state = probes.fabric_state(probes.handle_at(bench.chosen.index))
     if not state.get("value"):
         yield "skipped", f"the GPU has no fabric (answer {state.get('value', state.get('code'))})"
@@ -202,3 +204,70 @@ def _restore(backend: NvmlBackend, uuid: GpuUuid, before: dict[str, Any]) -> Non
             time.sleep(_STEP_S * 5)
         else:
             return
+
+
+NOT_RESTORED: Final = "the GPU is not as it was: restore it by hand with nvidia-smi -mig and nvidia-smi mig"
+
+
+def first_create(facts: Facts, _survey: Facts) -> Finding:
+    """Check 12: beside a second client either works or is refused with IN_USE; without one it works."""
+    differences = [*_not_restored(facts)]
+    for step in ("mode beside client", "create beside client"):
+        answer = facts[step]
+        if "error" in answer and answer.get("code") != IN_USE:
+            differences.append(f"{step}: {_told(answer)}, expected success or code {IN_USE}")
+    for step in ("mode alone", "create alone"):
+        if "error" in facts[step]:
+            differences.append(f"{step}: {_told(facts[step])}, expected success")
+    seen = ", ".join(f"{step}: {_told(facts[step])}" for step in ("mode beside client", "create beside client"))
+    return judgement(
+        differences,
+        seen,
+        right="IN_USE is tried again while the call has time, and the process that holds the GPU is named",
+        wrong=NOT_RESTORED if any(_not_restored(facts)) else "a partition would fail instead of being tried again",
+    )
+
+
+def subscriptions(facts: Facts, _survey: Facts) -> Finding:
+    """Check 13: an instance that another process has listed can be destroyed, at the latest when that process ended."""
+    differences = [*_not_restored(facts)]
+    for step in ("mode", "create"):
+        if "error" in facts[step]:
+            differences.append(f"{step}: {_told(facts[step])}")
+    beside, alone = facts.get("destroy beside client", {}), facts.get("destroy alone", {})
+    if "error" in beside and beside.get("code") != IN_USE:
+        differences.append(f"destroy beside client: {_told(beside)}, expected success or code {IN_USE}")
+    if "error" in alone:
+        differences.append(f"destroy alone: {_told(alone)}, expected success")
+    return judgement(
+        differences,
+        f"destroying an instance that a second process has listed: {_told(beside)}; after its end: {_told(alone)}",
+        right="two node processes during an update do not block each other for longer than one of them lists",
+        wrong=NOT_RESTORED if any(_not_restored(facts)) else "unpreparing a claim would fail instead of being retried",
+    )
+
+
+def fabric(facts: Facts, _survey: Facts) -> Finding:
+    """Check 14: the fabric is complete again soon after MIG mode is off."""
+    timeline = facts["fabric after"]
+    differences = [*_not_restored(facts)]
+    if not timeline or timeline[-1][1] != COMPLETED:
+        differences.append(f"the fabric's state after MIG was {timeline}, expected {COMPLETED} (completed)")
+    return judgement(
+        differences,
+        f"fabric states (seconds, state) after the last instance: {timeline}",
+        right="a whole GPU after partitions waits this long for the fabric",
+        wrong=NOT_RESTORED if any(_not_restored(facts)) else "CUDA would fail with code 802 on a whole GPU after MIG",
+    )
+
+
+def _not_restored(facts: Facts) -> Iterator[str]:
+    before, after = facts.get("before"), facts.get("after")
+    if before != after:
+        yield f"before {before}, afterwards {after or 'unknown'}"
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    if "error" in answer:
+        return f"{answer['error']} (code {answer.get('code')})"
+    return f"ok in {answer['ms']:.0f} ms" if answer else "not tried"

@@ -1,24 +1,93 @@
-"""Judge NVML's answers: codes while MIG mode is off, profiles, and everything that a GPU is described by. Pure."""
+"""NVML's raw answers: while MIG mode is off, about profiles, and about every property that the backend describes.
 
-from collections.abc import Iterator, Mapping
+Checks 3, 4 and 5. Each topic of a reader is the NVML index of a GPU. The judges do no I/O."""
+
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.mig import MigProfile
-from dra_driver.diagnose.hardware.judging import (
-    ABSENT,
-    GONE,
+from dra_driver.diagnose.hardware.child import Task
+from dra_driver.diagnose.hardware.values import (
     INVALID_ARGUMENT,
     VANISHED,
+    Facts,
     alike,
     described,
     gpus,
     judgement,
     known,
 )
-from dra_driver.diagnose.hardware.values import Facts, Judgement
 from dra_driver.hardware.gpu.catalog import GpuModel, models
+from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
 from dra_driver.hardware.gpu.nvml.profiles import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
+
+Topics = Iterator[tuple[str, Any]]
+
+
+def read_without_mode(task: Task) -> Topics:
+    """Of GPUs with MIG whose mode is off: `mig_probes.without_mode` for the profiles that they list."""
+    return _per_gpu(task, _codes_without_mode)
+
+
+def read_profiles(task: Task) -> Topics:
+    """Of GPUs with MIG: `mig_probes.profiles`, `probes.fields`, and what names are computed from."""
+    return _per_gpu(task, _profiles)
+
+
+def read_described(task: Task) -> Topics:
+    """`probes.device` of every GPU, and the description that the backend makes of it."""
+    backend = NvmlBackend(task.library)
+    backend.open()
+    yield "system", probes.system()
+    for index, handle in enumerate(probes.handles()):
+        yield str(index), probes.device(handle) | {"fields": probes.fields(handle)}
+    found = backend.snapshot()
+    yield "snapshot", {"gpus": [str(gpu) for gpu in found.gpus], "leftOut": [str(one) for one in found.left_out]}
+    backend.close()
+
+
+def _per_gpu(task: Task, read: Callable[[Any], Any]) -> Topics:
+    backend = NvmlBackend(task.library)
+    backend.open()
+    for index, handle in enumerate(probes.handles()):
+        facts = read(handle)
+        if facts is not None:
+            yield str(index), facts
+    backend.close()
+
+
+def _mode(handle: Any) -> Any:
+    """``[current, pending]``; None for a GPU without MIG."""
+    return probes.ask(lambda: probes.pynvml.nvmlDeviceGetMigMode(handle)).get("value")
+
+
+def _codes_without_mode(handle: Any) -> Any:
+    mode = _mode(handle)
+    if mode is None or mode[0]:
+        return None
+    ids = [row["id"] for row in mig_probes.profiles(handle) if "id" in row]
+    return mig_probes.without_mode(handle, ids)
+
+
+def _profiles(handle: Any) -> Any:
+    mode = _mode(handle)
+    if mode is None:
+        return None
+    answers = probes.described(handle)
+    return {
+        "mode": mode,
+        "rows": mig_probes.profiles(handle),
+        "fields": probes.fields(handle),
+        "name": answers["nvmlDeviceGetName"],
+        "architecture": answers["nvmlDeviceGetArchitecture"],
+        "memory": answers["nvmlDeviceGetMemoryInfo"],
+        "virtualization": answers["nvmlDeviceGetVirtualizationMode"],
+    }
+
 
 _UNSIGNED: Final = frozenset({1, 2, 3})
 """nvmlValueType_t: unsigned int, long, long long; only of these the low half is the number."""
@@ -34,11 +103,11 @@ _SINGLE: Final = {
 """Codes by function that the backend takes for "there is none" while MIG mode is off."""
 
 
-def without_mode(facts: Facts, _survey: Facts) -> Judgement:
+def without_mode(facts: Facts, _survey: Facts) -> Finding:
     """Check 3: each code while MIG mode is off is one that the backend takes for "there is none"."""
     found = dict(gpus(facts))
     if not found:
-        return Judgement(verdict="skipped", seen="no GPU with MIG whose MIG mode is off")
+        return Finding(status=Status.SKIPPED, seen="no GPU with MIG whose MIG mode is off")
     differences = [f"GPU {index}: {text}" for index, answers in found.items() for text in _unexpected(answers)]
     first = next(iter(found.values()))
     seen = ", ".join(
@@ -74,11 +143,11 @@ def _code(answer: Mapping[str, Any]) -> str:
     return "ok" if "value" in answer else str(answer.get("code"))
 
 
-def profiles(facts: Facts, _survey: Facts) -> Judgement:
+def profiles(facts: Facts, _survey: Facts) -> Finding:
     """Check 4: profiles, names, placements and the two fields."""
     found = {index: gpu for index, gpu in gpus(facts) if _may_have_mig(gpu)}
     if not found:
-        return Judgement(verdict="skipped", seen="no GPU with MIG")
+        return Finding(status=Status.SKIPPED, seen="no GPU with MIG")
     differences = [f"GPU {index}: {text}" for index, gpu in found.items() for text in _profile_differences(gpu)]
     unknown = "" if any(_listed(gpu) for gpu in found.values()) else "no GPU lists a profile in its present mode"
     return judgement(
@@ -201,7 +270,7 @@ def _model(name: str | None) -> GpuModel | None:
     return next((model for model in models().values() if model.product_name == name), None)
 
 
-def every_call(facts: Facts, _survey: Facts) -> Judgement:
+def every_call(facts: Facts, _survey: Facts) -> Finding:
     """Check 5: each optional call answers, or fails with a code that means "this GPU has no such property"."""
     differences = []
     absent: dict[str, int] = {}
