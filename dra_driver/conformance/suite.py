@@ -14,10 +14,10 @@ from dra_driver.conformance.values import (
     NotApplicableError,
     Profile,
     UnableError,
-    Verdict,
     ViolationError,
 )
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
+from dra_driver.core.finding import Finding, Status
 from dra_driver.core.unix_grpc import CallError
 
 log = logging.getLogger(__name__)
@@ -45,36 +45,29 @@ def run(
     return outcomes
 
 
-def exit_status(outcomes: Sequence[CheckOutcome]) -> int:
-    """0: no check failed; 1: one did; 3: none failed, but some could not be carried out."""
-    verdicts = {outcome.verdict for outcome in outcomes}
-    return 1 if "failed" in verdicts else 3 if "unable" in verdicts else 0
-
-
 def _run_one(bench: Bench, check: Check, capabilities: Capabilities) -> CheckOutcome:
     begin = time.monotonic()
-    verdict, detail = _judged(bench, check, capabilities)
+    status, seen = _judged(bench, check, capabilities)
     bench.clean()
-    return CheckOutcome(check=check, verdict=verdict, detail=detail, seconds=time.monotonic() - begin)
+    finding = Finding(status=status, check=check.id, object=bench.subject.driver, seen=seen, expected=check.rule)
+    return CheckOutcome(check=check, finding=finding, seconds=time.monotonic() - begin)
 
 
-def _judged(bench: Bench, check: Check, capabilities: Capabilities) -> tuple[Verdict, str]:
+def _judged(bench: Bench, check: Check, capabilities: Capabilities) -> tuple[Status, str]:
     bench.begin()
     try:
         for capability in check.needs:
             if why := capabilities.missing(capability):
-                return "not applicable", why
+                return Status.SKIPPED, why
         bench.begin()
         check.run(bench)
-    except ViolationError as error:
-        return ("failed" if check.level == "must" else "advice"), str(error)
+    except (ViolationError, CallError) as error:
+        return (Status.FAIL if check.level == "must" else Status.WARN), str(error)
     except NotApplicableError as error:
-        return "not applicable", str(error)
-    except CallError as error:
-        return ("failed" if check.level == "must" else "advice"), str(error)
+        return Status.SKIPPED, str(error)
     except (UnableError, KubernetesApiError) as error:
-        return "unable", str(error)
+        return Status.UNKNOWN, str(error)
     except Exception as error:  # one check must not end the others
         log.exception("a check failed unexpectedly", extra={"check": check.id})
-        return "unable", f"the suite failed unexpectedly ({type(error).__name__}: {error}); please report it"
-    return "passed", ""
+        return Status.UNKNOWN, f"the suite failed unexpectedly ({type(error).__name__}: {error}); please report it"
+    return Status.OK, ""

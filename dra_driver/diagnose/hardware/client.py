@@ -32,7 +32,7 @@ class ClientProcess:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_ANSWER_S)
         with theirs:
-            command = own_module("second_client")
+            command = own_module("client")
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self.started: dict[str, Any] = {}
 

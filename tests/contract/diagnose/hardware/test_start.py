@@ -18,7 +18,7 @@ def test_no_module_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     task = Task(reader="files:read_kernel", folder="", proc_devices="/dev/null")
     reading = runner.run(task, 30.0)
-    client = subprocess.run(own_module("second_client"), input="", capture_output=True, text=True, check=False)
+    client = subprocess.run(own_module("client"), input="", capture_output=True, text=True, check=False)
     assert run_probe(ClaimView(library="/nonexistent"))["error"].startswith("cannot load /nonexistent")
     assert "json.decoder" in client.stderr
     assert (reading.problem, reading.facts["proc_devices"]) == ("", "")

@@ -3,6 +3,8 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
-from tests.contract.diagnose.hardware.conftest import SPEC, Command
-from tests.fakes.nvml.state import State
+from tests.contract.diagnose.hardware.conftest import ROOT, SPEC, Command
+from tests.fakes.nvml.state import UNKNOWN, State
 
 REPORT = "hardware-check-report.json"
 UUID = parse_groups(SPEC, "node-a").gpus[0].gpu.uuid
@@ -162,3 +164,23 @@ def test_nodes_that_are_missing_in_a_private_dev_do_not_touch_the_machines(on_ro
     assert record(tmp_path, 6).verdict == "cannot tell"
     assert record(tmp_path, 6).reading.problem == ""
     assert sorted(Path("/dev").iterdir()) == before
+
+
+@pytest.mark.usefixtures("on_root")
+def test_the_doctor_has_the_read_only_checks_as_a_layer(environment: dict[str, str], state: State) -> None:
+    """Where NVML answers: one property of a GPU fails, the rest is as the driver assumes."""
+    state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "dra_driver.core.command_line.main", "doctor", "--output", "json", "--node-name", "n"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert "NVML counts 4 GPUs" in [each["seen"] for each in findings if each["check"] == "nvml"]
+    hardware = {each["seen"].partition(",")[0]: each for each in findings if each["layer"] == "hardware"}
+    statuses = {name: each["status"] for name, each in hardware.items()}
+    assert statuses == {"check 5": "warn", "check 7": statuses["check 7"], "check 8": "ok"}
+    assert "GPU 1: nvmlDeviceGetBrand" in hardware["check 5"]["seen"]
