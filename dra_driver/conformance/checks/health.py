@@ -1,21 +1,44 @@
-"""The health stream (KEP-4680): that it stays open, what it names, and how often it repeats itself."""
+"""The health stream (KEP-4680): that it stays open, what it names, and how often it repeats itself.
 
-from collections.abc import Iterator
+Reads it as the kubelet does (pkg/kubelet/cm/dra/healthinfo.go): a device that is not reported again within its timeout
+(30 s if it names none) decays to Unknown. The number of devices that are kept is bounded.
+"""
+
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.health import Reports, longest_wait_s, read_until
 from dra_driver.conformance.plugin import HEALTH_SERVICES
 from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 from dra_driver.core.unix_grpc import CallError, HealthStream
 
+DEFAULT_TIMEOUT_S: Final = 30.0
+LONGEST_TIMEOUT_S: Final = 120.0
+MAX_DEVICES: Final = 4096
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
 HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 MAX_MESSAGE: Final = 1024
 STREAMS: Final = 3
 _OPEN_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The newest report of one device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
+
+    health: int
+    timeout_s: float
+    message_length: int
+    seen_at: float
+    reports: int
+    gap_s: float
+
+
+Reports = dict[tuple[str, str], Report]
 
 
 @full("health-v1alpha1", f"{MANAGER}:387-408", level="should")
@@ -171,3 +194,34 @@ def _stream(bench: Bench, version: str) -> Iterator[HealthStream]:
 
 def _brief(found: dict[tuple[str, str], int]) -> str:
     return ", ".join(f"{key[1]}={health}" for key, health in sorted(found.items())[:4]) or "nothing"
+
+
+def read_until(stream: HealthStream, enough: Callable[[Reports], bool], within_s: float, reports: Reports) -> bool:
+    """Add what the stream says to ``reports`` until ``enough``; False if that takes longer. Raises CallError."""
+
+    def seen(message: Any) -> bool:
+        now = time.monotonic()
+        for device in message.devices:
+            key = (device.device.pool_name[:260], device.device.device_name[:80])
+            if key in reports or len(reports) < MAX_DEVICES:
+                reports[key] = _report(device, reports.get(key), now)
+        return enough(reports)
+
+    return stream.read(seen, within_s)
+
+
+def longest_wait_s(reports: Reports) -> float:
+    """How long a repetition of every device may take."""
+    return min(max((report.timeout_s for report in reports.values()), default=0.0), LONGEST_TIMEOUT_S)
+
+
+def _report(device: Any, before: Report | None, now: float) -> Report:
+    asked = float(device.health_check_timeout_seconds)
+    return Report(
+        health=int(device.health),
+        timeout_s=asked if asked > 0 else DEFAULT_TIMEOUT_S,
+        message_length=len(device.message),
+        seen_at=now,
+        reports=before.reports + 1 if before else 1,
+        gap_s=max(before.gap_s, now - before.seen_at) if before else 0.0,
+    )

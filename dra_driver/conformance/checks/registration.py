@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from dra_driver.conformance import registry
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.plugin import DRA_SERVICES, HEALTH_SERVICES, Plugin
-from dra_driver.conformance.registry import PluginInfo
+from dra_driver.conformance.plugin import DRA_SERVICES, HEALTH_SERVICES, Plugin, PluginInfo, is_served, notify
 from dra_driver.conformance.values import UnableError, ViolationError, basic
 from dra_driver.core.unix_grpc import CallError, Peer
 
@@ -69,7 +67,7 @@ def endpoint_accepts(bench: Bench) -> None:
     path = bench.info().endpoint
     if not path.startswith("/") or len(path.encode()) > MAX_SOCKET_PATH:
         raise ViolationError(f"endpoint {path!r} is not an absolute path of at most {MAX_SOCKET_PATH} bytes")
-    if not registry.is_served(Path(path), bench.limits.dial_s):
+    if not is_served(Path(path), bench.limits.dial_s):
         raise ViolationError(f"no process accepts connections at endpoint {path}, although GetInfo named it")
 
 
@@ -129,7 +127,7 @@ def refused_then_registered(bench: Bench) -> None:
     """
     registrar = bench.registrar()
     try:
-        registry.notify(registrar.path, bench.limits, registered=False, error="refused by the conformance suite")
+        notify(registrar.path, bench.limits, registered=False, error="refused by the conformance suite")
     except CallError as error:  # any answer will do: the kubelet logs it (operation_generator.go:105)
         if error.code in {"DEADLINE_EXCEEDED", "UNIMPLEMENTED"}:
             raise ViolationError(f"a refused registration is not received: {error}") from error

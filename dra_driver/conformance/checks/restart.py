@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from dra_driver.conformance import registry
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER
 from dra_driver.conformance.claims import CheckClaim
+from dra_driver.conformance.plugin import is_served, served_socket
 from dra_driver.conformance.published import devices, incomplete
 from dra_driver.conformance.values import ViolationError, full
 
@@ -39,7 +39,7 @@ def connection_recovers(bench: Bench) -> None:
     old = bench.plugin().info.endpoint
     bench.restart()
     new = bench.plugin().info.endpoint
-    if not registry.is_served(Path(new), bench.limits.dial_s):
+    if not is_served(Path(new), bench.limits.dial_s):
         raise ViolationError(f"endpoint {new} accepts no connections after the restart (before it was {old})")
     bench.answers([])
 
@@ -150,7 +150,7 @@ def other_sockets_stay(bench: Bench) -> None:
     The registrar folder has the sockets of all plugins of the node.
     """
     path = bench.subject.registrar_dir / OTHER_SOCKET
-    with registry.served_socket(path):
+    with served_socket(path):
         before = path.lstat().st_ino
         bench.restart()
         bench.answers([])

@@ -3,10 +3,9 @@
 from typing import Any, Final
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.claims import CheckClaim
+from dra_driver.conformance.claims import CheckClaim, default_spec
 from dra_driver.conformance.plugin import AnsweredDevice
 from dra_driver.conformance.published import PublishedDevice, size
-from dra_driver.conformance.template import default_spec
 from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 
 TYPES: Final = "staging/src/k8s.io/api/resource/v1/types.go"
