@@ -5,19 +5,12 @@ prove little, but different ones prove that the driver's instance is gone and th
 """
 
 import logging
-from typing import Protocol
 
-from dra_driver.core.model.mig import MigInstance, PartitionId
+from dra_driver.core.model.mig import MigInstance
+from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.entry import AssignedPartition
 
 log = logging.getLogger(__name__)
-
-
-class PartitionDestroyer(Protocol):
-    """See `mig.manager.MigManager`."""
-
-    def destroy(self, partition: PartitionId, *, within_s: float) -> None: ...
-    def find(self, partition: PartitionId) -> MigInstance | None: ...
 
 
 def is_same(found: MigInstance, recorded: AssignedPartition) -> bool:
@@ -26,7 +19,7 @@ def is_same(found: MigInstance, recorded: AssignedPartition) -> bool:
     return ids is None or (found.gi_id == ids.gi_id and (device is None or device.uuid == ids.uuid))
 
 
-def destroy_if_owned(mig: PartitionDestroyer, partition: AssignedPartition, *, within_s: float) -> None:
+def destroy_if_owned(mig: MigManager, partition: AssignedPartition, *, within_s: float) -> None:
     """Destroy the partition; a foreign instance in its place stays, and MIG mode with it.
 
     The caller holds the GPU's lock. Raises as `MigControl.destroy`.

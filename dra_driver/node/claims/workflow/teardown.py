@@ -8,15 +8,13 @@ Callers hold the claim's lock, and no GPU's.
 """
 
 from collections.abc import Collection
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.node.claims.dependencies import CdiFileRemover, RunLiveness
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
-from dra_driver.node.claims.hardware.partitions import OrphanDependencies, OrphanJournal, remove_orphaned_partitions
-from dra_driver.node.claims.hardware.release import ReleaseDependencies, release
-from dra_driver.node.claims.hardware.settings import SettingJournal, settings_of
+from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
+from dra_driver.node.claims.hardware.release import release
+from dra_driver.node.claims.hardware.settings import settings_of
 from dra_driver.node.claims.waiting import GpuLockedError
 
 LEAST_S = 3.0
@@ -26,49 +24,8 @@ MOST_S = 15.0
 """Seconds after which the rest is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
 
 
-class FileJournal(Protocol):
-    """What removing a file without an entry needs of the journal."""
-
-    def entry(self, uid: ClaimUid) -> Entry | None: ...
-    def exclusive(self) -> AbstractContextManager[None]: ...
-
-
-class FileDependencies(Protocol):
-    @property
-    def journal(self) -> FileJournal: ...
-    @property
-    def writer(self) -> CdiFileRemover: ...
-
-
-class TeardownJournal(FileJournal, SettingJournal, OrphanJournal, Protocol):
-    """What `teardown` needs of the journal."""
-
-    def start_unprepare(self, uid: ClaimUid, *, only: AttemptToken | None = None) -> AttemptToken | None: ...
-    def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool: ...
-
-
-class TeardownDependencies(FileDependencies, ReleaseDependencies, OrphanDependencies, Protocol):
-    @property
-    def journal(self) -> TeardownJournal: ...
-
-
-class BootJournal(Protocol):
-    @property
-    def boot_id(self) -> str: ...
-
-
-class BootDependencies(Protocol):
-    @property
-    def journal(self) -> BootJournal: ...
-
-
-class AbandonedDependencies(BootDependencies, Protocol):
-    @property
-    def owners(self) -> RunLiveness: ...
-
-
 def teardown(
-    deps: TeardownDependencies,
+    deps: ClaimDependencies,
     uid: ClaimUid,
     *,
     only: AttemptToken | None = None,
@@ -101,7 +58,7 @@ def teardown(
 
 
 def _teardown_hardware(
-    deps: TeardownDependencies, entry: Entry, attempt: AttemptToken, within_s: float, without_driver: bool
+    deps: ClaimDependencies, entry: Entry, attempt: AttemptToken, within_s: float, without_driver: bool
 ) -> bool:
     gpus = gpus_of(entry.devices)
     with deps.gpu_locks.acquire(gpus, within_s) as acquired:
@@ -115,7 +72,7 @@ def _teardown_hardware(
         return deps.journal.forget(entry.ref.uid, attempt, partitions_left=not complete)
 
 
-def _teardown_without_entry(deps: TeardownDependencies, uid: ClaimUid, within_s: float) -> None:
+def _teardown_without_entry(deps: ClaimDependencies, uid: ClaimUid, within_s: float) -> None:
     """Release what remains of a claim without an entry: the journal was lost, or an older driver version freed it.
 
     First settings of this claim alone, then its partitions. `reclaim_orphans` restores what it shared with others.
@@ -140,7 +97,7 @@ def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLocked
     )
 
 
-def remove_file_without_entry(deps: FileDependencies, uid: ClaimUid) -> None:
+def remove_file_without_entry(deps: ClaimDependencies, uid: ClaimUid) -> None:
     """Remove the claim's CDI file if the claim has no entry. Raises `StorageError`.
 
     Under the journal's lock, because another process may be about to begin the same claim and write its file.
@@ -150,7 +107,7 @@ def remove_file_without_entry(deps: FileDependencies, uid: ClaimUid) -> None:
             deps.writer.remove_claim(uid)
 
 
-def is_abandoned(deps: AbandonedDependencies, entry: Entry) -> bool:
+def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether no run works on the entry and no container needs it: incomplete work of a dead run, or an earlier boot's.
 
     For entries of this run the caller holds the claim's lock.
@@ -162,6 +119,6 @@ def is_abandoned(deps: AbandonedDependencies, entry: Entry) -> bool:
     return entry.attempt.owner == deps.owners.own or not deps.owners.is_alive(entry.attempt.owner)
 
 
-def is_of_earlier_boot(deps: BootDependencies, entry: Entry) -> bool:
+def is_of_earlier_boot(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether the node has rebooted since: no container of the claim runs. False while either boot is unknown."""
     return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)

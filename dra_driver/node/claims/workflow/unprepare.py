@@ -7,22 +7,16 @@ which calls it for claims that were never prepared and for claims that no longer
 """
 
 import logging
-from typing import Protocol
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.node.claims.dependencies import HasClaimLocks, HasCount, HasGate
-from dra_driver.node.claims.waiting import CallBudget, ClaimBusyError, RetryPolicy
-from dra_driver.node.claims.workflow.teardown import TeardownDependencies, teardown
+from dra_driver.node.claims.dependencies import ClaimDependencies
+from dra_driver.node.claims.waiting import CallBudget, ClaimBusyError
+from dra_driver.node.claims.workflow.teardown import teardown
 
 log = logging.getLogger(__name__)
 
 
-class UnprepareDependencies(TeardownDependencies, HasClaimLocks, HasCount, HasGate, Protocol):
-    @property
-    def retry_policy(self) -> RetryPolicy: ...
-
-
-def unprepare_claim(deps: UnprepareDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
+def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
     """Free what the claim has on this node; a claim that has nothing is success.
 
     Waits until ``budget.deadline`` for other calls. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the

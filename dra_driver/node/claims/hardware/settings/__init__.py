@@ -4,24 +4,21 @@
 claims, and when it is restored.
 """
 
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.hardware.settings.compute_mode import ComputeModeSetting
 from dra_driver.node.claims.hardware.settings.mig_mode import MigModeSetting
 from dra_driver.node.claims.hardware.settings.mps_daemons import MpsDaemonSetting
-from dra_driver.node.claims.hardware.settings.setting import (
-    GpuSetting,
-    NotedSetting,
-    SettingDependencies,
-    SettingJournal,
-)
+from dra_driver.node.claims.hardware.settings.setting import GpuSetting, NotedSetting
 from dra_driver.node.claims.hardware.settings.time_slice import TimeSliceSetting
+from dra_driver.node.claims.journal import Journal
 
 __all__ = [
     "LOST_AT_REBOOT",
     "SETTINGS",
+    "ClaimDependencies",
     "GpuSetting",
+    "Journal",
     "NotedSetting",
-    "SettingDependencies",
-    "SettingJournal",
     "settings_of",
 ]
 
@@ -34,6 +31,6 @@ LOST_AT_REBOOT = tuple(
 """Keys of notes that are void after a reboot. MIG mode may survive one, so the GPU is looked at."""
 
 
-def settings_of(deps: SettingDependencies) -> tuple[GpuSetting, ...]:
+def settings_of(deps: ClaimDependencies) -> tuple[GpuSetting, ...]:
     """One object per setting, in the order of `SETTINGS`. Raises `NotPermittedError` without hardware."""
     return tuple(kind(deps) for kind in SETTINGS)

@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.notes import COMPUTE_MODE
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import Assignment
 from dra_driver.node.claims.hardware.settings.mps_daemons import MpsDaemonSetting
-from dra_driver.node.claims.hardware.settings.setting import STEP_S, NotedSetting, SettingDependencies
+from dra_driver.node.claims.hardware.settings.setting import STEP_S, NotedSetting
 
 
 class ComputeModeSetting(NotedSetting):
@@ -17,7 +18,7 @@ class ComputeModeSetting(NotedSetting):
 
     note_key = COMPUTE_MODE
 
-    def __init__(self, deps: SettingDependencies) -> None:
+    def __init__(self, deps: ClaimDependencies) -> None:
         super().__init__(deps)
         self._daemons = MpsDaemonSetting(deps)
 

@@ -2,10 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.node.claims.dependencies import HasGpuLocks, HasHardware, require_hardware
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Assignment, Entry
 from dra_driver.node.claims.hardware.deadline import Deadline
 from dra_driver.node.claims.planning import PreparePlan
@@ -17,23 +17,6 @@ STEP_S = 5.0
 """Seconds that restoring one setting may wait where the caller sets no limit."""
 
 
-class SettingJournal(Protocol):
-    """What settings read of the journal."""
-
-    @property
-    def rebuild_pending(self) -> bool: ...
-    def entry(self, uid: ClaimUid) -> Entry | None: ...
-    def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]: ...
-    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None: ...
-
-
-class SettingDependencies(HasHardware, HasGpuLocks, Protocol):
-    """What settings are built from."""
-
-    @property
-    def journal(self) -> SettingJournal: ...
-
-
 class GpuSetting:
     """One kind of setting: for a claim it is applied and released, without a claim it is restored.
 
@@ -41,7 +24,7 @@ class GpuSetting:
     The defaults do nothing: a new setting overrides what it needs and is listed in `settings.SETTINGS`.
     """
 
-    def __init__(self, deps: SettingDependencies) -> None:
+    def __init__(self, deps: ClaimDependencies) -> None:
         self._hardware = require_hardware(deps)
         self._journal = deps.journal
         self._gpu_locks = deps.gpu_locks
