@@ -11,7 +11,6 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import PoolName
 from dra_driver.core.model.terms import Terms
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
-from dra_driver.node.claims.boot import BOOT_ID, read_boot_id
 from dra_driver.node.claims.dependencies import (
     CdiSources,
     ClaimDependencies,
@@ -24,7 +23,7 @@ from dra_driver.node.claims.dependencies import (
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.processes import ProcessRegistry
+from dra_driver.node.claims.processes import BOOT_ID, ProcessRegistry, read_boot_id
 from dra_driver.node.claims.waiting import RetryPolicy
 from dra_driver.node.claims.workflow.service import ClaimService
 

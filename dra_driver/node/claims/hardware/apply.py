@@ -16,13 +16,12 @@ from dra_driver.core.errors import RetryableError
 from dra_driver.core.model.terms import Form
 from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, gpus_of
-from dra_driver.node.claims.hardware.deadline import Deadline
 from dra_driver.node.claims.hardware.fabric import require_fabric
 from dra_driver.node.claims.hardware.orphans import restore_gpu_for_claim
 from dra_driver.node.claims.hardware.partitions import create_partitions
 from dra_driver.node.claims.hardware.settings import settings_of
 from dra_driver.node.claims.planning import PreparePlan, partition_daemons
-from dra_driver.node.claims.waiting import CallBudget
+from dra_driver.node.claims.waiting import CallBudget, Deadline
 
 TEARDOWN_RESERVE_S = 5.0
 """Seconds of a call's time that are kept for the teardown after a failure."""

@@ -15,12 +15,10 @@ from functools import partial
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.hardware.deadline import Deadline
 from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
-from dra_driver.node.claims.hardware.settings import GpuSetting, NotedSetting, settings_of
-from dra_driver.node.claims.hardware.settings.setting import STEP_S
+from dra_driver.node.claims.hardware.settings import STEP_S, GpuSetting, NotedSetting, settings_of
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.waiting import ClaimBusyError
+from dra_driver.node.claims.waiting import ClaimBusyError, Deadline
 
 log = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from dataclasses import replace
 from dra_driver.core.errors import DraError, GpuBusyError, HardwareError, NoRoomError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.mig import MigInstance
+from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import (
     AssignedPartition,
     AttemptToken,
     InstanceIds,
 )
-from dra_driver.node.claims.hardware.deadline import Deadline
-from dra_driver.node.claims.hardware.ownership import destroy_if_owned
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.waiting import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def remove_orphaned_partitions(
     """Remove the GPU's partitions whose claim has no entry, or only those of claim ``of``.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
-    `MigControl`. Waits ``within_s`` for all of them together.
+    `MigManager`. Waits ``within_s`` for all of them together.
     """
     hardware, deadline = require_hardware(deps), Deadline(deps.clock, deps.clock.now() + within_s)
     for orphan in deps.journal.orphaned_partitions():
@@ -140,3 +140,26 @@ def _is_recorded_as_created(journal: Journal, part: AssignedPartition) -> bool:
     recorded = [assigned.device.partition for assigned in journal.assignments(part.id.gpu_uuid)]
     recorded += [orphan.partition for orphan in journal.orphaned_partitions()]
     return any(each is not None and each.created_by_driver and each.id == part.id for each in recorded)
+
+
+def is_same(found: MigInstance, recorded: AssignedPartition) -> bool:
+    """Return whether ``found`` can be ``recorded``. An incomplete instance has no UUID to compare.
+
+    MIG UUIDs are made from the ids of GPU, GPU instance and compute instance, so they repeat with the ids. Equal UUIDs
+    prove little, but different ones prove that the driver's instance is gone and that this one is foreign.
+    """
+    ids, device = recorded.live, found.device
+    return ids is None or (found.gi_id == ids.gi_id and (device is None or device.uuid == ids.uuid))
+
+
+def destroy_if_owned(mig: MigManager, partition: AssignedPartition, *, within_s: float) -> None:
+    """Destroy the partition; a foreign instance in its place stays, and MIG mode with it.
+
+    The caller holds the GPU's lock. Raises as `MigManager.destroy`.
+    """
+    found = mig.find(partition.id)
+    if found is not None and not is_same(found, partition):
+        facts = {"partition": str(partition.id), "gi": found.gi_id}
+        log.warning("partition was replaced by a foreign instance; leaving the instance", extra=facts)
+        return
+    mig.destroy(partition.id, within_s=within_s)

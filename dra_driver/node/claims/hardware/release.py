@@ -16,10 +16,9 @@ from dra_driver.core.errors import DeviceLostError, DraError, DriverUnavailableE
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Entry
-from dra_driver.node.claims.hardware.deadline import Deadline
-from dra_driver.node.claims.hardware.ownership import destroy_if_owned
-from dra_driver.node.claims.hardware.settings import settings_of
-from dra_driver.node.claims.hardware.settings.setting import ReleaseStep
+from dra_driver.node.claims.hardware.partitions import destroy_if_owned
+from dra_driver.node.claims.hardware.settings import ReleaseStep, settings_of
+from dra_driver.node.claims.waiting import Deadline
 
 log = logging.getLogger(__name__)
 

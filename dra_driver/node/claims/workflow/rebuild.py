@@ -37,7 +37,7 @@ from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardw
 from dra_driver.node.claims.entry import Blocked, InstanceIds, OrphanedPartition, gpus_of
 from dra_driver.node.claims.hardware.apply import with_partition_daemons
 from dra_driver.node.claims.hardware.orphans import LOCK_S, reclaim_orphans
-from dra_driver.node.claims.hardware.ownership import is_same
+from dra_driver.node.claims.hardware.partitions import is_same
 from dra_driver.node.claims.planning import PreparePlan, plan_claim
 from dra_driver.node.claims.waiting import GpuLockedError
 

@@ -20,7 +20,7 @@ from dra_driver.node.claims.workflow.prepare import Preparer
 from dra_driver.node.claims.workflow.rebuild import RebuildRetry
 from dra_driver.node.claims.workflow.recover import RecoveryResult, recover, rewrite_files
 from dra_driver.node.claims.workflow.stale_claims import StaleClaimCollector
-from dra_driver.node.claims.workflow.unprepare import unprepare_claim
+from dra_driver.node.claims.workflow.teardown import unprepare_claim
 from dra_driver.node.claims.workflow.whole_gpus import Beginning, forget_whole_gpus, prepare_whole_gpus
 
 log = logging.getLogger(__name__)

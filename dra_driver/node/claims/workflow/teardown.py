@@ -7,15 +7,19 @@ claim that needs the device, or `recover` continues.
 Callers hold the claim's lock, and no GPU's.
 """
 
+import logging
 from collections.abc import Collection
 
+from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
 from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
 from dra_driver.node.claims.hardware.release import release
 from dra_driver.node.claims.hardware.settings import settings_of
-from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.waiting import CallBudget, ClaimBusyError, GpuLockedError
+
+log = logging.getLogger(__name__)
 
 LEAST_S = 3.0
 """Seconds to wait for a GPU when the caller names no limit, or when a call's time is over: incomplete work blocks other
@@ -122,3 +126,28 @@ def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
 def is_of_earlier_boot(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether the node has rebooted since: no container of the claim runs. False while either boot is unknown."""
     return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)
+
+
+def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
+    """Free the claim's devices on this node (NodeUnprepareResources); a claim without any is success.
+
+    It needs neither the claim object nor an entry, and works without the NVIDIA driver: the rest is recorded and
+    released when the driver is back. The kubelet (``pkg/kubelet/cm/dra/manager.go``) also calls it for claims that were
+    never prepared or no longer exist. A failure keeps the pod in ``Terminating``, and the kubelet tries again after 10
+    to 60 seconds.
+
+    Waits until ``budget.deadline`` for other calls. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the
+    claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end. If
+    the process dies inside, the next call or the next start continues. Thread-safe.
+    """
+    with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired, deps.gate.work():
+        if not acquired:
+            raise ClaimBusyError(
+                f"claim {ref} is still being worked on by an earlier call after {deps.retry_policy.call_s:g} s; "
+                "the kubelet tries again"
+            )
+        if teardown(deps, ref.uid, within_s=budget.deadline - deps.clock.now(), without_driver=True):
+            deps.count("unprepared")
+            log.info("claim unprepared", extra={"claim": str(ref)})
+        else:
+            log.info("claim was not prepared, nothing to unprepare", extra={"claim": str(ref)})
