@@ -1,1 +1,1 @@
-"""Hold values and helpers that every other room uses."""
+"""Values and helpers that every package uses: threads, text and times."""
