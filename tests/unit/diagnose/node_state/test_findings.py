@@ -32,8 +32,8 @@ from dra_driver.node.claims.entry import (
     OwnerId,
     State,
 )
+from dra_driver.node.claims.inspection import GpuNote, JournalContent
 from dra_driver.node.claims.journal.backups import GpuStateBackup, PartitionBackup
-from dra_driver.node.claims.journal.inspect import GpuNote, JournalContent
 from tests.fakes.claims import POOL, ref, uid
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
