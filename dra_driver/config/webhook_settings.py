@@ -44,12 +44,8 @@ class WebhookSettings:
         False,
     )
     http_addr: str = setting(common_options.http_endpoint(TELEMETRY), "")
-    log_format: LogFormat = setting(  # noqa: RUF009 - same
-        common_options.log_format(TELEMETRY), "text"
-    )
-    log_level: LogLevel = setting(  # noqa: RUF009 - same
-        common_options.log_level(TELEMETRY), "info"
-    )
+    log_format: LogFormat = setting(common_options.log_format(TELEMETRY), "text")
+    log_level: LogLevel = setting(common_options.log_level(TELEMETRY), "info")
 
     def __post_init__(self) -> None:
         if not self.webhook_addr:

@@ -1,8 +1,9 @@
 """The suite as scheduler: chooses devices that the driver publishes and writes the allocation of a claim."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.conformance.cluster import ClusterObjects
 from dra_driver.conformance.plugin import ClaimKey
@@ -16,8 +17,7 @@ Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckClaim:
+class CheckClaim(Struct, frozen=True, kw_only=True):
     """A claim in the API server. ``results`` are its allocated devices, of all drivers."""
 
     key: ClaimKey

@@ -6,8 +6,9 @@ none) decays to Unknown. The number of devices that are kept is bounded.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.unix_grpc import HealthStream
 
@@ -16,8 +17,7 @@ LONGEST_TIMEOUT_S: Final = 120.0
 MAX_DEVICES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """The newest report of one device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
 
     health: int

@@ -1,8 +1,9 @@
 """One registered plugin as the kubelet calls it: prepare, unprepare, and the health stream."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.registry import PluginInfo
 from dra_driver.conformance.values import ViolationError
@@ -22,8 +23,7 @@ MAX_ENTRIES: Final = 8
 """Entries of an answer that a message quotes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class ClaimKey:
+class ClaimKey(Struct, frozen=True, kw_only=True, order=True):
     """What the kubelet says of a claim."""
 
     namespace: str
@@ -34,8 +34,7 @@ class ClaimKey:
         return f"{shown(self.namespace)}/{shown(self.name)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredDevice:
+class AnsweredDevice(Struct, frozen=True, kw_only=True):
     """One device of an answer. ``share_id`` is None where the answer has none."""
 
     requests: tuple[str, ...]
@@ -45,8 +44,7 @@ class AnsweredDevice:
     share_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareAnswer:
+class PrepareAnswer(Struct, frozen=True, kw_only=True):
     """The answer for one claim: its devices, or an error."""
 
     devices: tuple[AnsweredDevice, ...] = ()

@@ -9,9 +9,10 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.values import TimeLimits
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
@@ -23,8 +24,7 @@ MAX_SOCKETS: Final = 64
 MAX_VERSIONS: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginInfo:
+class PluginInfo(Struct, frozen=True, kw_only=True):
     """What a plugin says of itself, with bounded lengths."""
 
     type: str
@@ -33,8 +33,7 @@ class PluginInfo:
     versions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registrar:
+class Registrar(Struct, frozen=True, kw_only=True):
     """One registration socket: its answer, or why there is none. ``identity`` differs for a later socket."""
 
     path: Path

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.conformance import registry
 from dra_driver.conformance.bench import Bench, Control, TestedDriver
@@ -16,8 +17,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteTarget:
+class SuiteTarget(Struct, frozen=True, kw_only=True):
     """The driver to test. ``driver`` and ``node`` are found if they are empty."""
 
     registrar_dir: Path

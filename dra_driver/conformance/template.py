@@ -1,10 +1,10 @@
 """The claim that checks use: from --claim-template, or one device of the driver."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -12,8 +12,7 @@ MAX_BYTES: Final = 1 << 20
 _CLAIM_KINDS: Final = ("ResourceClaimTemplate", "ResourceClaim")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimTemplate:
+class ClaimTemplate(Struct, frozen=True, kw_only=True):
     """The spec of a claim, and the DeviceClasses of the same file."""
 
     spec: dict[str, Any]

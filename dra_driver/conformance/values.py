@@ -1,8 +1,9 @@
 """The values of a conformance run: a check, its verdict, how long the suite waits, and the errors that end a check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 
@@ -41,8 +42,7 @@ class UnableError(DraError):
     """The check could not be carried out, for a reason that is not this check's rule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Struct, frozen=True, kw_only=True):
     """One check. ``rule`` is the sentence of the specification and ``source`` where it stands.
 
     A source without a repository is a file of kubernetes/kubernetes v1.36.2. ``run`` raises one of the errors above,
@@ -59,8 +59,7 @@ class Check:
     needs: tuple[Capability, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOutcome:
+class CheckOutcome(Struct, frozen=True, kw_only=True):
     """The verdict of one check. ``detail`` is a sentence, empty for a passed check."""
 
     check: Check
@@ -69,8 +68,7 @@ class CheckOutcome:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimits:
+class TimeLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds. The first four are the kubelet's own.
 
     Sources: pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go:41-95 and

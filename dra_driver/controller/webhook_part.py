@@ -3,9 +3,10 @@
 Imported only where the webhook is on: ``cryptography`` takes more memory than all the rest of the controller's code.
 """
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.controller.election import awake_clock
@@ -17,8 +18,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 
 
-@dataclass(frozen=True, slots=True)
-class _Certificates:
+class _Certificates(Struct, frozen=True):
     reader: CertificateReader
     lifetime: timedelta
 

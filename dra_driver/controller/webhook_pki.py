@@ -5,7 +5,6 @@ certificate that API servers trust. Loaded only where the webhook is on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from msgspec import Struct
 
 from dra_driver.controller.webhook_plan import Life, Pair
 
@@ -54,8 +54,7 @@ def make_pair(names: Sequence[str], now: datetime, lifetime: timedelta) -> Pair:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateReader:
+class CertificateReader(Struct, frozen=True):
     """Judges pairs for the DNS names of one webhook."""
 
     names: Sequence[str]

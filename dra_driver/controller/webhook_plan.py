@@ -11,13 +11,13 @@ A certificate is replaced so that an API server trusts it before it is served:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+
+class Pair(Struct, frozen=True, kw_only=True):
     """A serving certificate, its key and the certificate of its CA, in PEM."""
 
     certificate: bytes
@@ -28,16 +28,14 @@ class Pair:
         return "Pair(...)"  # a key must not get into a log
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Life(Struct, frozen=True, kw_only=True):
     """When a pair is good."""
 
     begin: datetime
     end: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(Struct, frozen=True, kw_only=True):
     """What the Secret holds. ``former_ca`` is empty when there is none. ``since``: when the last step was done."""
 
     current: Pair | None = None
@@ -52,8 +50,7 @@ class Stored:
         return b"".join(dict.fromkeys([*found, *([self.former_ca] if self.former_ca else [])]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(Struct, frozen=True, kw_only=True):
     """``renew``: how long before its end a certificate is replaced."""
 
     lifetime: timedelta

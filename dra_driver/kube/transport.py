@@ -20,9 +20,10 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
+
+from msgspec import Struct
 
 _PACKAGES = ("kubernetes", "kubernetes.client", "kubernetes.config", "kubernetes.utils")
 
@@ -30,8 +31,7 @@ _PACKAGES = ("kubernetes", "kubernetes.client", "kubernetes.config", "kubernetes
 _import_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientParts:
+class ClientParts(Struct, frozen=True, kw_only=True):
     """The client's parts. ``load_config`` is ``InClusterConfigLoader`` or ``load_kube_config``."""
 
     configuration: Any

@@ -6,7 +6,8 @@ kubernetes/kubernetes pkg/scheduler/framework.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.scheduler.allocation import (
     Allocator,
@@ -28,8 +29,7 @@ class UnschedulableError(Exception):
     """The pod fits on no node now. The message goes into its PodScheduled condition."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChoice:
+class NodeChoice(Struct, frozen=True, kw_only=True):
     """The node chosen for a pod, with an allocation for each of its unallocated claims, in their order.
 
     ``extended`` is the claim to create for extended resources that devices provide on this node, None without any;

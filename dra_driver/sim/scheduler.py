@@ -6,8 +6,9 @@ so a pod on a node always has its devices. If a step fails, the claim controller
 """
 
 import logging
-from dataclasses import dataclass
 from time import monotonic
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
@@ -33,8 +34,7 @@ class _WaitingError(Exception):
     """The pod's claims do not exist yet; when the claim controller creates them, the pod is tried again."""
 
 
-@dataclass(slots=True)
-class _Attempts:
+class _Attempts(Struct):
     """When to try a pod again. ``seen`` is the hash of the cluster state in which the last attempt failed."""
 
     count: int = 0

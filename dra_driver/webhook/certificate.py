@@ -2,17 +2,17 @@
 
 import logging
 import ssl
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.config.webhook_files import EXPIRES, SERVING, TIME_FORMAT
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
+class _Served(Struct, frozen=True):
     context: ssl.SSLContext
     expires: datetime
 

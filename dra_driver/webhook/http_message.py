@@ -3,9 +3,10 @@
 Source: RFC 9112. Bodies have a Content-Length, as Go's client sends them; connections are kept.
 """
 
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
+
+from msgspec import Struct
 
 MAX_HEAD: Final = 16 * 1024
 MAX_BODY: Final = 3 << 20
@@ -14,8 +15,7 @@ REVIEWS: Final = "/validate"
 HEALTH: Final = "/healthz"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(Struct, frozen=True, kw_only=True):
     """Of a request. ``refused``: the status with which it is answered, and the connection closed; else None."""
 
     method: str = ""

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.config.policy import API_VERSION, KIND
 from dra_driver.config.webhook_files import Attributes
@@ -14,8 +15,7 @@ MAX_FORMS: Final = 8
 SOURCE: Final = "policies"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPolicies:
+class KnownPolicies(Struct, frozen=True, kw_only=True):
     """``complete``: every attribute of every policy is in one of ``sources``, with its only type."""
 
     sources: Sequence[ManifestSource] = ()

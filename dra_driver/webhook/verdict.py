@@ -11,8 +11,9 @@ What the API server checks itself before it asks, and names that only a cluster 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.lint import Finding
 
@@ -34,8 +35,7 @@ _MAX_WARNING: Final = 480
 pkg/endpoints/filters/warning.go)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewVerdict:
+class ReviewVerdict(Struct, frozen=True, kw_only=True):
     """``message`` says why an object is refused, and is empty when it is not."""
 
     message: str = ""

@@ -6,8 +6,9 @@ requests for metrics would else take all of Python's time, and that of the threa
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct, field
 
 T = TypeVar("T")
 
@@ -15,8 +16,7 @@ FRESH: Final = 8
 SHARED_S: Final = 1.0
 
 
-@dataclass(slots=True)
-class HttpQuestion(Generic[T]):
+class HttpQuestion(Struct, Generic[T]):
     """The requests that ask it and wait for an answer, oldest first; ``making`` answers are being made."""
 
     making: int = 0

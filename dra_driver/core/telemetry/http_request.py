@@ -5,14 +5,13 @@ Source: RFC 9112. A request's body is not read, and every connection is closed a
 
 from http import HTTPStatus
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 MAX_HEAD = 16 * 1024
 """Bytes of a request line with its headers. Probes and Prometheus send less than 1 KiB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """Method and path, without the query; both are empty when the first line is none of HTTP."""
 
     method: str

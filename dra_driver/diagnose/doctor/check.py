@@ -1,8 +1,9 @@
 """A check as a value, and running checks so that one that cannot be answered stops no other."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.diagnose.doctor.finding import ORDER, FindingStatus, Layer, LayerFinding
@@ -22,8 +23,7 @@ class UnansweredError(DraError):
         self.do = do
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: a generic class notes its parameters in each value
-class LayerCheck(Generic[Facts]):
+class LayerCheck(Struct, Generic[Facts], frozen=True, kw_only=True):
     """``look`` is pure over the facts: it returns findings, or raises `UnansweredError` where a fact is missing.
 
     ``about`` says in a few words what is checked; it is the expectation of a check that could not look. ``name`` is

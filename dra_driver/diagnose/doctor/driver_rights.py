@@ -4,8 +4,9 @@ They are those of deploy/chart/templates/rbac.yaml; docs/rights.md has the reque
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.request_rights import AccessRight
 from dra_driver.diagnose.doctor.facts import NODE_DAEMONSET, Unanswered
@@ -16,8 +17,7 @@ _RESOURCE: Final = "resource.k8s.io"
 _GPU: Final = "gpu.dra-driver.io"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverRight:
+class DriverRight(Struct, frozen=True, kw_only=True):
     """``account`` is ``namespace/name`` of a ServiceAccount."""
 
     account: str

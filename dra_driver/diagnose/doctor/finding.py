@@ -5,9 +5,10 @@ consequence. The names of layers and checks are part of the JSON report and do n
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 
 class FindingStatus(StrEnum):
@@ -73,8 +74,7 @@ ORDER: Final = {layer: number for number, layer in enumerate(Layer)}
 """Position of each layer, counted from 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFinding:
+class LayerFinding(Struct, frozen=True, kw_only=True):
     """What one check says about one subject.
 
     ``check`` is the check's name, ``subject`` an object as ``kind/name`` or ``kind/namespace/name``, or "cluster".

@@ -1,15 +1,15 @@
 """What a check says about a node, and making a check of it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.diagnose.doctor.check import LayerCheck
 from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.diagnose.doctor.node_facts import LocalFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAnswer:
+class NodeAnswer(Struct, frozen=True, kw_only=True):
     """A finding without check and layer. ``subject`` "" is the node."""
 
     status: FindingStatus

@@ -8,16 +8,16 @@ names that the kubelet asked for.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.diagnose.doctor.node_cri import CriClient, CriError
 
 _MOST: Final = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerNode:
+class ContainerNode(Struct, frozen=True, kw_only=True):
     """A device node in a container; ``allowed``: a rule of the device cgroup names its numbers."""
 
     path: str
@@ -26,8 +26,7 @@ class ContainerNode:
     allowed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerFacts:
+class ContainerFacts(Struct, frozen=True, kw_only=True):
     """One container. ``asked`` are the CDI names that the kubelet asked for, None where the runtime does not tell."""
 
     name: str
@@ -36,8 +35,7 @@ class ContainerFacts:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
+class PodFacts(Struct, frozen=True, kw_only=True):
     """The running containers of a pod, as ``namespace/name``."""
 
     pod: str

@@ -1,8 +1,9 @@
 """All that was read of a node, and reading it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.diagnose.doctor.finding import LayerFinding
 from dra_driver.diagnose.doctor.node_container_facts import Containers, PodFacts, read_pod
@@ -21,8 +22,7 @@ class NodeRuntime(Runtime, Containers, Protocol):
     """All questions to a container runtime."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalFacts:
+class LocalFacts(Struct, frozen=True, kw_only=True):
     """``node`` is the node's name. ``state`` are findings about the driver's own records, which another reader made."""
 
     node: str
@@ -37,8 +37,7 @@ class LocalFacts:
     state: tuple[LayerFinding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReaders:
+class NodeReaders(Struct, frozen=True, kw_only=True):
     """How to reach what is not a file; tests hand in others."""
 
     ask_nvml: AskNvml = ask_nvml

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
 from dra_driver.diagnose.doctor.node_text import names
@@ -18,8 +19,7 @@ MAX_BYTES: Final = 4 << 20
 _MOST_FILES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiFacts:
+class CdiFacts(Struct, frozen=True, kw_only=True):
     """The driver's documents by file name. ``problems`` are sentences about its files that no runtime would load,
     ``gone`` the host's files that its documents mount and that do not exist."""
 
@@ -31,8 +31,7 @@ class CdiFacts:
     gone: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFacts:
+class DiskFacts(Struct, frozen=True, kw_only=True):
     """Free space of the file system with ``folder``: bytes, and files that could be made (None: no such limit)."""
 
     folder: str
@@ -41,8 +40,7 @@ class DiskFacts:
     free_files: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookFacts:
+class HookFacts(Struct, frozen=True, kw_only=True):
     """``hook`` is path and version of the hook that containers get, None for none. ``note`` says why one is not used,
     ``problem`` why the wanted one cannot be."""
 
@@ -51,8 +49,7 @@ class HookFacts:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
+class FileFacts(Struct, frozen=True, kw_only=True):
     """All of them."""
 
     cdi: CdiFacts = field(default_factory=CdiFacts)

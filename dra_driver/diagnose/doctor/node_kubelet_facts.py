@@ -6,11 +6,11 @@ cmd/kubelet/app/options/options.go and staging/src/k8s.io/kubelet/config/v1beta1
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct, field
 
 from dra_driver.diagnose.doctor.node_text import names, text
 from dra_driver.diagnose.doctor.node_view import HostView
@@ -25,8 +25,7 @@ _MOST_PROCESSES: Final = 100_000
 _MOST_FILES: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletFacts:
+class KubeletFacts(Struct, frozen=True, kw_only=True):
     """``found``: its process was seen. ``inside`` is the process that has it inside, None for none. ``sees_processes``:
     the host's processes can be seen (its kernel threads are), so that one that was not seen does not run. ``gates`` are
     those that its flags or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the

@@ -9,8 +9,10 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.diagnose.doctor.node_cri import CriClient, CriError
 from dra_driver.diagnose.doctor.node_sockets import is_served, is_socket
@@ -19,8 +21,7 @@ from dra_driver.diagnose.doctor.node_view import CRI_SOCKETS, HostView
 _MOST: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeFacts:
+class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """``socket`` is the host's path, None where none was found among ``tried``. ``denied``: this user may not use it.
 
     ``cdi`` is None where the runtime does not tell, and ``cdi_dirs`` as well. ``not_ready`` are conditions that do not

@@ -4,9 +4,10 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
@@ -18,8 +19,7 @@ GET_INFO_S: Final = 5.0
 _MOST: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginWords:
+class PluginWords(Struct, frozen=True, kw_only=True):
     """What a plugin says of itself: its driver's name, its DRA socket, its services."""
 
     driver: str
@@ -27,8 +27,7 @@ class PluginWords:
     versions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSocket:
+class PluginSocket(Struct, frozen=True, kw_only=True):
     """A registration socket. ``served``: a process accepts connections. ``words`` is its answer, ``problem`` why there
     is none. ``endpoint_served`` is about the socket that it names, where the driver is the own one."""
 
@@ -39,8 +38,7 @@ class PluginSocket:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketFacts:
+class SocketFacts(Struct, frozen=True, kw_only=True):
     """``registry`` is None where the kubelet's folder is missing, or cannot be read: then ``problem`` says why. ``own``
     are the sockets in the driver's own folder, and ``device_plugins`` those of other publishers of NVIDIA GPUs (None
     where they cannot be seen): path and whether a process listens."""

@@ -4,8 +4,9 @@ A report travels as JSON from a node to `kubectl dra doctor` and in a support bu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.doctor.finding import ORDER, FindingStatus, Layer, LayerFinding, first_broken
@@ -18,8 +19,7 @@ _TEXTS: Final = ("check", "subject", "seen", "expected", "do")
 _LONGEST: Final = 4000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorReport:
+class DoctorReport(Struct, frozen=True, kw_only=True):
     """``target`` is what was asked for: "cluster" or ``kind/name``. ``source`` says where the facts are from."""
 
     target: str

@@ -1,8 +1,10 @@
 """What a diagnosis is about: the whole cluster, a node, a pod or a claim; and the facts that matter to it. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.doctor import facts as fact
@@ -13,8 +15,7 @@ from dra_driver.diagnose.doctor.workload_view import claim_names, key_of, templa
 CLUSTER: Final = "cluster"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorScope:
+class DoctorScope(Struct, frozen=True, kw_only=True):
     """``kind`` is cluster, node, pod or claim."""
 
     kind: str = CLUSTER
@@ -100,4 +101,4 @@ def _on_node(facts: ClusterFacts, node: str, *, keep_workloads: bool) -> Cluster
     for name, keep in kept.items():
         if facts.knows(name):
             answers[name] = [item for item in facts.items(name) if keep(item)]
-    return replace(facts, answers=answers)
+    return replace(facts, answers=answers, derived={})

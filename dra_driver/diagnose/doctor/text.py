@@ -5,8 +5,9 @@ Control characters of objects cannot reach the terminal.
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dra_driver.config.schema import printable
 from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding

@@ -1,8 +1,9 @@
 """Which GPU the checks may use, and which checks are skipped and why. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.judging import survey_gpus
@@ -12,16 +13,14 @@ from dra_driver.diagnose.hardware.values import Facts, HardwareCheck
 OWNER_FLAG = "--i-own-this-gpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consent:
+class Consent(Struct, frozen=True, kw_only=True):
     """What the user asked for. ``gpu`` is an NVML index or a UUID, "" for any."""
 
     owner: bool = False
     gpu: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuChoice:
+class GpuChoice(Struct, frozen=True, kw_only=True):
     """The GPU for checks that use one, or the reason for which there is none."""
 
     gpu: ChosenGpu | None = None

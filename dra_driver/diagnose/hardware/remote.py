@@ -3,8 +3,9 @@
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.node_pod import pod_for
@@ -15,8 +16,7 @@ COMMAND: Final = "kubectl dra hardware-check"
 LOG: Final = PodLog(report=storage.unpack, lines=storage.without_report)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCheck:
+class NodeCheck(Struct, frozen=True, kw_only=True):
     """What to run where. ``arguments`` are flags of ``dra-driver hardware-check``."""
 
     node: str

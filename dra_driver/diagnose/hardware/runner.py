@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.diagnose.hardware.emit import NAME_BYTES, last_call
 from dra_driver.diagnose.hardware.task import Task, own_module

@@ -3,9 +3,11 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver import __version__
 from dra_driver.diagnose.hardware.choice import Consent, GpuChoice, choose, skip_reason
@@ -22,8 +24,7 @@ MIN_S: Final = 5.0
 """A check with less time than this is left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """What to run. ``task`` has the paths; ``only`` the numbers of checks, () for all."""
 
     task: Task

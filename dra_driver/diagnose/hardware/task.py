@@ -3,15 +3,15 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field, to_builtins
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.hardware.driver_root.root import DriverRoot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenGpu:
+class ChosenGpu(Struct, frozen=True, kw_only=True):
     """The GPU that a check uses, by NVML index. ``has_mig``: it can be partitioned."""
 
     index: int
@@ -20,8 +20,7 @@ class ChosenGpu:
     has_mig: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """What a reader gets. ``root`` and the other paths are as this process sees them; ``folder`` is an empty one for
     the check alone. ``plugin_dir`` is the node process' own folder. ``stop_s`` is how long the
     process may take to end after SIGTERM. ``facts`` are those of an earlier reading, for
@@ -58,7 +57,7 @@ class Task:
 
     def to_json(self) -> str:
         """For the child's stdin."""
-        return json.dumps(asdict(self))
+        return json.dumps(to_builtins(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Task":

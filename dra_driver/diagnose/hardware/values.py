@@ -1,8 +1,9 @@
 """Checks, readings and judgements as values, and the report that holds them, with its JSON form."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -15,8 +16,7 @@ KIND: Final = "HardwareCheckReport"
 SCHEMA_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     """What a check found: ``seen`` in the machine's words, ``meaning`` for this driver, both without a full stop."""
 
     verdict: Verdict
@@ -24,8 +24,7 @@ class Judgement:
     meaning: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareCheck:
+class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
     ``reader`` is ``module:function`` in this package: a function from a `Task` (``child.py``) to pairs of topic and
@@ -48,8 +47,7 @@ class HardwareCheck:
         return "owner" in self.needs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """What one child process read. ``problem`` is a sentence when it did not get to its end, ``seconds`` how long it
     took. ``skipped`` is the reason for which nothing was read."""
 
@@ -59,8 +57,7 @@ class Reading:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRecord:
+class CheckRecord(Struct, frozen=True, kw_only=True):
     """One check of a report."""
 
     number: int
@@ -70,8 +67,7 @@ class CheckRecord:
     judgement: Judgement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareReport:
+class HardwareReport(Struct, frozen=True, kw_only=True):
     """All checks of one run. ``about`` has version, time, kernel and options; ``survey`` the GPUs (``read_survey.py``).
 
     ``hashed``: UUIDs, serial numbers and host names are hashed.

@@ -7,9 +7,10 @@ undone on a GPU, because its driver is missing, also stops it: with the journal 
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ConfigurationError
@@ -27,8 +28,7 @@ log = logging.getLogger(__name__)
 _MOST_NAMED: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleanup:
+class Cleanup(Struct, frozen=True, kw_only=True):
     """What was done, or would be: a sentence for each GPU change that is undone, and for each trace that is removed.
 
     ``kept`` are foreign files in the plugin folder, ``problems`` what could not be removed.

@@ -1,8 +1,9 @@
 """Finds where journal, files, daemons, sockets and hardware of a node disagree. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.model.terms import Strategy
 from dra_driver.diagnose.node_state.state import FoundGpu, NodeState
@@ -13,8 +14,7 @@ _SOON: Final = "a node process repairs it within seconds; without one, --repair 
 _LATER: Final = "a node process repairs it within ten minutes or at its start; without one, --repair does"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement:
+class Disagreement(Struct, frozen=True, kw_only=True):
     """One disagreement: what it is about, what was seen, and what to do. ``is_problem`` is False for a remark."""
 
     about: str

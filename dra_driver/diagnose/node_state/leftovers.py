@@ -6,10 +6,11 @@ folder itself. Device nodes in /dev stay: they are the NVIDIA driver's, also tho
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.diagnose.node_state.places import Places
 from dra_driver.diagnose.node_state.reading import cdi_files, socket_paths
@@ -56,8 +57,7 @@ Unmount = Callable[[Path], None]
 """Unmounts what is at the path. Raises OSError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class Leftover(Struct, frozen=True, kw_only=True):
     """One trace. ``remove`` raises OSError; a trace that is gone already is success."""
 
     what: str

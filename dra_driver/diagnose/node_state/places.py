@@ -1,14 +1,14 @@
 """Where this driver has files, sockets and mounts on a node."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.node.claims.inspection import BOOT_ID
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(Struct, frozen=True, kw_only=True):
     """The folders as this process sees them. ``run`` and ``shm`` are of the MPS host."""
 
     driver: str

@@ -1,17 +1,17 @@
 """What was found on a node, as values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.node.claims.inspection import GpuStateBackup, JournalContent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalState:
+class JournalState(Struct, frozen=True, kw_only=True):
     """``problem`` is a sentence when it cannot be read; ``content`` is None then, and when there is none."""
 
     path: Path
@@ -21,8 +21,7 @@ class JournalState:
     """Damaged journals that were kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiState:
+class CdiState(Struct, frozen=True, kw_only=True):
     """CDI files of this driver. ``problems`` has a sentence for each file that no container runtime would load."""
 
     folder: Path
@@ -31,8 +30,7 @@ class CdiState:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonState:
+class DaemonState(Struct, frozen=True, kw_only=True):
     """An MPS daemon's folder. ``status`` is that of the host, "released" until its release is complete, or ""."""
 
     id: str
@@ -41,8 +39,7 @@ class DaemonState:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsState:
+class MpsState(Struct, frozen=True, kw_only=True):
     """``host_problem`` is None while an MPS host works; one that hangs has a problem and lives.
 
     ``mounts`` are this driver's file systems in memory, by id.
@@ -54,16 +51,14 @@ class MpsState:
     mounts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketState:
+class SocketState(Struct, frozen=True, kw_only=True):
     """A socket of this driver, and whether a process accepts connections on it."""
 
     path: Path
     served: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundGpu:
+class FoundGpu(Struct, frozen=True, kw_only=True):
     """A GPU as it was read, with its instances."""
 
     minor: int
@@ -71,8 +66,7 @@ class FoundGpu:
     instances: tuple[MigInstance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeState:
+class NodeState(Struct, frozen=True, kw_only=True):
     """Everything. ``runs`` are the ids of node processes that are alive, ``boot_id`` "" when unknown.
 
     ``gpus`` is None when the hardware was not read, else it has what was found by UUID; ``hardware_problem`` says why

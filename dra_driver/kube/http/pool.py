@@ -6,7 +6,8 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.kube.http.answer import StreamAnswer, TransportError
 from dra_driver.kube.http.stream import HttpStream, RequestLimits
 
@@ -16,8 +17,7 @@ _TARGET = re.compile(r"/[!-~]*")
 _FIELD = re.compile(r"[ -~\t]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpServer:
+class HttpServer(Struct, frozen=True, kw_only=True):
     """Where requests go. ``path`` comes before each request's own path; ``make_tls`` is None for plain HTTP.
 
     ``server_name`` replaces ``host`` in the check of the certificate.

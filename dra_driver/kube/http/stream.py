@@ -6,7 +6,8 @@ import socket
 import ssl
 import time
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.kube.http.answer import TransportError
 
 _READ_BYTES = 16 * 1024  # the largest TLS record
@@ -21,8 +22,7 @@ _OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
+class RequestLimits(Struct, frozen=True, kw_only=True):
     """Seconds for one request: to connect, between bytes, and the moment (monotonic clock) when all must be over."""
 
     connect_s: float

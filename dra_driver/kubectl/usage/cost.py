@@ -6,8 +6,9 @@ price are not known has no amount, and its sum says that it lacks some: a missin
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.usage.claim_labels import value_in
 from dra_driver.kubectl.usage.prices import Prices
@@ -16,8 +17,7 @@ JOULES_PER_KWH: Final = 3.6e6
 HOUR_S: Final = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Struct, frozen=True, kw_only=True):
     """A device that a claim held. ``part`` is 0 to 1 of ``gpus`` GPUs of the model, ``seconds`` how long within the
     window; None is not known. ``labels`` are the claim's, None where the claim is gone."""
 
@@ -32,8 +32,7 @@ class Held:
     labels: tuple[tuple[str, str], ...] | None = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostLine:
+class CostLine(Struct, frozen=True, kw_only=True):
     """One device, priced. ``missing`` says why an amount is None."""
 
     held: Held
@@ -45,8 +44,7 @@ class CostLine:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostSum:
+class CostSum(Struct, frozen=True, kw_only=True):
     """Lines of one namespace, claim or value of a label. ``unpriced`` of the ``lines`` have no amount."""
 
     key: tuple[str, ...]

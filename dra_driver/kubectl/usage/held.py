@@ -1,9 +1,10 @@
 """How long claims held which part of which GPU: from what Prometheus recorded, or from the claims that exist. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.usage.claim_labels import Labels
@@ -16,8 +17,7 @@ GPUS_QUERY: Final = "max by (node, device, model) (max_over_time(dra_gpu_memory_
 _PARTITION: Final = "-mig-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(Struct, frozen=True, kw_only=True):
     """A GPU's product name, "" when unknown, and its memory in bytes."""
 
     model: str

@@ -9,8 +9,9 @@ carbonGramsPerKilowattHour: 380
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -19,8 +20,7 @@ MAX_PRICE: Final = 1e6
 _FIELDS: Final = ("currency", "gpuHour", "otherGpuHour", "kilowattHour", "carbonGramsPerKilowattHour")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class Prices(Struct, frozen=True, kw_only=True):
     """Amounts are in ``currency``. None: the file has no such price, so nothing is charged for it, and that is said."""
 
     currency: str = ""

@@ -5,10 +5,10 @@ Files there: ``state.db`` (the journal), ``owner-*.lock`` (one per running node 
 
 import os
 from collections.abc import Callable
-from dataclasses import field
 from pathlib import Path
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import PoolName
 from dra_driver.core.model.terms import Terms
@@ -44,8 +44,7 @@ def _ignore(_event: Event) -> None:
     """Counts nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDependencies:
+class ClaimDependencies(Struct, frozen=True, kw_only=True):
     """Everything that the claim service uses; satisfies the Protocols of ``workflow/`` and ``hardware/``.
 
     ``pool`` is this node's pool name. Without ``hardware`` the service prepares only claims that change no GPU.

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError, NotPermittedError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -146,8 +147,7 @@ def _no_fabric(_gpu: GpuUuid) -> None:
     """No board has NVSwitches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareDependencies:
+class HardwareDependencies(Struct, frozen=True, kw_only=True):
     """What changes GPUs. ``changed`` is called after every change that a new snapshot would show; ``fabric`` reads the
     state of a GPU in the NVLink fabric (`gpu.backend.GpuControl`)."""
 

@@ -3,8 +3,9 @@
 Any use of the device other than a constant name of a constant domain counts as reading everything.
 """
 
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+from msgspec import Struct, field
 
 from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.source import SourceText
@@ -14,8 +15,7 @@ _MAPS = ("attributes", "capacity")
 Names = set[tuple[str, str]]
 
 
-@dataclass(slots=True)
-class AttributeRefs:
+class AttributeRefs(Struct):
     """Names as (domain, identifier). ``everything``: the expression may read more than these names.
 
     ``device.driver`` and ``device.allowMultipleAllocations`` are not listed.

@@ -5,15 +5,15 @@ its siblings).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.problems import StatusCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Review:
+class Review(Struct, frozen=True, kw_only=True):
     """The context of a validation.
 
     ``old`` is the stored object on updates, None on creates. ``subresource`` is the one written to, "" for the object
@@ -27,8 +27,7 @@ class Review:
     namespace_labels: Callable[[], dict[str, str]] = dict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteRules:
+class WriteRules(Struct, frozen=True, kw_only=True):
     """A kind's behaviour on writes. Each function may change its first argument only.
 
     ``default`` sets the defaults that the real server sets when it decodes an object. ``prepare_create`` and
@@ -42,8 +41,7 @@ class WriteRules:
     warn: Callable[[Obj], list[str]] = lambda _obj: []
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of `kubectl get`; one of ``priority`` 1 is shown with ``-o wide`` only."""
 
     name: str
@@ -52,16 +50,14 @@ class Column:
     format: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Printer:
+class Printer(Struct, frozen=True):
     """Columns, and the function that fills them: ``cells(obj, now)`` returns one value per column."""
 
     columns: Sequence[Column]
     cells: Callable[[Obj, datetime], list[object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ResourceKind:
+class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     """One served kind. Compared by identity: the constants in `kinds.py` are the only instances.
 
     ``name_rule`` returns a message for each rule that metadata.name breaks. ``selectable`` are the dotted paths that

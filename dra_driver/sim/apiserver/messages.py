@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
@@ -18,8 +18,7 @@ _ACCEPTABLE = ("application/json", "application/yaml", "application/vnd.kubernet
 _YAML_TYPES = ("application/yaml", "application/apply-patch+yaml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiRequest:
+class ApiRequest(Struct, frozen=True, kw_only=True):
     """One request. Header names are lower case; a query parameter given twice keeps its first value."""
 
     method: str
@@ -86,8 +85,7 @@ class ApiRequest:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """A complete reply."""
 
     body: bytes

@@ -3,7 +3,7 @@
 Grammar: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES
@@ -15,8 +15,7 @@ _KINDS: dict[tuple[str, str, str], ResourceKind] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """The object or collection of a path. ``name`` is "" for a collection; ``group_version`` is the one in the path."""
 
     kind: ResourceKind

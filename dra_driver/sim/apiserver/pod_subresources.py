@@ -1,8 +1,10 @@
 """Subresources other than status: logs, bindings and evictions of pods, the scale of deployments and replica sets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, dump, entries, mapping
@@ -14,8 +16,7 @@ from dra_driver.sim.apiserver.printers.common import selector_text
 from dra_driver.sim.apiserver.store import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPlan:
+class LogPlan(Struct, frozen=True, kw_only=True):
     """The options of a log request; ``tail`` None means all lines."""
 
     target: Target

@@ -1,7 +1,8 @@
 """Pods that workload controllers create from a template: names, owners, counts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, mapping
 from dra_driver.sim.apiserver.kinds import PODS
@@ -10,8 +11,7 @@ from dra_driver.sim.objects import is_deleted, is_finished, is_ready, key, owned
 from dra_driver.sim.recorder import StoreEventRecorder
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(Struct, frozen=True):
     """An owner's pods by state. Pods being deleted are in ``pods`` only."""
 
     pods: Sequence[Obj]

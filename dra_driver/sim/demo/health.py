@@ -6,9 +6,10 @@ process of its own here, evicts the one that came by an extended resource, which
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
@@ -27,8 +28,7 @@ _WORKLOADS: Final = ("by-claim", "by-resource")
 _REASONS: Final = ("DeviceTaintManagerEviction", "GpuEviction")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """A pod of a workload, its node and its device."""
 
     pod: str

@@ -11,9 +11,10 @@ Examples with the same requirements share a cluster.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -21,8 +22,7 @@ _LINE: Final = re.compile(r"^#[ \t]*(cluster|policy):[ \t]*(.*?)[ \t]*$", re.MUL
 _FILES: Final = (".yaml", ".yml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirements:
+class Requirements(Struct, frozen=True, kw_only=True):
     """``nodes`` are pairs of a node's name and its hardware, () for any cluster. Hashable."""
 
     nodes: tuple[tuple[str, str], ...] = ()

@@ -7,8 +7,9 @@ that lists leftovers on its nodes.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AlreadyExistsError, DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
@@ -20,8 +21,7 @@ from dra_driver.sim.manifests import deletion_order, kind_of, load, split_namesp
 POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerReport:
+class ContainerReport(Struct, frozen=True, kw_only=True):
     """One container and its log when the expectations were met. ``note`` is why its pod has no node, "" with one."""
 
     pod: str
@@ -32,8 +32,7 @@ class ContainerReport:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleResult:
+class ExampleResult(Struct, frozen=True, kw_only=True):
     """The result of one example. ``problem`` is None if its expectations were met and nothing was left behind."""
 
     example: str

@@ -6,17 +6,17 @@ import `dra_driver.hardware.cdi`, which writes such files: a shared mistake woul
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import RetryableError
 
 Wire = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A device and the document that defines it."""
 
     path: Path
@@ -24,8 +24,7 @@ class _Found:
     device: Wire
 
 
-@dataclass(slots=True, kw_only=True)
-class Edits:
+class Edits(Struct, kw_only=True):
     """Container edits collected for one container, in the order of application."""
 
     env: dict[str, str] = field(default_factory=dict)

@@ -11,8 +11,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.cdi_files import Edits, Wire, inject
@@ -22,8 +23,7 @@ CHECK_TIMEOUT_S = 10.0
 MAX_LOG_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True, kw_only=True):
     """Output and exit code of the container's check."""
 
     exit_code: int

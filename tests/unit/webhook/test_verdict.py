@@ -1,8 +1,7 @@
 """Only what is certainly wrong refuses an object."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.kubectl.lint import Finding
 from dra_driver.kubectl.lint.rules import RULES
@@ -63,7 +62,7 @@ def test_a_place_is_said_once() -> None:
         "DRA035", message="sharing.strategy: expected 'MPS'", path="spec.config[0].parameters.sharing.strategy"
     )
     assert sentence(found) == "spec.config[0].parameters: sharing.strategy: expected 'MPS' (DRA035)"
-    assert sentence(dataclasses.replace(found, path="", hint="write MPS")).endswith("; write MPS (DRA035)")
+    assert sentence(replace(found, path="", hint="write MPS")).endswith("; write MPS (DRA035)")
 
 
 def test_messages_and_warnings_are_bounded() -> None:
@@ -71,6 +70,6 @@ def test_messages_and_warnings_are_bounded() -> None:
     said = verdict(many, attributes_known=True).message
     assert said.count("(DRA032)") == MAX_PROBLEMS
     assert said.endswith(f"; and {20 - MAX_PROBLEMS} more")
-    warned = verdict([dataclasses.replace(each, severity="warning") for each in many], attributes_known=True).warnings
+    warned = verdict([replace(each, severity="warning") for each in many], attributes_known=True).warnings
     assert (len(warned), warned[-1]) == (MAX_WARNINGS + 1, f"and {20 - MAX_WARNINGS} more")
     assert sum(map(len, warned)) < 4096

@@ -12,8 +12,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver.core.errors import StorageError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form, Use
@@ -41,8 +42,7 @@ _RIVALS = f"""{rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNIO
 _ORPHANED_RIVALS = f"{rows.SELECT_ORPHANED} AND m.gpu_uuid = ?1 UNION {rows.SELECT_ORPHANED} AND m.uid = ?2"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(Struct, frozen=True, kw_only=True):
     """The number of claims and devices in the journal."""
 
     claims: int

@@ -16,8 +16,9 @@ minutes.
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import (

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import (
     CdiSources,
@@ -101,8 +102,7 @@ class RecoverDependencies(
     def writer(self) -> ClaimCdiFiles: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryResult:
+class RecoveryResult(Struct, frozen=True, kw_only=True):
     """What was found and done. ``problems`` are sentences about what failed and will be tried again."""
 
     earlier_boot: tuple[ClaimUid, ...] = ()

@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimReader, HasClaimLocks, HasCount
 from dra_driver.node.claims.entry import AttemptToken, Entry, State
@@ -36,8 +37,7 @@ class CollectDependencies(TeardownDependencies, HasClaimLocks, HasCount, Protoco
     def reader(self) -> ClaimReader: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectionResult:
+class CollectionResult(Struct, frozen=True, kw_only=True):
     """The result of one look: claims freed, claims that look over but are in grace, claims whose read failed."""
 
     freed: tuple[ClaimUid, ...]
@@ -45,8 +45,7 @@ class CollectionResult:
     unknown: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Suspicion:
+class _Suspicion(Struct, frozen=True, kw_only=True):
     """Which attempt looked over, and since when on the clock."""
 
     attempt: AttemptToken

@@ -29,7 +29,6 @@ TOO_MUCH = {
 }
 PACKAGES = {
     *("errors", "files", "backoff", "cli", "config", "model", "telemetry", "driver_root", "sharing"),
-    "lean_dataclasses",
 }
 
 
