@@ -268,7 +268,7 @@ OWN_PACKAGES_NOT_LOADED = (
 FOREIGN_PACKAGES_NOT_LOADED = (
     *("celpy", "lark", "starlette", "uvicorn", "rich", "pydantic"),
     *("asyncio", "kubernetes", "urllib3"),  # for what few nodes need, see `kubelet.lean_grpc` and `kube.library`
-    *("http.server", "email", "urllib.request", "google.protobuf.text_format", "typing_extensions"),  # `lean_imports`
+    *("http.server", "email", "urllib.request", "google.protobuf.text_format"),  # `lean_imports`
 )
 
 
