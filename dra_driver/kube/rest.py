@@ -91,8 +91,7 @@ class RestClient:
 
         ``within_s`` bounds all pages together. A resourceVersion in ``query`` is that of the first page; the others
         belong to it by their token. A page that is too large is requested again with half of its objects, down to one.
-        Raises GoneError when the list took so long that its version was compacted: list
-        again.
+        Raises GoneError when the list took so long that its version was compacted: list again.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         asked = {**(query or {}), "limit": str(PAGE_SIZE)}
@@ -103,9 +102,7 @@ class RestClient:
             except AnswerTooLargeError:
                 if asked["limit"] == "1":
                     raise
-                asked["limit"] = str(
-                    int(asked["limit"]) // 2
-                )  # a page of 500 may have 750 MiB: etcd takes 1.5 an object
+                asked["limit"] = str(int(asked["limit"]) // 2)
                 continue
             items.extend(_items(path, page))
             token = _metadata(page).get("continue")
