@@ -19,8 +19,8 @@ from dra_driver.diagnose.node_state.reading import read_state
 from dra_driver.diagnose.node_state.state import NodeState
 from dra_driver.diagnose.node_state.stopped import no_mps_host, no_node_process, stopped_node
 from dra_driver.hardware.sharing.tmpfs import SystemMounts
+from dra_driver.node.claims import Claims
 from dra_driver.node.claims.inspection import Entry, State
-from dra_driver.node.process.claim_manager import ClaimManager
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def _changes(state: NodeState) -> Iterator[str]:
         yield f"GPU {orphan.partition.id.gpu_uuid}: partition {orphan.partition.id}"
 
 
-def _undo(claims: ClaimManager) -> None:
+def _undo(claims: Claims) -> None:
     """Restore GPUs. Raises ConfigurationError when something stays that only the journal knows."""
     problems = list(claims.service.recover().problems)
     claims.service.reclaim_orphans()

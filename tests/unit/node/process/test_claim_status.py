@@ -19,8 +19,7 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimFacts, ClaimStatus, DeviceFacts
-from dra_driver.node.process.claim_status_setup import data_of
+from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimFacts, ClaimStatus, DeviceFacts, data_of
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
 
 POOL = PoolName("node-a/gpu.nvidia.com")

@@ -30,10 +30,13 @@ from dra_driver.node.process.gpu_node import (
     RETRY_S,
     STEADY_S,
     GpuNodeKeeper,
+    NodeFacts,
+    Versions,
+    claims_by_gpu,
+    status_of,
 )
-from dra_driver.node.process.gpu_node_status import NodeFacts, Versions, claims_by_gpu, status_of
 from tests.unit.node.policy.hardware import gpu, node, partition, share, uuid, whole
-from tests.unit.node.process.test_usage_believed import TOLD
+from tests.unit.node.process.test_usage_validation import TOLD
 
 STATUS = GpuNodeStatus(driver_name="gpu.nvidia.com", driver_version="580.65.06")
 OBJECT = "/apis/gpu.dra-driver.io/v1alpha1/gpunodes/node-1"

@@ -19,7 +19,7 @@ from dra_driver.core.model.health import (
 )
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.process.health_monitor import LOOK_S, PAUSE_S, TICK_S, HealthMonitor
-from dra_driver.node.process.last_known import MissingGpu
+from dra_driver.node.process.missing_gpus import MissingGpu
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
 FIRST, SECOND = gpu(0), gpu(1)

@@ -17,7 +17,7 @@ from dra_driver.node.process.inventory_publisher import (
     UNAVAILABLE,
     InventoryPublisher,
 )
-from dra_driver.node.process.node_taint import NodeTaint
+from dra_driver.node.process.published_terms import NodeTaint
 
 SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()
 OTHER = Snapshot(driver_version="580.65.06")

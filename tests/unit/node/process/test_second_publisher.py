@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from dra_driver.node.process.second_publisher import (
+    NAME,
     OFFER_AFTER_S,
     WITHDRAW_AFTER_S,
     YIELD_S,
     SecondPublisher,
+    SecondPublisherFile,
     Standing,
     found_in,
     judge,
 )
-from dra_driver.node.process.second_publisher_file import NAME, SecondPublisherFile
 from dra_driver.node.slices.neighbours import Neighbour
 
 FOUND = ("a device plugin",)

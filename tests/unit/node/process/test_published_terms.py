@@ -3,8 +3,7 @@
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms
-from dra_driver.node.process.node_taint import NodeTaint
-from dra_driver.node.process.published_terms import PublishedTerms
+from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SNAPSHOT = Snapshot(gpus=(Gpu(uuid=FIRST, minor=0), Gpu(uuid=SECOND, minor=1)))
