@@ -8,6 +8,7 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.detach_request import FILE, DetachRequest
 from dra_driver.node.process.detaching import LOOK_S, REST_S, Detaching, wake_for_file
+from tests.fakes.stand_in import stand_in
 
 ASKED = DetachRequest(source="annotation x of node node-a", reason="driver 580", ends="remove the annotation")
 UPGRADE = DetachRequest(source="label y of node node-a", reason="paused", ends="it ends", when_unused=True)
@@ -77,9 +78,9 @@ class Node:
         self.told: list[tuple[str, str]] = []
         self.exporter_is_stuck = False
         self.detaching = Detaching(
-            self.gpus,
-            self.inventory,
-            self.gate,
+            stand_in(self.gpus),
+            stand_in(self.inventory),
+            stand_in(self.gate),
             find=lambda: self.asked,
             prepared=self.prepared,
             changed=lambda: self.happened.append(f"taint {self.detaching.taint_value}"),

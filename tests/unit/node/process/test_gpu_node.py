@@ -35,6 +35,7 @@ from dra_driver.node.process.gpu_node import (
     claims_by_gpu,
     status_of,
 )
+from tests.fakes.stand_in import stand_in
 from tests.unit.node.policy.hardware import gpu, node, partition, share, uuid, whole
 from tests.unit.node.process.test_usage_validation import TOLD
 
@@ -87,7 +88,7 @@ class Node:
 
     def start(self) -> GpuNodeKeeper:
         self.keeper = GpuNodeKeeper(
-            self.api, "node-1", self.collect, lambda: self.uid, self.warned.append, clock=lambda: self.now
+            stand_in(self.api), "node-1", self.collect, lambda: self.uid, self.warned.append, clock=lambda: self.now
         )
         return self.keeper
 

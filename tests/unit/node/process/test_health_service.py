@@ -14,6 +14,7 @@ from dra_driver.core.model.terms import GpuTerms, Terms, Use
 from dra_driver.node.process.health_report import ReportedDevice
 from dra_driver.node.process.health_service import CLAIMED_S, ClaimedDevices, rules_in_force
 from dra_driver.node.process.terms_resolver import TermsResolver
+from tests.fakes.stand_in import stand_in
 from tests.unit.node.slices.gpus import gpu, snapshot
 
 LOST, OTHER = gpu(0), gpu(1)
@@ -42,7 +43,7 @@ class Policies:
 def test_a_gpu_that_is_missing_at_the_start_is_judged_by_its_policy() -> None:
     """A condition that evicts would else be weaker until the GPUs are read, and begin anew then."""
     policies = Policies()
-    terms = TermsResolver(policies, list)
+    terms = TermsResolver(stand_in(policies), list)
     early = terms.expected(snapshot(LOST, OTHER))
     assert rules_in_force(terms, early, LOST.uuid) == EVICTS
     terms.update(snapshot(OTHER))
@@ -53,7 +54,7 @@ def test_a_gpu_that_is_missing_at_the_start_is_judged_by_its_policy() -> None:
 def test_newer_policies_are_followed_once_the_terms_are_resolved() -> None:
     """Also those that say nothing about the GPU."""
     policies = Policies()
-    terms = TermsResolver(policies, list)
+    terms = TermsResolver(stand_in(policies), list)
     early = terms.expected(snapshot(LOST))
     policies.health = replace(EVICTS, evicting_causes=frozenset())
     terms.update(snapshot(LOST, OTHER))
@@ -65,8 +66,8 @@ def test_policies_that_cannot_be_read_have_no_early_rules() -> None:
     """The start goes on."""
     policies = Policies()
     policies.fails = True
-    assert TermsResolver(policies, list).expected(snapshot(LOST)) == {}
-    assert rules_in_force(TermsResolver(policies, list), {}, LOST.uuid) == DEFAULT_RULES
+    assert TermsResolver(stand_in(policies), list).expected(snapshot(LOST)) == {}
+    assert rules_in_force(TermsResolver(stand_in(policies), list), {}, LOST.uuid) == DEFAULT_RULES
 
 
 def device(number: int) -> ReportedDevice:

@@ -17,6 +17,7 @@ from dra_driver.node.process.second_publisher import (
     judge,
 )
 from dra_driver.node.slices.neighbours import Neighbour
+from tests.fakes.stand_in import stand_in
 
 FOUND = ("a device plugin",)
 ACME, NVIDIA = "gpu.acme.example", "gpu.nvidia.com"
@@ -84,7 +85,7 @@ class Node:
 
     def restart(self) -> None:
         self.second = SecondPublisher(
-            lambda: self if self.is_known else None,
+            stand_in(lambda: self if self.is_known else None),
             lambda: self.pools,
             self.driver,
             self.file,
