@@ -22,7 +22,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Effect, GpuTerms, Taint, Terms, terms_of
 from dra_driver.kube.published import limits
-from dra_driver.node.process.last_known import Missing
+from dra_driver.node.process.missing_gpus import Missing
 
 KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
     {
