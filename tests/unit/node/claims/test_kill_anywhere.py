@@ -217,8 +217,8 @@ class NodeHistory(RuleBasedStateMachine):
         run = self.node.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
             run.deps,
-            journal=Fused(run.journal, self.fuse, STEPS),  # type: ignore[arg-type]
-            writer=Fused(self.node.writer, self.fuse, STEPS),  # type: ignore[arg-type]
+            journal=Fused(run.journal, self.fuse, STEPS),
+            writer=Fused(self.node.writer, self.fuse, STEPS),
         )
         return Run(node=self.node, journal=run.journal, deps=fused, owners=run.owners)
 
