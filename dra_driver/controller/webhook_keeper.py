@@ -13,16 +13,17 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from dra_driver.config.webhook_files import POLICIES, SERVING, Attributes, policies_file
 from dra_driver.controller.webhook_objects import has_bundle, secret_with, serving_file, stored_of, with_bundle
 from dra_driver.controller.webhook_plan import Life, Pair, Step, Stored, Times, done, next_step, problem
-from dra_driver.controller.worker import Worker
 from dra_driver.core.errors import ConflictError, KubernetesApiError
 from dra_driver.core.files import replace_file
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,9 @@ class WebhookKeeper:
         self._problem: str | None = "the certificate was not read yet"
         self._worker = Worker(
             THREAD_NAME,
-            "the webhook's certificates",
             self._turn,
             clock=clock,
+            on_error=partial(metrics.internal_error, THREAD_NAME),
             after_error_s=PERIOD_S,
             settle_s=SETTLE_S,
         )
