@@ -15,6 +15,7 @@ from dra_driver.core._pb.dra_v1 import api_pb2 as v1
 from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health
 from dra_driver.core.errors import RetryableError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.node.kubelet_state import NodeClaim
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,10 @@ class DraPlugin:
         self._messages = SERVICES[service]
         self._channel = grpc.insecure_channel(f"unix:{endpoint}", options=CHANNEL_OPTIONS)
         self._connected = threading.Event()
-        self._stop = threading.Event()
         self._channel.subscribe(self._changed, try_to_connect=True)
         self.health_messages = 0
         self._health_call: Any = None
-        self._health = threading.Thread(target=self._watch_health, name=f"kubelet-health-{name}", daemon=True)
+        self._health = Worker(f"kubelet-health-{name}", self._watch_health, interrupt=self._disconnect)
         self._health.start()
 
     @property
@@ -77,11 +77,12 @@ class DraPlugin:
 
     def close(self) -> None:
         """Close the connection and stop the health thread (5 s). Idempotent."""
-        self._stop.set()
+        self._health.stop(HEALTH_RETRY_S)
+
+    def _disconnect(self) -> None:
         if self._health_call is not None:
             self._health_call.cancel()
         self._channel.close()
-        self._health.join(HEALTH_RETRY_S)
 
     def _claims(self, claims: Sequence[NodeClaim]) -> list[Any]:
         return [self._messages.Claim(namespace=c.namespace, uid=c.uid, name=c.name) for c in claims]
@@ -95,25 +96,24 @@ class DraPlugin:
         else:
             self._connected.clear()
 
-    def _watch_health(self) -> None:
+    def _watch_health(self) -> float:
         """Keep the v1alpha1 stream open, as kubelets up to 1.36 do: to every plugin, again 5 s after each end."""
-        while not self._stop.is_set():
-            call = self._channel.unary_stream(
-                _method(health, "DRAResourceHealth", "NodeWatchResources"),
-                request_serializer=health.NodeWatchResourcesRequest.SerializeToString,
-                response_deserializer=health.NodeWatchResourcesResponse.FromString,
-            )
-            try:
-                self._health_call = call(health.NodeWatchResourcesRequest(), wait_for_ready=True)
-                for message in self._health_call:
-                    self.health_messages += 1
-                    if self._reports is not None:
-                        self._reports.report(self.name, message.devices)
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
-                log.debug("health stream ended", extra={"driver": self.name, "reason": type(error).__name__})
-            if self._reports is not None:
-                self._reports.clear(self.name)
-            self._stop.wait(HEALTH_RETRY_S)
+        call = self._channel.unary_stream(
+            _method(health, "DRAResourceHealth", "NodeWatchResources"),
+            request_serializer=health.NodeWatchResourcesRequest.SerializeToString,
+            response_deserializer=health.NodeWatchResourcesResponse.FromString,
+        )
+        try:
+            self._health_call = call(health.NodeWatchResourcesRequest(), wait_for_ready=True)
+            for message in self._health_call:
+                self.health_messages += 1
+                if self._reports is not None:
+                    self._reports.report(self.name, message.devices)
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+            log.debug("health stream ended", extra={"driver": self.name, "reason": type(error).__name__})
+        if self._reports is not None:
+            self._reports.clear(self.name)
+        return HEALTH_RETRY_S
 
 
 def _method(messages: Any, service: str, method: str) -> str:

@@ -19,6 +19,7 @@ import grpc
 from dra_driver.core._pb.pluginregistration import api_pb2 as registration
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import RetryableError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.node.device_health import HealthCache
 from dra_driver.sim.node.dra_plugin import CHANNEL_OPTIONS, SERVICES, DraPlugin, call_unary
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
@@ -72,18 +73,15 @@ class DraManager:
         self._absent_since: dict[str, float] = {}
         self._claim_locks: dict[str, threading.Lock] = {}  # one per claim, for as long as this kubelet lives
         self._sockets: dict[Path, _Socket] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
+        self._worker = Worker("kubelet-registry", self._look)
 
     def start(self) -> None:
         """Start the thread that looks for plugins."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Close all connections; claims stay prepared, as when a kubelet stops. Idempotent."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(DIAL_TIMEOUT_S)
+        self._worker.stop(DIAL_TIMEOUT_S)
         with self._lock:
             plugins = [plugin for instances in self._plugins.values() for plugin in instances]
             self._plugins = {}
@@ -152,14 +150,10 @@ class DraManager:
         if len(answers) < len(asked):
             raise RetryableError(f"{method} skipped {len(asked) - len(answers)} ResourceClaims")
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._scan_sockets()
-                self._wipe_absent()
-            except Exception:  # thread boundary: an unexpected file must not stop registration
-                log.exception("plugin registration failed")
-            self._stop.wait(self._interval_s)
+    def _look(self) -> float:
+        self._scan_sockets()
+        self._wipe_absent()
+        return self._interval_s
 
     def _scan_sockets(self) -> None:
         found = dict(find_sockets(self._registry))
