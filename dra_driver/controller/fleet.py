@@ -6,10 +6,11 @@ left out (kubernetes/kubernetes 1.36 pkg/controller/devicetainteviction/device_t
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
+from dra_driver.core.time import parse_time
 
 NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
@@ -85,15 +86,6 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
     current = [view for view in views if view.generation == newest[view.pool]]
     gpus: frozenset[str] = frozenset().union(*(view.gpus for view in current))
     return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
-
-
-def parse_time(text: Any) -> datetime | None:
-    """RFC 3339 with a zone, None for anything else."""
-    try:
-        at = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
-    return at.astimezone(UTC) if at.tzinfo is not None else None
 
 
 def _tainted(devices: list[dict[str, Any]], pool: str, slice_name: str) -> Iterator[TaintedDevice]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.types import ObjectReference
@@ -160,7 +161,7 @@ class EventRecorder:
         count = known.count + event.count
         try:
             self._rest.merge_patch(
-                paths.events(known.namespace, known.name), {"count": count, "lastTimestamp": _stamp(event.seen_at)}
+                paths.events(known.namespace, known.name), {"count": count, "lastTimestamp": rfc3339(event.seen_at)}
             )
         except NotFoundError:
             return False
@@ -174,7 +175,7 @@ class EventRecorder:
             self._written.popitem(last=False)
 
     def _body(self, namespace: str, name: str, event: _Pending) -> dict[str, Any]:
-        at = _stamp(event.seen_at)
+        at = rfc3339(event.seen_at)
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -194,8 +195,3 @@ class EventRecorder:
 
 def _log_refused(reason: str, error: KubernetesApiError) -> None:
     log.warning("event not written; dropped", extra={"reason": reason, "error": str(error)})
-
-
-def _stamp(at: datetime) -> str:
-    """RFC 3339 in seconds: metav1.Time takes no fractions."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,9 +6,10 @@ The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest gene
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
+from dra_driver.core.time import parse_time
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.kinds import attribute
@@ -320,9 +321,5 @@ def _names(claim: Wire) -> tuple[str, str]:
 
 
 def _age(created: str, now: datetime) -> int | None:
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0, int((now - moment).total_seconds()))
+    moment = parse_time(created)
+    return None if moment is None else max(0, int((now - moment).total_seconds()))

@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.time import parse_time
 from dra_driver.kubectl.usage.claim_labels import Labels
 from dra_driver.kubectl.usage.cost import Held
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.exporter_answer import moment, number, text
+from dra_driver.kubectl.usage.exporter_answer import number, text
 from dra_driver.kubectl.usage.history import vector
 
 GPUS_QUERY: Final = "max by (node, device, model) (max_over_time(dra_gpu_memory_total_bytes[{window}s]))"
@@ -93,7 +94,7 @@ def from_claims(
     for claim in claims:
         metadata = claim.get("metadata") or {}
         allocation = (claim.get("status") or {}).get("allocation") or {}
-        since = moment(allocation.get("allocationTimestamp")) or moment(metadata.get("creationTimestamp"))
+        since = parse_time(allocation.get("allocationTimestamp")) or parse_time(metadata.get("creationTimestamp"))
         seconds = None if since is None else max(0.0, (now - since).total_seconds())
         key = (text(metadata.get("namespace")) or "default", text(metadata.get("name")))
         for result in (allocation.get("devices") or {}).get("results") or ():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from dra_driver.core.time import parse_time
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
@@ -197,8 +198,5 @@ def span(seconds: float) -> str:
 
 def ago(moment: str, now: datetime) -> str:
     """How long ago a time of RFC 3339 is; "" for what is none."""
-    try:
-        then = datetime.fromisoformat(moment)
-    except ValueError:
-        return ""
-    return span(max(0.0, (now - then).total_seconds())) if then.tzinfo else ""
+    then = parse_time(moment)
+    return span(max(0.0, (now - then).total_seconds())) if then is not None else ""
