@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+from dra_driver.core.text import printable
+
 MAX_MODELS: Final = 64
 MAX_REQUESTS: Final = 64
 _MAX_NAME: Final = 100
@@ -80,7 +82,7 @@ def _requests(items: Sequence[Any]) -> Iterator[RequestCount]:
 
 def _name(value: Any) -> str:
     text = value if isinstance(value, str) else ""
-    return "".join(character if character.isprintable() else "?" for character in text[:_MAX_NAME])
+    return printable(text[:_MAX_NAME])
 
 
 def _count(value: Any) -> int:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from dra_driver.config.schema import printable
 from dra_driver.config.status import policy_status
 from dra_driver.controller.policy_views import PolicyView
 from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
+from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
 
 CONDITION: Final = "InForce"

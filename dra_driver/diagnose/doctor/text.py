@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dra_driver.config.schema import printable
+from dra_driver.core.text import printable
 from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
 from dra_driver.diagnose.doctor.report import DoctorReport
 

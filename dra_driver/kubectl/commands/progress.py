@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 
 AFTER_S: Final = 2.0
@@ -64,6 +65,6 @@ class Progress:
 
 def line(text: str, seconds: float, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> str:
     """The text and the seconds, in one line of the terminal."""
-    shown = "".join(char if char.isprintable() else "?" for char in text)
+    shown = printable(text)
     end = f" ... {seconds:.0f} s"
     return f"{shown[: max(0, width() - len(end) - 1)]}{end}"

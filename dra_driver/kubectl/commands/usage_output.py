@@ -6,14 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-GIB: Final = 2**30
-UNKNOWN: Final = "?"
+from dra_driver.core.text import UNKNOWN, printable
+
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-
-
-def gib(count: float | None) -> str:
-    """``3.5 GiB``."""
-    return UNKNOWN if count is None else "0" if not count else f"{count / GIB:.1f} GiB"
 
 
 def percent(ratio: float | None) -> str:
@@ -33,16 +28,6 @@ def small(value: float, digits: int) -> str:
     if value < 10 ** (1 - digits) and value > 0:
         digits = min(6, 1 - math.floor(math.log10(value)))
     return f"{value:.{digits}f}"
-
-
-def span(seconds: float | None) -> str:
-    """``5m``, ``3h``, ``2d``; ``now`` for 0."""
-    if seconds is None:
-        return UNKNOWN
-    if seconds < 1:
-        return "now"
-    units = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
-    return next(f"{int(seconds // size)}{unit}" for unit, size in units if seconds >= size)
 
 
 def number(value: Any) -> str:
@@ -65,5 +50,5 @@ def _cell(value: Any) -> Any:
         return f"{value:.6g}"
     if not isinstance(value, str):
         return value
-    line = "".join(character if character.isprintable() else "?" for character in value)
+    line = printable(value)
     return f"'{line}" if line.startswith(_FORMULA) else line

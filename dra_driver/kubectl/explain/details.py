@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dra_driver.core.text import listed
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
 from dra_driver.kubectl.explain.holders import Holders, NodeHolders
 from dra_driver.kubectl.explain.nearest import Candidate, Shortfall, nearest_miss
-from dra_driver.kubectl.explain.objects import listed
 from dra_driver.kubectl.explain.phrases import RejectionReason
 from dra_driver.kubectl.explain.reasons import Funnel, NodeRejections, rejection_of
 from dra_driver.kubectl.explain.report import DeviceLine, NearestMiss, NodeDetail, NodeReason, RequestSummary

@@ -6,6 +6,7 @@ Also reads what the control plane reported itself (conditions and events).
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dra_driver.core.text import listed
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.objects import (
@@ -14,7 +15,6 @@ from dra_driver.kubectl.explain.objects import (
     condition_of,
     is_reserved_for,
     label_of,
-    listed,
     name_of,
     namespace_of,
     results_of,

@@ -1,12 +1,9 @@
 """Reads names, users, phases and conditions from single wire objects whose shapes are already checked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 Wire = Mapping[str, Any]
-
-MAX_LISTED: Final = 3
-"""Names that a sentence lists before "and N more"."""
 
 
 def name_of(item: Wire) -> str:
@@ -80,10 +77,3 @@ def condition_of(pod: Wire, kind: str) -> Wire:
 def is_owned_by(item: Wire, owner: Wire) -> bool:
     owners: Sequence[Wire] = (item.get("metadata") or {}).get("ownerReferences") or ()
     return any(reference.get("uid") == uid_of(owner) for reference in owners)
-
-
-def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
-    """Returns ``a, b, c and 4 more``."""
-    unique = list(dict.fromkeys(names))
-    text = ", ".join(unique[:most])
-    return f"{text} and {len(unique) - most} more" if len(unique) > most else text

@@ -1,5 +1,6 @@
 """Explains subjects that are past scheduling: running, finished, being deleted, on a node, or an allocated claim."""
 
+from dra_driver.core.text import listed
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import non_allocation_causes
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
@@ -8,7 +9,6 @@ from dra_driver.kubectl.explain.objects import (
     allocation_of,
     is_deleted,
     is_finished,
-    listed,
     name_of,
     results_of,
     spec_of,

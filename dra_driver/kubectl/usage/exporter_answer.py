@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from dra_driver.core.text import printable
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
 
 MAX_CLAIMS: Final = 10_000
@@ -101,7 +102,7 @@ def text(value: Any) -> str:
     """A name on one line, cut; "" for what is no text."""
     if not isinstance(value, str):
         return ""
-    return "".join(character if character.isprintable() else "?" for character in value[:MAX_NAME])
+    return printable(value[:MAX_NAME])
 
 
 def number(value: Any, *, most: float = float(MAX_BYTES)) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu
 from dra_driver.core.model.gpu_node_usage import NO_USAGE
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.text import gib
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web import found_use
 from dra_driver.kubectl.web.gpus import (
@@ -314,12 +315,6 @@ def _totals(rows: Sequence[NodeRow]) -> Totals:
         sick=sum(gpu.is_sick for gpu in gpus),
         **forms,
     )
-
-
-def gib(amount: float) -> str:
-    """``10 GiB``, ``9.8 GiB``."""
-    value = amount / 2**30
-    return f"{value:.0f} GiB" if value >= 100 or abs(value - round(value)) < 0.05 else f"{value:.1f} GiB"
 
 
 def _text(attributes: Wire, name: str, driver: str) -> str:

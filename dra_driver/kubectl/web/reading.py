@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Generic, Protocol, TypeVar
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import DraError, ForbiddenError
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.core.request_rights import missing_right
+from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kubectl.capacity import ClaimRow, claims_of

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
@@ -186,14 +187,6 @@ def _event(event: Wire) -> EventRow:
         count=count if isinstance(count, int) else 1,
         source=str((event.get("source") or {}).get("component") or ""),
     )
-
-
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h``, ``5 d``."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
 
 
 def ago(moment: str, now: datetime) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Final
 
-from dra_driver.config.schema import Step, printable
+from dra_driver.config.schema import Step
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.text import printable
 
 MAX_DEPTH: Final = 32
 _WORDS: Final[Mapping[str, Any]] = {

@@ -11,9 +11,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.text import printable
 
 MAX_FILES: Final = 64
 MAX_FILE_BYTES: Final = 256 * 1024

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, policy_problems
-from dra_driver.config.schema import printable
 from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.text import printable
 from dra_driver.node.policy.resolve import like
 
 MAX_KEPT_BYTES: Final = 1024 * 1024

@@ -23,6 +23,7 @@ from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, Serv
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.text import listed
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
@@ -251,7 +252,7 @@ class Publisher:
         """The API server dropped a field that it seemed to keep: nothing that needs it may stay published."""
         log.warning(
             "API server drops gated fields; withdrawing what needs them",
-            extra={"features": ",".join(sorted(done.lost)), "dropped": problems.shown(done.dropped)},
+            extra={"features": ",".join(sorted(done.lost)), "dropped": listed(done.dropped, problems.SHOWN)},
         )
         news = features.lose(done.lost)
         with self._lock:
