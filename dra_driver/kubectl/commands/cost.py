@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
-from dra_driver.core.text import printable
+from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kubectl.commands.claim_labels import ABOUT, BY_LABEL, read_labels
 from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
 from dra_driver.kubectl.commands.source import client, wants_colour
-from dra_driver.kubectl.commands.usage_output import UNKNOWN, print_csv, small
+from dra_driver.kubectl.commands.usage_output import print_csv, small
 from dra_driver.kubectl.commands.usage_source import (
     add_usage_source,
     answer_of,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dra_driver.kube.devices import users_of
+
 Wire = Mapping[str, Any]
 
 
@@ -45,18 +47,6 @@ def status_of(item: Wire) -> Wire:
 def allocation_of(claim: Wire) -> Wire | None:
     found: Wire | None = status_of(claim).get("allocation")
     return found
-
-
-def results_of(claim: Wire) -> Sequence[Wire]:
-    """Returns the devices that are allocated to a claim."""
-    results: Sequence[Wire] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or ()
-    return results
-
-
-def users_of(claim: Wire) -> Sequence[Wire]:
-    """Returns ``status.reservedFor``."""
-    users: Sequence[Wire] = status_of(claim).get("reservedFor") or ()
-    return users
 
 
 def is_reserved_for(claim: Wire, pod: Wire) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import allocation_results
 from dra_driver.kubectl.usage.claim_labels import Labels
 from dra_driver.kubectl.usage.cost import Held
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
@@ -97,7 +98,7 @@ def from_claims(
         since = parse_time(allocation.get("allocationTimestamp")) or parse_time(metadata.get("creationTimestamp"))
         seconds = None if since is None else max(0.0, (now - since).total_seconds())
         key = (text(metadata.get("namespace")) or "default", text(metadata.get("name")))
-        for result in (allocation.get("devices") or {}).get("results") or ():
+        for result in allocation_results(allocation):
             if result.get("driver") != driver or result.get("adminAccess"):
                 continue
             pool, name = str(result.get("pool")), str(result.get("device"))

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web.gpus import NOWHERE, GpuPlace, GpuRow, NodeRow, SeenFleet
 
@@ -30,11 +32,7 @@ class NearGpus:
 
 def place_of(attributes: Mapping[str, Any], driver: str) -> GpuPlace:
     """Of a device's attributes, whose names may have the driver's domain."""
-
-    def text(name: str) -> str:
-        value = (attributes.get(name) or attributes.get(f"{driver}/{name}") or {}).get("string")
-        return value if isinstance(value, str) else ""
-
+    text = partial(attribute_text, attributes, driver)
     place = GpuPlace(
         numa=_numa(attributes.get(names.NUMA_NODE) or {}),
         pcie_root=text(names.PCIE_ROOT),

@@ -10,6 +10,7 @@ import pytest
 from dra_driver.core.worker import HANG_AFTER_S, Worker
 
 STARTED = 1000.0
+_END: Any = object()
 
 
 class Bench:
@@ -51,9 +52,9 @@ class Bench:
         self.worker.wake()
 
     def _turn(self) -> float | None:
-        answer = next(self._turns, _stop)
+        answer = next(self._turns, _END)
         self.log.append(self.now - STARTED)
-        if answer is _stop:
+        if answer is _END:
             self.worker.stop(0)
             return 0.0
         if isinstance(answer, Exception):
@@ -72,10 +73,6 @@ class _SkippingEvent(threading.Event):
         if not self.is_set():
             self._bench.passed(timeout)
         return self.is_set()
-
-
-def _stop() -> None:
-    """Placeholder of the last turn."""
 
 
 def test_turn_is_taken_when_it_is_due() -> None:
