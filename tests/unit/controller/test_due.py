@@ -101,8 +101,7 @@ def test_malformed_claims_are_left_out(status: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [None, {}, {"pool": {"generation": 1}}, {"pool": {"name": "p", "generation": 1}, "devices": [{"taints": [5]}]}],
+    "spec", [None, {}, {"pool": {"generation": 1}}, {"pool": {"name": "p"}, "devices": [{"taints": [5]}]}]
 )
 def test_malformed_slices_are_left_out(spec: Any) -> None:
     assert slice_view({"metadata": {"name": "x"}, "spec": spec}) is None

@@ -54,7 +54,14 @@ def test_listed_names_are_few_and_differ() -> None:
 
 @pytest.mark.parametrize(
     ("count", "shown"),
-    [(None, "?"), (0, "0"), (10 * 2**30, "10 GiB"), (9984 << 20, "9.8 GiB"), (80944 << 20, "79 GiB")],
+    [
+        (None, "?"),
+        (0, "0"),
+        (10 * 2**30, "10 GiB"),
+        (9984 << 20, "9.8 GiB"),
+        (80944 << 20, "79 GiB"),
+        (1004 << 27, "126 GiB"),
+    ],
 )
 def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:
     """One decimal where it says something."""

@@ -20,6 +20,7 @@ def test_whole_seconds_are_written_in_utc() -> None:
 def test_micro_time_has_six_decimals() -> None:
     """A Lease with fewer is refused by the API server."""
     assert rfc3339_micro(datetime(2026, 1, 31, 12, 0, 0, 50, tzinfo=UTC)) == "2026-01-31T12:00:00.000050Z"
+    assert rfc3339_micro(0) == "1970-01-01T00:00:00.000000Z"
 
 
 @pytest.mark.parametrize("text", ["2026-01-31T11:00Z", "2026-01-31T12:00:00+01:00", "2026-01-31T11:00:00.000000001Z"])

@@ -52,14 +52,15 @@ class Bench:
         self.worker.wake()
 
     def _turn(self) -> float | None:
-        answer = next(self._turns, _END)
+        answer: Any = next(self._turns, _END)
         self.log.append(self.now - STARTED)
         if answer is _END:
             self.worker.stop(0)
             return 0.0
         if isinstance(answer, Exception):
             raise answer
-        return answer(self) if callable(answer) else answer
+        wait_s: float | None = answer(self) if callable(answer) else answer
+        return wait_s
 
 
 class _SkippingEvent(threading.Event):
