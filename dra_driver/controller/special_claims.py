@@ -8,16 +8,16 @@ pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kube.devices import is_pod, results_of, users_of
 
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
+class Toleration(Struct, frozen=True, kw_only=True):
     """A toleration that the allocation has recorded. ``seconds`` None is for ever."""
 
     key: str
@@ -27,8 +27,7 @@ class Toleration:
     seconds: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevice:
+class HeldDevice(Struct, frozen=True, kw_only=True):
     """One device of a claim."""
 
     pool: str
@@ -36,8 +35,7 @@ class HeldDevice:
     tolerations: tuple[Toleration, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRef:
+class PodRef(Struct, frozen=True, kw_only=True):
     """One pod and no later one of the same name."""
 
     namespace: str
@@ -48,8 +46,7 @@ class PodRef:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecialClaim:
+class SpecialClaim(Struct, frozen=True, kw_only=True):
     """An allocated claim for extended resources: its devices of this driver, and the pods that may use it."""
 
     name: str

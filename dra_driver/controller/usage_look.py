@@ -5,8 +5,9 @@ claim is reserved for, and it has to run there.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
 from dra_driver.controller.special_claims import PodRef, pods_of
@@ -17,8 +18,7 @@ from dra_driver.kube.devices import results_of
 from dra_driver.kube.evictions import NO_EVICTION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MayLeave:
+class MayLeave(Struct, frozen=True, kw_only=True):
     """The pods of a case that may be evicted, in their order, or the ``outcome`` that forbids it."""
 
     pods: tuple[PodRef, ...] = ()

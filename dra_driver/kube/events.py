@@ -10,12 +10,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct, field
+
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
@@ -44,8 +44,7 @@ class Writer(Protocol):
     def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(Struct):
     about: ObjectReference
     kind: EventType
     reason: str
@@ -54,8 +53,7 @@ class _Pending:
     count: int = 1
 
 
-@dataclass(slots=True)
-class _Written:
+class _Written(Struct):
     namespace: str
     name: str
     count: int

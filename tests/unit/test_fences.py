@@ -20,7 +20,7 @@ CONTRACTS: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_t
 FENCES = {
     module: {pattern.split(" -> ")[0] for pattern in contract["ignore_imports"]}
     for contract in CONTRACTS
-    if contract["type"] == "forbidden"
+    if contract["type"] == "forbidden" and "ignore_imports" in contract
     for module in contract["forbidden_modules"]
 }
 """Third-party package -> patterns of the modules that may import it."""
@@ -47,7 +47,7 @@ def lint(copy: Path) -> tuple[int, str]:
     found = subprocess.run(
         [*command, "--no-cache", "--no-logo"], cwd=copy, capture_output=True, text=True, check=False, timeout=100
     )
-    return found.returncode, found.stdout + found.stderr
+    return found.returncode, " ".join((found.stdout + found.stderr).split())  # it wraps lines at 80 columns
 
 
 def packages(copy: Path) -> Iterator[str]:
@@ -81,7 +81,7 @@ def test_every_third_party_package_is_fenced_out_of_every_package(copy: Path) ->
     for name in names:
         add(copy, name, '"""Breaks every fence."""\n' + "".join(f"import {module}\n" for module in FENCES))
     status, output = lint(copy)
-    seen = set(re.findall(rf"(dra_driver[\w.]*)\.{VIOLATION}\s*->\s*([\w.]+)", output.replace("\n", " ")))
+    seen = set(re.findall(rf"(dra_driver[\w.]*)\.{VIOLATION}\s*->\s*([\w.]+)", output))
     expected = {(name, module) for name in names for module in FENCES if not is_exempt(name, module)}
     for name in names:
         sys.stdout.write(f"{name}: refuses {', '.join(sorted(module for at, module in seen if at == name))}\n")
@@ -100,7 +100,7 @@ def test_a_layer_that_imports_the_one_above_is_reported(copy: Path) -> None:
             expected.add((f"{container}.{low}", f"{container}.{high}"))
     status, output = lint(copy)
     assert status != 0
-    reported = re.findall(r"(dra_driver[\w.]*) -> (dra_driver[\w.]*)", output.replace("\n", " "))
+    reported = re.findall(r"(dra_driver[\w.]*) -> (dra_driver[\w.]*)", output)
     missing = {
         (low, high)
         for low, high in expected
@@ -127,8 +127,7 @@ def test_a_new_module_needs_a_layer(copy: Path) -> None:
         add(copy, container, '"""Has no layer."""\n')
     status, output = lint(copy)
     assert status != 0
-    flat = f"{' '.join(output.split())} "
-    assert [each for each in containers if f"- {each}.{VIOLATION} " not in flat] == []
+    assert [each for each in containers if f"- {each}.{VIOLATION} " not in f"{output} "] == []
 
 
 def test_a_package_with_a_face_is_not_entered_past_it(copy: Path) -> None:

@@ -5,8 +5,9 @@ inspected one by one; the verdict covers all devices.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.text import listed
 from dra_driver.kube.devices import allocation_results
@@ -35,8 +36,7 @@ _SHORT: Final = {
 }
 
 
-@dataclass(slots=True)
-class Details:
+class Details(Struct):
     """Result of the inspection. ``headline`` completes the sentence "cannot fit: …"."""
 
     requests: Sequence[RequestSummary] = ()
@@ -47,8 +47,7 @@ class Details:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Inspected:
+class _Inspected(Struct, frozen=True):
     """What the inspection of a node has found, to be counted again for nodes like it."""
 
     message: str

@@ -1,23 +1,22 @@
 """Rows of the tables: claims, waiting pods, events. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
 
 Wire = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDeviceRow:
+class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
     """A device of a claim; ``gpu`` is "" where the GPU is not known. ``use`` is None where it is not measured."""
 
     request: str
@@ -28,13 +27,11 @@ class ClaimDeviceRow:
     use: ClaimDeviceUse | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimOnPage:
-    """A claim with its devices. ``per_hour`` is its price, None without prices or where a part has none."""
+class ClaimOnPage(Struct, frozen=True, kw_only=True):
+    """A claim with its devices."""
 
     claim: ClaimRow
     devices: Sequence[ClaimDeviceRow]
-    per_hour: float | None = None
 
     @property
     def used_bytes(self) -> int | None:
@@ -55,24 +52,18 @@ def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:
     return {(use.namespace, use.claim, use.node, use.device): use for use in uses}
 
 
-def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses, prices: Prices | None) -> list[ClaimOnPage]:
+def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
     """Claims with what their devices are on GPUs."""
-    places: dict[tuple[str, str, str, str], tuple[GpuRow, Part]] = {}
+    places: dict[Key, tuple[GpuRow, Part]] = {}
     for node in fleet.nodes:
         for gpu in node.gpus:
             for part in (*gpu.parts, *gpu.admins):
                 places[part.namespace, part.claim, node.name, part.device] = (gpu, part)
-    return [_view(claim, places, uses, prices) for claim in claims]
+    return [_view(claim, places, uses) for claim in claims]
 
 
-def _view(
-    claim: ClaimRow,
-    places: Mapping[tuple[str, str, str, str], tuple[GpuRow, Part]],
-    uses: Uses,
-    prices: Prices | None,
-) -> ClaimOnPage:
-    devices, cost = [], 0.0
-    priced = prices is not None and bool(claim.devices)
+def _view(claim: ClaimRow, places: Mapping[Key, tuple[GpuRow, Part]], uses: Uses) -> ClaimOnPage:
+    devices = []
     for device in claim.devices:
         key = (claim.namespace, claim.name, device.node, device.device)
         gpu, part = places.get(key, (None, None))
@@ -86,26 +77,10 @@ def _view(
                 use=uses.get(key),
             )
         )
-        hour = prices.of(gpu.product) if prices is not None and gpu is not None else None
-        part_of = _memory_part(gpu, part)
-        priced = priced and hour is not None and part_of is not None
-        cost += (hour or 0.0) * (part_of or 0.0)
-    return ClaimOnPage(claim=claim, devices=tuple(devices), per_hour=cost if priced else None)
+    return ClaimOnPage(claim=claim, devices=tuple(devices))
 
 
-def _memory_part(gpu: GpuRow | None, part: Part | None) -> float | None:
-    """What is charged of a GPU: the claim's part of its memory, as ``kubectl/usage/cost.py`` says."""
-    if gpu is None or part is None:
-        return None
-    if part.admin:
-        return 0.0
-    if part.form == "whole":
-        return 1.0
-    return min(1.0, part.memory_bytes / gpu.memory_bytes) if gpu.memory_bytes and part.memory_bytes else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """Pods that wait, of one owner: they have one reason, and the first is explained."""
 
     namespace: str
@@ -152,8 +127,7 @@ def _waits(pod: Wire) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
+class EventRow(Struct, frozen=True, kw_only=True):
     """One warning of the cluster."""
 
     at: str

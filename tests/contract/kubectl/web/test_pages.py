@@ -1,10 +1,10 @@
 """What the pages show, of good, absent and hostile objects."""
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
@@ -57,7 +57,7 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
     for path, part in (
         ("/", "pool"),
         ("/nodes/n/gpu-0", "20 % compute"),
-        ("/claims", "1.00 EUR"),
+        ("/claims", "20 GiB"),
         ("/pending", "which does not exist"),
         ("/capacity", "NVIDIA H100"),
         ("/events", "FailedScheduling"),
