@@ -4,11 +4,11 @@ Long lists are cut. Control characters in texts of objects are replaced, so they
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from msgspec.structs import fields, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.text import one_line, wrapped
 from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, RequestSummary
@@ -135,6 +135,6 @@ def _on_one_line(value: Any) -> Any:
         return one_line(value)
     if isinstance(value, tuple | list):
         return tuple(_on_one_line(item) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: _on_one_line(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, Struct):
+        return replace(value, **{name: _on_one_line(getattr(value, name)) for name in value.__struct_fields__})
     return value

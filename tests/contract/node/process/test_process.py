@@ -248,7 +248,6 @@ from dra_driver.node.process.plugin import NodeProcess
 process = NodeProcess(load_node_settings({flags!r}, {{}}))
 process.start()
 assert not process.live()
-process._update_gauges()
 from pathlib import Path
 from tests.fakes.kubelet import DraClient, dial
 before = set(sys.modules)
