@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -224,7 +225,7 @@ class _File(Struct):
 
 
 def encode(known: Iterable[tuple[Gpu, float | None]]) -> bytes:
-    """The file's content."""
+    """The file's content: ``{"version": 1, "gpus": [{"goneSince": 1763805600.0, "gpu": {fields of Gpu}}]}``."""
     gpus = [Raw(encoded({"goneSince": since, "gpu": gpu})) for gpu, since in known]
     return encoded(_File(VERSION, gpus))
 
