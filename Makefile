@@ -41,12 +41,11 @@ ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; n
 	$(BIN)/pip install --quiet --require-hashes -r requirements/shots.txt
 	$(BIN)/python -m tests.ui
 
-check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
+check: $(VENV)/.ready         ## Format, lint, types, layers, words, docs, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python scripts/check_tree.py
 	$(BIN)/python scripts/check_words.py
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/gen.py --check

@@ -207,7 +207,6 @@ class NodeProcess:
         self._running.callback(server.stop)
         log.info("serving metrics and health", extra={"port": server.port})
 
-    # long: steps 3 to 7 of the module's docstring, whose order is the point of them, in one place
     def _start_components(self) -> None:
         settings = self._settings
         found = self._assignments.watched(hardware.choose(settings, self._plugin_dir))
