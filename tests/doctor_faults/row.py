@@ -12,18 +12,35 @@ from dra_driver.diagnose.doctor.scope import DoctorScope
 from tests.doctor_faults.cluster import SERVER, Cluster
 
 CLUSTER = DoctorScope()
+WARN, UNKNOWN = FindingStatus.WARN, FindingStatus.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenSetup:
-    """``breaks`` breaks a healthy cluster; the first thing that the doctor says has this layer, status and words."""
+    """``breaks`` breaks a healthy cluster; the first thing that the doctor reports has this layer, status and words."""
 
     name: str
     breaks: Callable[[Cluster], None]
     layer: Layer
     says: tuple[str, ...]
-    status: FindingStatus = FindingStatus.FAIL
-    scope: DoctorScope = CLUSTER
+    status: FindingStatus
+    scope: DoctorScope
+
+
+ROWS: list[BrokenSetup] = []
+"""In the order in which their modules define them."""
+
+
+def broken(
+    name: str, layer: Layer, *says: str, status: FindingStatus = FindingStatus.FAIL, scope: DoctorScope = CLUSTER
+) -> Callable[[Callable[[Cluster], None]], Callable[[Cluster], None]]:
+    """Make a row of the function that breaks a cluster."""
+
+    def row(breaks: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
+        ROWS.append(BrokenSetup(name=name, breaks=breaks, layer=layer, says=says, status=status, scope=scope))
+        return breaks
+
+    return row
 
 
 def examined(row: BrokenSetup) -> DoctorReport:
