@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError
@@ -333,7 +333,6 @@ TERMS = (
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(
