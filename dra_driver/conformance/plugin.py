@@ -1,6 +1,6 @@
 """One registered plugin as the kubelet calls it: prepare, unprepare, and the health stream."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,14 +58,18 @@ class PrepareAnswer:
 
 
 class Plugin:
-    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe."""
+    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe.
 
-    def __init__(self, info: PluginInfo, version: str, call_s: float) -> None:
+    With ``as_kubelet`` (the embedded cluster's), calls do not wait for a connection, and errors have their full length.
+    """
+
+    def __init__(self, info: PluginInfo, version: str, call_s: float, *, as_kubelet: bool = False) -> None:
         self.info = info
         self.version = version
         self._service = DRA_SERVICES[version]
         self._call_s = call_s
-        self.peer = Peer(info.endpoint)
+        self.peer = Peer(info.endpoint, fails_fast=as_kubelet)
+        self._shown: Callable[[object], str] = str if as_kubelet else shown
 
     def close(self) -> None:
         self.peer.close()
@@ -73,7 +77,8 @@ class Plugin:
     def prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, PrepareAnswer]:
         """NodePrepareResources: an answer per UID, unjudged. Raises CallError."""
         request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
-        return _answers(self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s))
+        answer = self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
+        return _answers(answer, self._shown)
 
     def begin_prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> PendingCall:
         """Send NodePrepareResources without waiting."""
@@ -84,14 +89,14 @@ class Plugin:
         """NodeUnprepareResources: an error per UID, empty for success. Raises CallError."""
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         answer = self.peer.call(self._service, "NodeUnprepareResources", request, timeout_s or self._call_s)
-        return {str(uid): shown(entry.error) for uid, entry in answer.claims.items()}
+        return {str(uid): self._shown(entry.error) for uid, entry in answer.claims.items()}
 
     def begin_unprepare(self, claims: Sequence[ClaimKey]) -> PendingCall:
         """Send NodeUnprepareResources without waiting."""
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         return self.peer.begin(self._service, "NodeUnprepareResources", request, self._call_s)
 
-    def watch_health(self, version: str, timeout_s: float) -> HealthStream:
+    def watch_health(self, version: str, timeout_s: float | None) -> HealthStream:
         """Open the health stream of one version, by its name in supported_versions."""
         service = HEALTH_SERVICES[version]
         request = service.messages.NodeWatchResourcesRequest()
@@ -119,9 +124,9 @@ def check_complete(method: str, asked: Sequence[ClaimKey], answered: Mapping[str
         raise ViolationError(f"{method} has no entry for {', '.join(missing)}; the kubelet fails the pod")
 
 
-def _answers(message: Any) -> dict[str, PrepareAnswer]:
+def _answers(message: Any, text: Callable[[object], str] = shown) -> dict[str, PrepareAnswer]:
     return {
-        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=shown(entry.error))
+        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=text(entry.error))
         for uid, entry in message.claims.items()
     }
 

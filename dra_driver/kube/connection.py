@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
 from dra_driver.kube.direct import DirectSession
-from dra_driver.kube.http.answer import HttpAnswer
-from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.http import HttpAnswer, RequestLimits
 from dra_driver.kube.kubeconfig import kubeconfig_path
 
 log = logging.getLogger(__name__)

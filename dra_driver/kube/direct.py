@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from dra_driver.kube.access import Access, read_token
-from dra_driver.kube.http.answer import HttpAnswer
-from dra_driver.kube.http.pool import HttpPool, HttpServer
-from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.http import HttpAnswer, HttpPool, HttpServer, RequestLimits
 
 _TOKEN_FOR_S = 60.0
 """A token file is read again after this time, because the kubelet rotates it (BoundServiceAccountTokenVolume)."""

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+from kubernetes.client import Configuration
+from kubernetes.client.rest import RESTClientObject
+from kubernetes.config import load_kube_config
+from kubernetes.config.incluster_config import InClusterConfigLoader
+from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError, SSLError
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kube.http.answer import HttpAnswer, TransportError
-from dra_driver.kube.http.stream import RequestLimits
-from dra_driver.kube.transport import ClientParts, client_parts
+from dra_driver.kube.http import HttpAnswer, RequestLimits, TransportError
 
 # For this long the same headers are sent without asking the client, which with a kubeconfig builds its whole
 # configuration again for each request (a quarter of the CPU time of a GET). A token that expires in this time costs one
@@ -30,15 +33,15 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
 class LibrarySession:
     """One reading of the client's configuration, and the connections made with it. Thread-safe."""
 
-    def __init__(self, configuration: Any, parts: ClientParts) -> None:
-        configuration.socket_options = parts.keepalive_options(
+    def __init__(self, configuration: Any) -> None:
+        configuration.socket_options = tcp_keepalive_socket_options(
             idle=_KEEPALIVE_IDLE_S, interval=_KEEPALIVE_INTERVAL_S, count=_KEEPALIVE_PROBES
         )
         configuration.connection_pool_maxsize = _KEPT
         if not configuration.verify_ssl:
             urllib3.disable_warnings(InsecureRequestWarning)  # on every request; one line in the log is enough
         self._configuration = configuration
-        self._pool = parts.rest_client(configuration).pool_manager
+        self._pool = RESTClientObject(configuration).pool_manager
         self._lock = threading.Lock()  # guards _headers, and lets one thread at a time read credentials
         self._headers: tuple[float, dict[str, str]] = (0.0, {})  # until when (monotonic clock), and which
 
@@ -140,12 +143,11 @@ def _translated(error: Exception) -> TransportError:
 
 def from_kubeconfig(path: str, context: str | None = None) -> Callable[[], LibrarySession]:
     """A function that reads the kubeconfig (files separated by ``:`` are merged)."""
-    parts = client_parts("kubeconfig")
 
     def make() -> LibrarySession:
-        configuration = parts.configuration()
+        configuration = Configuration()
         try:
-            parts.load_config(
+            load_kube_config(  # type: ignore[no-untyped-call]  # the client has no types
                 config_file=path, context=context, client_configuration=configuration, persist_config=False
             )
         except (AttributeError, LookupError, TypeError, UnicodeError) as error:
@@ -154,19 +156,19 @@ def from_kubeconfig(path: str, context: str | None = None) -> Callable[[], Libra
                 f"{path} is not a kubeconfig, expected the YAML that kubectl config view --raw prints "
                 f"({type(error).__name__}: {error})"
             ) from error
-        return LibrarySession(configuration, parts)
+        return LibrarySession(configuration)
 
     return make
 
 
 def from_service_account(environ: Mapping[str, str], folder: Path) -> Callable[[], LibrarySession]:
     """A function that reads the service account in ``folder``."""
-    parts = client_parts("in-cluster")
 
     def make() -> LibrarySession:
-        configuration = parts.configuration()
-        loader = parts.load_config(str(folder / "token"), str(folder / "ca.crt"), environ=environ)
-        loader.load_and_set(configuration)
-        return LibrarySession(configuration, parts)
+        configuration = Configuration()
+        token, ca = str(folder / "token"), str(folder / "ca.crt")
+        loader = InClusterConfigLoader(token, ca, environ=environ)  # type: ignore[no-untyped-call]  # as above
+        loader.load_and_set(configuration)  # type: ignore[no-untyped-call]  # as above
+        return LibrarySession(configuration)
 
     return make

@@ -17,8 +17,7 @@ from dra_driver import __version__
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
 from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.connection import Connection, Receive
-from dra_driver.kube.http.answer import HttpAnswer, TransportError
-from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.http import HttpAnswer, RequestLimits, TransportError
 from dra_driver.kube.status import error_from_response
 from dra_driver.kube.watch import WatchStream
 

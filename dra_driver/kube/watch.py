@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from dra_driver.core.errors import ApiUnreachableError
-from dra_driver.kube.http.answer import HttpAnswer, TransportError
+from dra_driver.kube.http import HttpAnswer, TransportError
 from dra_driver.kube.status import error_from_status
 from dra_driver.kube.types import WatchEvent
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from dra_driver.config.settings import load_node_settings
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import logs
-from dra_driver.node.process import lean_grpc
 
 if TYPE_CHECKING:
     from dra_driver.node.process.plugin import NodeProcess
@@ -39,7 +38,6 @@ def main() -> int:
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)
     logs.configure("text", "warning")
-    lean_grpc.load()
     from dra_driver.node.process.plugin import NodeProcess
 
     nodes = [NodeProcess(load_node_settings(settings(args, name), {})) for name in args.names]

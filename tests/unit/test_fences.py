@@ -23,7 +23,7 @@ CONTRACTS: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_t
 FENCES = {
     module: {pattern.split(" -> ")[0] for pattern in contract["ignore_imports"]}
     for contract in CONTRACTS
-    if contract["type"] == "forbidden"
+    if contract["type"] == "forbidden" and "ignore_imports" in contract
     for module in contract["forbidden_modules"]
 }
 """Third-party package -> patterns of the modules that may import it."""
@@ -92,6 +92,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for face, inside in faces.items():
         outside = next(name for name in names if not f"{name}.".startswith(f"{face}."))
         add(copy, outside, f"import {face}.{inside}")
+    for contract in CONTRACTS:
+        for source in contract.get("source_modules", ()) if "ignore_imports" not in contract else ():
+            add(copy, source, f"import {contract['forbidden_modules'][0]}")
     add(copy, names[0], "from dra_driver.config.schemas import gpu_policy")
     return copy
 

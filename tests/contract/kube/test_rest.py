@@ -295,7 +295,7 @@ def test_a_dripping_head_cannot_block_a_caller_either(reading: str, tmp_path: Pa
     def script(x: Exchange) -> None:
         for _ in range(80):
             time.sleep(0.05)
-            x._handler.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            x._handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         x.json({})
 
     with ScriptedServer(script) as server:

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"dra_driver/core/_pb/health_v1/api.proto\x12\x02v1\"\x1b\n\x19NodeWatchResourcesRequest\"?\n\x1aNodeWatchResourcesResponse\x12!\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x10.v1.DeviceHealth\":\n\x10\x44\x65viceIdentifier\x12\x11\n\tpool_name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x02 \x01(\t\"\xa8\x01\n\x0c\x44\x65viceHealth\x12$\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x14.v1.DeviceIdentifier\x12 \n\x06health\x18\x02 \x01(\x0e\x32\x10.v1.HealthStatus\x12\x19\n\x11last_updated_time\x18\x03 \x01(\x03\x12$\n\x1chealth_check_timeout_seconds\x18\x04 \x01(\x03\x12\x0f\n\x07message\x18\x05 \x01(\t*7\n\x0cHealthStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\r\n\tUNHEALTHY\x10\x02\x32l\n\x11\x44RAResourceHealth\x12W\n\x12NodeWatchResources\x12\x1d.v1.NodeWatchResourcesRequest\x1a\x1e.v1.NodeWatchResourcesResponse\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dra_driver/core/_pb/health_v1/api.proto\x12\x02v1\"\x1b\n\x19NodeWatchResourcesRequest\"?\n\x1aNodeWatchResourcesResponse\x12!\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x10.v1.DeviceHealth\":\n\x10\x44\x65viceIdentifier\x12\x11\n\tpool_name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x02 \x01(\t\"\xa8\x01\n\x0c\x44\x65viceHealth\x12$\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x14.v1.DeviceIdentifier\x12 \n\x06health\x18\x02 \x01(\x0e\x32\x10.v1.HealthStatus\x12\x19\n\x11last_updated_time\x18\x03 \x01(\x03\x12$\n\x1chealth_check_timeout_seconds\x18\x04 \x01(\x03\x12\x0f\n\x07message\x18\x05 \x01(\t*7\n\x0cHealthStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\r\n\tUNHEALTHY\x10\x02\x32l\n\x11\x44RAResourceHealth\x12W\n\x12NodeWatchResources\x12\x1d.v1.NodeWatchResourcesRequest\x1a\x1e.v1.NodeWatchResourcesResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dra_driver.core._pb.health_v1.api_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEALTHSTATUS']._serialized_start=367
-  _globals['_HEALTHSTATUS']._serialized_end=422
-  _globals['_NODEWATCHRESOURCESREQUEST']._serialized_start=42
-  _globals['_NODEWATCHRESOURCESREQUEST']._serialized_end=69
-  _globals['_NODEWATCHRESOURCESRESPONSE']._serialized_start=71
-  _globals['_NODEWATCHRESOURCESRESPONSE']._serialized_end=134
-  _globals['_DEVICEIDENTIFIER']._serialized_start=136
-  _globals['_DEVICEIDENTIFIER']._serialized_end=194
-  _globals['_DEVICEHEALTH']._serialized_start=197
-  _globals['_DEVICEHEALTH']._serialized_end=365
-  _globals['_DRARESOURCEHEALTH']._serialized_start=424
-  _globals['_DRARESOURCEHEALTH']._serialized_end=532
+  _globals['_HEALTHSTATUS']._serialized_start=372
+  _globals['_HEALTHSTATUS']._serialized_end=427
+  _globals['_NODEWATCHRESOURCESREQUEST']._serialized_start=47
+  _globals['_NODEWATCHRESOURCESREQUEST']._serialized_end=74
+  _globals['_NODEWATCHRESOURCESRESPONSE']._serialized_start=76
+  _globals['_NODEWATCHRESOURCESRESPONSE']._serialized_end=139
+  _globals['_DEVICEIDENTIFIER']._serialized_start=141
+  _globals['_DEVICEIDENTIFIER']._serialized_end=199
+  _globals['_DEVICEHEALTH']._serialized_start=202
+  _globals['_DEVICEHEALTH']._serialized_end=370
+  _globals['_DRARESOURCEHEALTH']._serialized_start=429
+  _globals['_DRARESOURCEHEALTH']._serialized_end=537
 # @@protoc_insertion_point(module_scope)

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+dra_driver/core/_pb/pluginregistration/api.proto\x12\x12pluginregistration\"\r\n\x0bInfoRequest\"V\n\nPluginInfo\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1a\n\x12supported_versions\x18\x04 \x03(\t\">\n\x12RegistrationStatus\x12\x19\n\x11plugin_registered\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x1aRegistrationStatusResponse2\xd2\x01\n\x0cRegistration\x12L\n\x07GetInfo\x12\x1f.pluginregistration.InfoRequest\x1a\x1e.pluginregistration.PluginInfo\"\x00\x12t\n\x18NotifyRegistrationStatus\x12&.pluginregistration.RegistrationStatus\x1a..pluginregistration.RegistrationStatusResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0dra_driver/core/_pb/pluginregistration/api.proto\x12\x12pluginregistration\"\r\n\x0bInfoRequest\"V\n\nPluginInfo\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1a\n\x12supported_versions\x18\x04 \x03(\t\">\n\x12RegistrationStatus\x12\x19\n\x11plugin_registered\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x1aRegistrationStatusResponse2\xd2\x01\n\x0cRegistration\x12L\n\x07GetInfo\x12\x1f.pluginregistration.InfoRequest\x1a\x1e.pluginregistration.PluginInfo\"\x00\x12t\n\x18NotifyRegistrationStatus\x12&.pluginregistration.RegistrationStatus\x1a..pluginregistration.RegistrationStatusResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dra_driver.core._pb.pluginregistration.api_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INFOREQUEST']._serialized_start=67
-  _globals['_INFOREQUEST']._serialized_end=80
-  _globals['_PLUGININFO']._serialized_start=82
-  _globals['_PLUGININFO']._serialized_end=168
-  _globals['_REGISTRATIONSTATUS']._serialized_start=170
-  _globals['_REGISTRATIONSTATUS']._serialized_end=232
-  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_start=234
-  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_end=262
-  _globals['_REGISTRATION']._serialized_start=265
-  _globals['_REGISTRATION']._serialized_end=475
+  _globals['_INFOREQUEST']._serialized_start=72
+  _globals['_INFOREQUEST']._serialized_end=85
+  _globals['_PLUGININFO']._serialized_start=87
+  _globals['_PLUGININFO']._serialized_end=173
+  _globals['_REGISTRATIONSTATUS']._serialized_start=175
+  _globals['_REGISTRATIONSTATUS']._serialized_end=237
+  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_start=239
+  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_end=267
+  _globals['_REGISTRATION']._serialized_start=270
+  _globals['_REGISTRATION']._serialized_end=480
 # @@protoc_insertion_point(module_scope)

@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(dra_driver/core/_pb/podresources_v1/api.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResources\"[\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\"R\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32\x13.v1.DynamicResource\"j\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12*\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\x11.v1.ClaimResource\"p\n\rClaimResource\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_share_id2Y\n\x12PodResourcesLister\x12\x43\n\x04List\x12\x1b.v1.ListPodResourcesRequest\x1a\x1c.v1.ListPodResourcesResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-dra_driver/core/_pb/podresources_v1/api.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResources\"[\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\"R\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32\x13.v1.DynamicResource\"j\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12*\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\x11.v1.ClaimResource\"p\n\rClaimResource\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_share_id2Y\n\x12PodResourcesLister\x12\x43\n\x04List\x12\x1b.v1.ListPodResourcesRequest\x1a\x1c.v1.ListPodResourcesResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dra_driver.core._pb.podresources_v1.api_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=48
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=73
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=75
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=142
-  _globals['_PODRESOURCES']._serialized_start=144
-  _globals['_PODRESOURCES']._serialized_end=235
-  _globals['_CONTAINERRESOURCES']._serialized_start=237
-  _globals['_CONTAINERRESOURCES']._serialized_end=319
-  _globals['_DYNAMICRESOURCE']._serialized_start=321
-  _globals['_DYNAMICRESOURCE']._serialized_end=427
-  _globals['_CLAIMRESOURCE']._serialized_start=429
-  _globals['_CLAIMRESOURCE']._serialized_end=541
-  _globals['_PODRESOURCESLISTER']._serialized_start=543
-  _globals['_PODRESOURCESLISTER']._serialized_end=632
+  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=53
+  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=78
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=80
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=147
+  _globals['_PODRESOURCES']._serialized_start=149
+  _globals['_PODRESOURCES']._serialized_end=240
+  _globals['_CONTAINERRESOURCES']._serialized_start=242
+  _globals['_CONTAINERRESOURCES']._serialized_end=324
+  _globals['_DYNAMICRESOURCE']._serialized_start=326
+  _globals['_DYNAMICRESOURCE']._serialized_end=432
+  _globals['_CLAIMRESOURCE']._serialized_start=434
+  _globals['_CLAIMRESOURCE']._serialized_end=546
+  _globals['_PODRESOURCESLISTER']._serialized_start=548
+  _globals['_PODRESOURCESLISTER']._serialized_end=637
 # @@protoc_insertion_point(module_scope)

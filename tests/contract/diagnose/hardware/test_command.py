@@ -90,7 +90,8 @@ def test_a_hanging_call_does_not_hang_the_command(
     """The check cannot tell, and names the call; the process is gone."""
     state.inject("nvmlDeviceGetBrand", 0, latency_ms=600_000)
     script = (
-        "import sys; from dra_driver.diagnose.hardware import runner; from dra_driver.diagnose.hardware.task import Task\n"
+        "import sys; from dra_driver.diagnose.hardware import runner\n"
+        "from dra_driver.diagnose.hardware.task import Task\n"
         f"task = Task(reader='read_nvml:described', folder='', library={str(next(driver_root.rglob('*.so.1')))!r})\n"
         "reading = runner.run(task, 2.0); print(reading.problem, reading.seconds)"
     )

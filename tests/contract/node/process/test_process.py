@@ -243,8 +243,6 @@ def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
 
 LOADED = """
 import sys, threading
-from dra_driver.node.process import lean_grpc
-lean_grpc.load()
 from dra_driver.config.settings import load_node_settings
 from dra_driver.node.process.plugin import NodeProcess
 process = NodeProcess(load_node_settings({flags!r}, {{}}))
@@ -262,13 +260,12 @@ print(" ".join(sorted(sys.modules)))
 """
 
 OWN_PACKAGES_NOT_LOADED = (
-    *("cel", "allocation", "doctor", "explain", "lint", "sim", "usage", "webhook", "controller"),
+    *("cel", "allocation", "doctor", "explain", "lint", "sim", "usage", "controller"),
     *("hardware_check", "gpu.nvml.probes"),
 )
 FOREIGN_PACKAGES_NOT_LOADED = (
     *("celpy", "lark", "starlette", "uvicorn", "rich", "pydantic"),
-    *("asyncio", "kubernetes", "urllib3"),  # for what few nodes need, see `kubelet.lean_grpc` and `kube.library`
-    *("http.server", "email", "urllib.request", "google.protobuf.text_format", "typing_extensions"),  # `lean_imports`
+    *("kubernetes", "urllib3"),  # only for a kubeconfig that needs them, see `kube.library`
 )
 
 

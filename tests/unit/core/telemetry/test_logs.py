@@ -35,7 +35,7 @@ def emit() -> Iterator[Emit]:
 def test_text_line_has_time_level_place_message_and_facts(emit: Emit) -> None:
     line = emit("text", "claim prepared", extra={"claim": "default/train", "devices": ["gpu-0", "gpu-1"], "ms": 2.5})
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO  kubelet\.service claim prepared "
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO  node\.process\.service claim prepared "
         r"claim=default/train devices=gpu-0,gpu-1 ms=2\.5\n",
         line,
     )
@@ -46,7 +46,7 @@ def test_json_line_holds_the_same_facts_as_fields(emit: Emit) -> None:
     assert fields.pop("time").endswith("Z")
     assert fields == {
         "level": "info",
-        "logger": "kubelet.service",
+        "logger": "node.process.service",
         "message": "claim prepared",
         "claim": "default/train",
         "count": 2,

@@ -60,8 +60,9 @@ def test_overview_lists_all_subcommands(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_overview_imports_no_other_package() -> None:
     """Help has to be fast, and the node process must stay small."""
-    script = "import sys; from dra_driver.kubectl.commands import main\ntry: main.main(['version'])\nexcept SystemExit: pass\n"
+    script = "import sys; from dra_driver.core.command_line import main\n"
+    script += "try: main.main(['version'])\nexcept SystemExit: pass\n"
     script += "print(*[name for name in sys.modules if name.startswith('dra_driver.')])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout
-    loaded = {name.split(".")[1] for name in out.split() if name.startswith("dra_driver.")}
-    assert loaded == {"cli", "errors"}
+    loaded = {".".join(name.split(".")[1:3]) for name in out.split() if name.startswith("dra_driver.")}
+    assert loaded == {"core", "core.command_line", "core.errors"}
