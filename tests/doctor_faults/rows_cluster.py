@@ -1,8 +1,8 @@
 """Broken set-ups of the API server, the installation and its rights."""
 
 from dra_driver.core.errors import ApiUnreachableError, ServerBusyError, UnauthorizedError
-from dra_driver.diagnose.doctor.finding import Layer
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.core.finding import Layer
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from dra_driver.kube.status import error_from_response
 from tests.doctor_faults.cluster import Cluster, daemonset, driver_pod, event, told, unready
 from tests.doctor_faults.row import UNKNOWN, WARN, broken

@@ -3,9 +3,9 @@
 from typing import Any
 
 from dra_driver.config.usage_status import usage_status
+from dra_driver.core.finding import Layer
 from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
 from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldUsage
-from dra_driver.diagnose.doctor.finding import Layer
 from tests.doctor_faults.cluster import Cluster, Obj, driver_pod
 from tests.doctor_faults.row import WARN, broken
 from tests.doctor_faults.rows_policies import policy

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dra_driver.diagnose.doctor.finding import Layer
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.core.finding import Layer
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from tests.doctor_faults.cluster import Cluster, by_template, claim, event, exactly, template, workload
 from tests.doctor_faults.row import WARN, broken
 from tests.fakes.dra_objects import allocated
