@@ -6,9 +6,10 @@ as a whole, and a part of it is better than none.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import fields
 
 from dra_driver.config.schema import printable
 from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of

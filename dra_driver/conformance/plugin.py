@@ -8,9 +8,10 @@ import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.values import TimeLimits, ViolationError
 from dra_driver.core._pb.dra_v1 import api_pb2 as v1
@@ -26,8 +27,7 @@ MAX_SOCKETS: Final = 64
 MAX_VERSIONS: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginInfo:
+class PluginInfo(Struct, frozen=True, kw_only=True):
     """What a plugin says of itself, with bounded lengths."""
 
     type: str
@@ -36,8 +36,7 @@ class PluginInfo:
     versions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registrar:
+class Registrar(Struct, frozen=True, kw_only=True):
     """One registration socket: its answer, or why there is none. ``identity`` differs for a later socket."""
 
     path: Path
@@ -131,8 +130,7 @@ MAX_ENTRIES: Final = 8
 """Entries of an answer that a message quotes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class ClaimKey:
+class ClaimKey(Struct, frozen=True, kw_only=True, order=True):
     """What the kubelet says of a claim."""
 
     namespace: str
@@ -143,8 +141,7 @@ class ClaimKey:
         return f"{shown(self.namespace)}/{shown(self.name)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredDevice:
+class AnsweredDevice(Struct, frozen=True, kw_only=True):
     """One device of an answer. ``share_id`` is None where the answer has none."""
 
     requests: tuple[str, ...]
@@ -154,8 +151,7 @@ class AnsweredDevice:
     share_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareAnswer:
+class PrepareAnswer(Struct, frozen=True, kw_only=True):
     """The answer for one claim: its devices, or an error."""
 
     devices: tuple[AnsweredDevice, ...] = ()

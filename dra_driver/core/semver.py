@@ -9,7 +9,7 @@ import re
 from functools import total_ordering
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 _NUMBER: Final = r"0|[1-9][0-9]*"
 _IDENTIFIER: Final = rf"(?:{_NUMBER}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
@@ -26,8 +26,7 @@ _Rank = tuple[int, int, int, int, tuple[tuple[int, int, str], ...]]
 
 
 @total_ordering
-@dataclass(frozen=True, slots=True, eq=False)
-class Semver:
+class Semver(Struct, frozen=True, eq=False):
     """One version. Order and equality are the specification's precedence: build metadata does not count."""
 
     major: int

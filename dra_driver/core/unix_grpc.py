@@ -6,12 +6,12 @@ server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
 import grpc
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 
@@ -20,8 +20,7 @@ MAX_TEXT: Final = 300
 """Characters of a subject's text that go into a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """One gRPC service: its generated module and its name in there."""
 
     messages: Any

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.types import WatchEvent
@@ -50,8 +51,7 @@ class ListWatch(Protocol):
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectorChange:
+class ReflectorChange(Struct, frozen=True):
     """One change of the copy. ``listed`` means any number of changes: the collection was listed again."""
 
     kind: Literal["listed", "added", "modified", "deleted"]

@@ -9,13 +9,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver import __version__
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.connection import Connection, Receive
 from dra_driver.kube.http import HttpAnswer, RequestLimits, TransportError
 from dra_driver.kube.status import error_from_response
@@ -31,8 +32,7 @@ SIDE_BY_SIDE = 4
 """Requests of one `RestClient.get_all` that are on their way at the same time: as many as connections are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True, kw_only=True):
     """Seconds. ``total_s`` bounds the whole answer, so that a server that sends single bytes cannot block a caller."""
 
     connect_s: float = 5.0
@@ -257,8 +257,7 @@ class RestClient:
         return bytes(body)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """One request; errors name it by ``str()``."""
 
     verb: str

@@ -10,10 +10,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 from urllib.parse import quote
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.core.finding import Finding, Layer, Status
@@ -30,8 +32,7 @@ class PodListApi(PodApi, Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeVisit:
+class NodeVisit(Struct, frozen=True, kw_only=True):
     """Which node to look at, and which pods on it (``namespace/name``). ``daemon_set`` is that of the node process."""
 
     node: str

@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import asdict, fields
 
 from dra_driver.config.schema import printable
 from dra_driver.core.command_line.table import show

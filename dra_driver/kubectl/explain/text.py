@@ -5,9 +5,11 @@ Long lists are cut. Control characters in texts of objects are replaced, so they
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec.structs import fields, replace
 
 from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, RequestSummary
 

@@ -8,12 +8,14 @@ import logging
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import asdict, fields
+
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.kube.published import limits
 
@@ -27,8 +29,7 @@ _LATEST: Final = 4e9
 """Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _Entry(Struct, frozen=True, kw_only=True):
     gpu: Gpu
     goneSince: float | None = None  # noqa: N815 - the name in the file
 

@@ -12,8 +12,9 @@ refuses the other's arrangement, so the canaries tell "gate off" from "arranged 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
 from typing import Any, cast
+
+from msgspec.structs import fields, replace
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion

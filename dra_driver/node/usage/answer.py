@@ -1,9 +1,10 @@
 """The answer to ``/usage``: one look with its window, as JSON. Pure. ``exporter_answer`` reads it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
+
+from msgspec.structs import fields
 
 from dra_driver.config.usage_findings import time_text
 from dra_driver.core.model.ids import GpuUuid

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
-from dra_driver.conformance.plugin import ClaimKey, Plugin, PrepareAnswer
-from dra_driver.conformance.registry import PluginInfo
+from dra_driver.conformance.plugin import ClaimKey, Plugin, PluginInfo, PrepareAnswer
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.sim.node.kubelet_state import NodeClaim

@@ -15,8 +15,7 @@ from time import monotonic
 from typing import Final
 
 from dra_driver.conformance import registry
-from dra_driver.conformance.plugin import DRA_SERVICES, PrepareAnswer
-from dra_driver.conformance.registry import PluginInfo
+from dra_driver.conformance.plugin import DRA_SERVICES, PluginInfo, PrepareAnswer
 from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import RetryableError

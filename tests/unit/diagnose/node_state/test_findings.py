@@ -1,9 +1,9 @@
 """What counts as a disagreement on a node; all values, nothing is read."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.finding import Status
 from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid

@@ -1,9 +1,9 @@
 """Preparing one claim: the order of steps, repeats, refusals, waiting."""
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,

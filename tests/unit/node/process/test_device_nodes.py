@@ -1,9 +1,9 @@
 """Wiring the device nodes, and reporting what cannot be done."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.core.telemetry import metrics

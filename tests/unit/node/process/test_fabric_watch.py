@@ -1,8 +1,7 @@
 """Which GPUs are tainted because of their NVLink fabric, over looks and time."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, Snapshot

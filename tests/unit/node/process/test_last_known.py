@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.model.fabric import Fabric, FabricState

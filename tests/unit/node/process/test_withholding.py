@@ -1,9 +1,9 @@
 """What a node does when its GPUs cannot be cut: terms, events, remarks."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid

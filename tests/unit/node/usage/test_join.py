@@ -1,11 +1,11 @@
 """From processes on GPUs to claims: what is attributed, what is not, and what is said not to be known."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form

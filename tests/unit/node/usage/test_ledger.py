@@ -1,9 +1,8 @@
 """Peaks, energy and last use over looks; rows that end leave after a stated time, and are bounded."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form

@@ -1,7 +1,8 @@
 """The metrics and the answer of one look: names, labels, sums, and nothing for what is not known."""
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage
