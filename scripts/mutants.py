@@ -20,10 +20,11 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
+
+from msgspec import Struct
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutants.toml"
@@ -34,8 +35,7 @@ _FAILED_STATUS = 1
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(Struct, frozen=True):
     """One mutation: in ``at``, ``old`` (exactly once) becomes ``new``; ``tests`` are pytest node ids.
 
     ``at`` is a file, or FILE::Class.function of a Python file. Between the words of Python any white space matches.
@@ -90,8 +90,7 @@ def spans_of(text: str, function: str) -> list[tuple[int, int]]:
     return [(starts[each.lineno - 1], starts[each.end_lineno or each.lineno]) for each in scopes]  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of a mutation; ``by`` is the test that noticed it."""
 
     mutant: Mutant

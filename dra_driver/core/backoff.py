@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 
 class Backoff(Struct, kw_only=True):
@@ -17,7 +17,7 @@ class Backoff(Struct, kw_only=True):
     longest_s: float
     jitter: float = 0.5
     rand: Callable[[], float] | None = None
-    failures: int = field(default=0, init=False)
+    failures: int = 0
 
     def next_s(self) -> float:
         """Count one more failure and return the pause in seconds."""

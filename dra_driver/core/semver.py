@@ -6,7 +6,6 @@ parts.
 """
 
 import re
-from functools import total_ordering
 from typing import Final
 
 from msgspec import Struct
@@ -25,7 +24,6 @@ _MAX_TEXT: Final = 256
 _Rank = tuple[int, int, int, int, tuple[tuple[int, int, str], ...]]
 
 
-@total_ordering
 class Semver(Struct, frozen=True, eq=False):
     """One version. Order and equality are the specification's precedence: build metadata does not count."""
 
@@ -58,6 +56,9 @@ class Semver(Struct, frozen=True, eq=False):
 
     def __lt__(self, other: "Semver") -> bool:
         return self._rank() < other._rank()
+
+    def __le__(self, other: "Semver") -> bool:  # the others are these two with their sides changed
+        return self._rank() <= other._rank()
 
     def __hash__(self) -> int:
         return hash(self._rank())

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -45,7 +45,7 @@ class Template(Struct, frozen=True, eq=False):
     items: list[Any]
     values: int
     varying: frozenset[str] | None
-    with_values: frozenset[int] = field(repr=False)
+    with_values: frozenset[int]
     """``id`` of every list and dict that contains a value; the others are shared by all slices."""
 
     @classmethod

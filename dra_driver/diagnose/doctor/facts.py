@@ -131,7 +131,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     source: str = ""
     about_workload: bool = False
     """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
-    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    derived: dict[str, Any] = field(default_factory=dict)
     """What `driver_view` has computed once for all checks."""
 
     def items(self, name: str) -> Sequence[Wire]:
@@ -170,7 +170,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         named = {
             name if name in STATE_KINDS else name.replace("_", "-"): list(items) for name, items in changed.items()
         }
-        return replace(self, answers={**self.answers, **named})
+        return replace(self, answers={**self.answers, **named}, derived={})
 
     def _known(self, name: str) -> Any:
         found = self.answers.get(name, _NOT_READ)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import fields
 
 KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions that consumers accept, oldest first. They match exactly: 0.6.1 and 0.9.0 are not accepted."""
@@ -20,7 +19,7 @@ WIRE_NAMES = {"clos_id": "closID"}
 
 
 def wire_name(name: str) -> str:
-    """The JSON key of a dataclass field: ``container_path`` -> ``containerPath``."""
+    """The JSON key of a field: ``container_path`` -> ``containerPath``."""
     first, *rest = name.split("_")
     return WIRE_NAMES.get(name, first + "".join(word.title() for word in rest))
 
@@ -39,7 +38,7 @@ class _Element:
 @functools.cache
 def _keys(kind: Any) -> tuple[tuple[str, str], ...]:
     """Names of the fields and their JSON keys; the same for every element of a kind, and needed in every prepare."""
-    return tuple((each.name, wire_name(each.name)) for each in fields(kind))
+    return tuple((name, wire_name(name)) for name in kind.__struct_fields__)
 
 
 def _is_empty(value: object) -> bool:

@@ -10,6 +10,7 @@ import stat
 from pathlib import PurePosixPath
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -43,7 +44,7 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
                 f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
             )
         normal = str(PurePosixPath(path)).rstrip("/")
-        object.__setattr__(self, name, normal)
+        force_setattr(self, name, normal)
         return normal
 
     @classmethod

@@ -18,11 +18,9 @@ The fields are the schema of the output: new ones may be added, but none is rena
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any, Final
 
 from msgspec import Struct, field
-from msgspec.structs import fields
 
 SCHEMA_VERSION: Final = 1
 
@@ -104,8 +102,8 @@ def to_wire(value: Any, kind: str = "") -> Any:
     """Converts to JSON values with names in camelCase; with ``kind`` to a document with a schema version."""
     if kind:
         return {"schemaVersion": SCHEMA_VERSION, "kind": kind, **to_wire(value)}
-    if is_dataclass(value):
-        return {_camel(f.name): to_wire(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Struct):
+        return {_camel(name): to_wire(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(name): to_wire(item) for name, item in value.items()}
     return [to_wire(item) for item in value] if isinstance(value, list | tuple) else value

@@ -5,12 +5,10 @@ The fields are the schema of the output: later versions may add fields, but neve
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from dra_driver.kubectl.explain.causes import Cause
 
@@ -131,9 +129,9 @@ def to_wire(report: Explanation) -> dict[str, Any]:
 
 
 def _wire(value: Any, renamed: Mapping[str, str] | None = None) -> Any:
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         names = renamed or {}
-        return {names.get(f.name) or _camel(f.name): _wire(getattr(value, f.name)) for f in fields(value)}
+        return {names.get(f) or _camel(f): _wire(getattr(value, f)) for f in value.__struct_fields__}
     if isinstance(value, list | tuple):
         return [_wire(item) for item in value]
     return str(value) if isinstance(value, StrEnum) else value

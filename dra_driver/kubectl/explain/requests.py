@@ -28,7 +28,7 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
     tolerations: Sequence[Wire]
     capacity: Mapping[str, Any]
     admin_access: bool
-    selector_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    selector_cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def count_text(self) -> str:

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from msgspec.structs import fields
-
 from dra_driver.config.usage_findings import time_text
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
@@ -39,7 +37,7 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
 
 def _knows(knows: Knows) -> Json:
     """True, or why not."""
-    return {item.name: getattr(knows, item.name) or True for item in fields(knows)}
+    return {name: getattr(knows, name) or True for name in knows.__struct_fields__}
 
 
 def _gpu(gpu: GpuUse) -> Json:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.scheduler.cel import LACKS_BEFORE_1_36, LACKS_NONE
@@ -158,5 +158,5 @@ V1_34: Final = replace(
     tolerations_dropped=True,
     capacity_by_position=True,
 )
-V1_37: Final = SchedulerQuirks(**{field.name: False for field in fields(SchedulerQuirks)})
+V1_37: Final = SchedulerQuirks(**dict.fromkeys(SchedulerQuirks.__struct_fields__, False))
 _UP_TO: Final = (((1, 34), V1_34), ((1, 35), V1_35), ((1, 36), V1_36))

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from dra_driver.conformance import registry
+from dra_driver.conformance import plugin as registry
 from dra_driver.conformance.plugin import DRA_SERVICES, PluginInfo, PrepareAnswer
 from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.backoff import Backoff

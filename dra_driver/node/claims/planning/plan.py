@@ -6,7 +6,7 @@ journal decides whether a device is free.
 
 from collections.abc import Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ClaimError, UnknownDeviceError
@@ -78,7 +78,7 @@ class PreparePlan(Struct, frozen=True, kw_only=True):
 
     ref: ClaimRef
     devices: tuple[PlannedDevice, ...]
-    partition_groups: tuple[PartitionGroup, ...] = field(default=(), compare=False)
+    partition_groups: tuple[PartitionGroup, ...] = ()
 
     @property
     def prepared(self) -> tuple[PreparedDevice, ...]:
@@ -99,7 +99,7 @@ class PreparePlan(Struct, frozen=True, kw_only=True):
 
     def with_device(self, position: int, **changes: object) -> "PreparePlan":
         """The plan with changed fields of the device at ``position``."""
-        changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
+        changed = replace(self.devices[position], **changes)
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
 

@@ -53,7 +53,7 @@ def device(**more: object) -> AssignedDevice:
     of = AssignedDevice(
         request="gpu", pool=POOL, device=DeviceName("gpu-0"), share_id=None, admin_access=False, gpu_uuid=GPU
     )
-    return replace(of, **more)  # type: ignore[arg-type]
+    return replace(of, **more)
 
 
 def entry(state: State = State.PREPARED, *, boot_id: str = "boot", **more: object) -> Entry:
@@ -82,7 +82,7 @@ def node(content: JournalContent | None, **more: object) -> NodeState:
         named=claims,
         sockets=(SocketState(path=plugin / "dra.sock", served=True),),
     )
-    return replace(found, **more)  # type: ignore[arg-type]
+    return replace(found, **more)
 
 
 ONE = JournalContent(entries=(entry(),))

@@ -17,7 +17,7 @@ INSTANCE = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, 
 
 
 def gpu(fabric: Fabric | None, minor: int = 0, **changes: object) -> Gpu:
-    return replace(Gpu(uuid=GpuUuid(f"GPU-{minor}"), minor=minor, fabric=fabric), **changes)  # type: ignore[arg-type]
+    return replace(Gpu(uuid=GpuUuid(f"GPU-{minor}"), minor=minor, fabric=fabric), **changes)
 
 
 class Bench:
