@@ -3,8 +3,12 @@
 A recorder gets a reason each time it applies: after backtracking the same device and reason occur again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+Wire = Mapping[str, Any]
+"""An object as an API server returns it, or a part of one. Not changed here."""
 
 
 class DeviceId(NamedTuple):

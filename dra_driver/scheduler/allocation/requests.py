@@ -6,13 +6,12 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import AllocationError
+from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerFeatures
 from dra_driver.scheduler.allocation.selectors import DeviceSelector, SelectorSet, parse_selectors
-
-Wire = Mapping[str, Any]
 
 MAX_DEVICES: Final = 32
 """Most devices that one claim may have (AllocationResultsMaxSize)."""
@@ -53,8 +52,6 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConstraintSpec:
-    """A constraint in the claim's spec."""
-
     attribute: str
     requests: frozenset[str]
     distinct: bool
@@ -62,8 +59,6 @@ class ConstraintSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodedClaim:
-    """One claim, decoded."""
-
     label: str
     wire: Wire
     requests: Sequence[DeviceRequest]

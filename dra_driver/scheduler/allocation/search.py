@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.scheduler.allocation.candidates import Candidates
 from dra_driver.scheduler.allocation.requests import MAX_DEVICES, Alternative, DeviceRequest
-from dra_driver.scheduler.allocation.state import AllocationState, Pick
+from dra_driver.scheduler.allocation.state import AllocationState, Candidates, Pick
 
 
 class _Answer(Enum):
