@@ -38,7 +38,6 @@ class WriteRules:
     prepare_create: Callable[[Obj], None] = lambda _obj: None
     prepare_update: Callable[[Obj, Obj, str], None] = lambda _obj, _old, _sub: None
     validate: Callable[[Obj, Review], list[StatusCause]] = lambda _obj, _review: []
-    warn: Callable[[Obj], list[str]] = lambda _obj: []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
