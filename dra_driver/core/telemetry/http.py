@@ -50,6 +50,7 @@ _BACKLOG: Final = 4096
 the queue full tries again after a second."""
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _TEXT: Final = "text/plain; charset=utf-8"
+_SWEEP_S: Final = 1.0
 _STOP_S: Final = 1.0
 
 
@@ -80,7 +81,9 @@ class ObservabilityServer:
         pages_of = {path: _Page(path, make) for path, make in routes.items()}
         self._server = _Server(listen(host.strip("[]"), int(port)), pages_of)
         self.port = int(self._server.socket.getsockname()[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http-endpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_SWEEP_S,), name="http-endpoint", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -89,7 +92,7 @@ class ObservabilityServer:
         """Stop accepting; requests in flight end with the process. Safe to repeat."""
         if self._thread.is_alive():
             with suppress(OSError):
-                self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which looks every 0.5 s otherwise
+                self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which polls every `_SWEEP_S` otherwise
             self._server.shutdown()
             self._thread.join(_STOP_S)
         self._server.server_close()
