@@ -28,8 +28,8 @@ soak: $(VENV)/.ready          ## 10,000 mixed claims on a node and 1,000 on a cl
 	$(BIN)/python -m tests.soak
 
 alerts:                       ## The chart's rules in promtool; needs Debian's package prometheus, or promtool on PATH
-	promtool check rules deploy/chart/files/alerts.yaml deploy/chart/files/records.yaml
-	promtool test rules tests/prometheus/alerts_test.yaml tests/prometheus/records_test.yaml
+	promtool check rules deploy/chart/files/alerts.yaml deploy/chart/files/records.yaml examples/usage/cost-rules.yaml
+	promtool test rules tests/prometheus/alerts_test.yaml tests/prometheus/records_test.yaml tests/prometheus/cost_test.yaml
 
 prometheus: $(VENV)/.ready    ## A Prometheus scrapes for ten minutes; every dashboard's queries, and an alert; needs Debian's prometheus, prometheus-alertmanager
 	$(BIN)/python -m tests.prometheus

@@ -1,4 +1,4 @@
-"""What `settings` of node, mpsHost, exporter, controller and webhook may name in deploy/chart/values.schema.json: the
+"""What `settings` of node, mpsHost, exporter and controller may name in deploy/chart/values.schema.json: the
 options of each process that the chart does not set by another value."""
 
 import json
@@ -10,7 +10,6 @@ from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import flags_of
 from dra_driver.config.settings import NodeSettings
-from dra_driver.config.webhook_settings import WebhookSettings
 from dra_driver.hardware.sharing.main import MpsHostSettings
 
 SCHEMA = render_chart.CHART / "values.schema.json"
@@ -24,7 +23,7 @@ NODE = PLACES | {
 CONTROLLER = (
     PLACES
     | {"POD_NAME", "POD_NAMESPACE", "EVICT_EXTENDED_RESOURCE_PODS", "EVICT_OVER_GRANT", "RECLAIM_IDLE", "POLICY_STATUS"}
-    | {*("WEBHOOK_DIR", "WEBHOOK_NAME", "CAPACITY_INTERVAL", "CAPACITY_MEMORY")}
+    | {"CAPACITY_INTERVAL", "CAPACITY_MEMORY"}
 )
 DEFINITIONS = {
     "nodeSettings": (NodeSettings, NODE),
@@ -34,8 +33,11 @@ DEFINITIONS = {
         ExporterSettings,
         PLACES | {"NODE_NAME", "SIMULATE", "POD_RESOURCES_SOCKET", "PROC_DIR", "LOG_DIR"},
     ),
-    "webhookSettings": (WebhookSettings, PLACES | {"WEBHOOK_DIR", "WEBHOOK_ADDR", "POLICY_FILES"}),
 }
+REMOVED = {
+    "controllerSettings": {"WEBHOOK_CERTIFICATE_LIFETIME": {"description": "a template refuses it with the next step"}}
+}
+"""Settings of earlier versions: the schema's own refusal would not say what to do."""
 
 
 def generate(root: Path, target: Path) -> None:
@@ -50,7 +52,8 @@ def generate(root: Path, target: Path) -> None:
                 option.env: {"type": "string", "minLength": 1, "description": f"{option.metavar}: {option.help}"}
                 for option in options
                 if option.env not in set_otherwise
-            },
+            }
+            | REMOVED.get(name, {}),
         }
     (target / SCHEMA).parent.mkdir(parents=True, exist_ok=True)
     (target / SCHEMA).write_text(json.dumps(schema, indent=2) + "\n")

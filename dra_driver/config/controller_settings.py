@@ -12,7 +12,7 @@ from dra_driver.config.options import Option, setting
 from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 CLUSTER, EVICTION, TELEMETRY = "cluster", "eviction of pods with extended resources", "telemetry"
-POLICIES, WEBHOOK, CAPACITY = "policies", "admission webhook", "capacity"
+POLICIES, CAPACITY = "policies", "capacity"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -174,36 +174,6 @@ class ControllerSettings:
             whole(64, 65536),
         ),
         160,
-    )
-    webhook_dir: str | None = setting(
-        Option(
-            WEBHOOK,
-            "WEBHOOK_DIR",
-            "FOLDER",
-            "folder that the webhook process reads; with it, this process keeps the webhook's certificates",
-            common_options.absolute,
-        ),
-        None,
-    )
-    webhook_name: str = setting(
-        Option(
-            WEBHOOK,
-            "WEBHOOK_NAME",
-            "NAME",
-            "name of the webhook's Secret, Service and ValidatingWebhookConfiguration, all made by the chart",
-            _namespace,
-        ),
-        "dra-driver-webhook",
-    )
-    webhook_certificate_lifetime: int = setting(
-        Option(
-            WEBHOOK,
-            "WEBHOOK_CERTIFICATE_LIFETIME",
-            "SECONDS",
-            "how long a certificate is good, 300 to 31536000; it is replaced when a third of that is left",
-            whole(300, 31_536_000),
-        ),
-        7_776_000,
     )
     http_addr: str = setting(common_options.http_endpoint(TELEMETRY), "")
     log_format: LogFormat = setting(  # noqa: RUF009 - same

@@ -13,8 +13,8 @@ from dra_driver.config.flags import add_flags
 from dra_driver.config.options import flags_of, load
 
 DESCRIPTION = """\
-Do what needs a view of the whole cluster: write the status of GpuPolicy objects, and evict pods that came by an
-extended resource from unhealthy GPUs, and keep the certificates of the webhook. Each can be switched on and off.
+Run cluster-wide tasks: update GpuPolicy status, evict pods that request an extended resource from unhealthy GPUs, evict
+pods of claims that exceed their grant or are idle, survey free capacity. Enable each task separately.
 
 Run two replicas; a Lease decides which of them acts. Each flag can also be set by the environment variable in brackets;
 the flag takes precedence. Runs until SIGTERM. It needs no GPU, no node and no root.

@@ -5,8 +5,8 @@ Start; an error that ends it with exit status 2 comes in steps 1 and 2:
 1. HTTP endpoint: reports "not ready" with reasons from the first moment
 2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
 3. events
-4. parts that are switched on, each with its watches: evictions, those because of use, the status of policies, the
-   webhook's certificates, the survey of free capacity. They watch in every replica, so that a takeover takes no list
+4. enabled parts, each with its watches: evictions, those because of use, the status of policies, the survey of free
+   capacity. They watch in every replica, so that a takeover takes no list
 5. election: from here on this replica may act
 
 Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
@@ -21,7 +21,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dra_driver import __version__
 from dra_driver.config.controller_settings import ControllerSettings
@@ -48,9 +48,6 @@ from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.types import ObjectReference
 
-if TYPE_CHECKING:
-    from dra_driver.controller.webhook_part import WebhookPart
-
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "dra-driver-controller"
@@ -71,7 +68,6 @@ class ControllerProcess:
         self._usage_evictions: UsageEvictions | None = None
         self._policy_watches: PolicyWatches | None = None
         self._policy_status: PolicyStatusWriter | None = None
-        self._webhook: WebhookPart | None = None
         self._capacity: CapacityGauges | None = None
         self._election: Election | None = None
 
@@ -107,18 +103,17 @@ class ControllerProcess:
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
         said = [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}; policy status is {writes}"]
-        waits: dict[str, UsageWatch | PolicyWatches | WebhookPart | None] = {
+        waits: dict[str, UsageWatch | PolicyWatches | None] = {
             "eviction because of use": self._usage_watch,
             "policy status": self._policy_watches,
-            "the webhook's certificate": self._webhook,
         }
         problems = {what: part.problem for what, part in waits.items() if part is not None}
         return [*said, *(f"{what} waits: {problem}" for what, problem in problems.items() if problem is not None)]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        parts = (self._election, self._evictions, self._usage_evictions, self._policy_status, self._webhook)
-        found = [part.hung for part in (*parts, self._capacity) if part is not None]
+        parts = (self._election, self._evictions, self._usage_evictions, self._policy_status, self._capacity)
+        found = [part.hung for part in parts if part is not None]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
     def _serve_http(self) -> None:
@@ -154,7 +149,7 @@ class ControllerProcess:
             name=LEASE,
             identity=identity,
             times=times,
-            on_change=self._leadership_changed,
+            on_change=self._wake,
         )
         pace = Pace(settings.max_evictions_per_minute, election, awake_clock)
         if settings.evict_extended_resource_pods:
@@ -163,15 +158,12 @@ class ControllerProcess:
             self._start_usage_evictions(rest, bounded, election, recorder, pace)
         if settings.policy_status:
             self._start_policy_status(rest, bounded, election)
-        if settings.webhook_dir is not None:
-            self._start_webhook(rest, bounded, election)
         if settings.capacity_interval:
             self._start_capacity(election)
         election.start()
         self._running.callback(self._stop_acting(election))
         self._election = election
         switched = {"evictions": settings.evict_extended_resource_pods, "policy_status": settings.policy_status}
-        switched["webhook"] = settings.webhook_dir is not None
         log.info("started", extra={"identity": identity, **switched})
 
     @property
@@ -220,12 +212,6 @@ class ControllerProcess:
         self._running.callback(self._policy_watches.stop)
         self._policy_status.start()
 
-    def _start_webhook(self, rest: RestClient, bounded: RestClient, election: Election) -> None:
-        from dra_driver.controller.webhook_part import WebhookPart  # noqa: PLC0415 - cryptography: 12 MiB
-
-        self._webhook = WebhookPart(rest, bounded, election, self._settings)
-        self._webhook.start()
-
     def _start_capacity(self, election: Election) -> None:
         settings = self._settings
         command = survey_command(settings.driver_name, settings.kubeconfig)
@@ -241,20 +227,12 @@ class ControllerProcess:
         """The Lease is released after the last act."""
 
         def stop() -> None:
-            for part in (
-                *(self._capacity, self._evictions, self._usage_evictions),
-                *(self._policy_status, self._webhook),
-            ):
+            for part in (self._capacity, self._evictions, self._usage_evictions, self._policy_status):
                 if part is not None:
                     part.stop()
             election.stop()
 
         return stop
-
-    def _leadership_changed(self) -> None:
-        self._wake()
-        if self._webhook is not None:
-            self._webhook.wake()
 
     def _wake(self) -> None:
         for part in (self._evictions, self._usage_evictions, self._policy_status, self._capacity):

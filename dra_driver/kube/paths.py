@@ -85,14 +85,6 @@ def leases(namespace: str, name: str | None = None) -> str:
     return _named(f"/apis/coordination.k8s.io/v1/namespaces/{_segment(namespace)}/leases", name)
 
 
-def secret(namespace: str, name: str) -> str:
-    return f"{CORE_API}/namespaces/{_segment(namespace)}/secrets/{_segment(name)}"
-
-
-def validating_webhook_configuration(name: str) -> str:
-    return f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{_segment(name)}"
-
-
 def gpu_policies(name: str | None = None) -> str:
     return _named(f"{GPU_API}/gpupolicies", name)
 

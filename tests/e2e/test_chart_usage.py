@@ -193,22 +193,15 @@ def reader(used: UsedCluster, kubeconfig: str, tmp_path: Path) -> Iterator[Reade
     used.real.drop_namespace(namespace)
 
 
-@pytest.fixture
-def prices(tmp_path: Path) -> Path:
-    file = tmp_path / "prices.yaml"
-    file.write_text("{currency: EUR, gpuHour: {NVIDIA H100 80GB HBM3: 2.50}, otherGpuHour: 1.00}")
-    return file
-
-
 def test_people_with_the_readers_role_ask_by_command(
-    used: UsedCluster, reader: Reader, prices: Path, say: Callable[[str], None]
+    used: UsedCluster, reader: Reader, say: Callable[[str], None]
 ) -> None:
-    """Each command says which right is missing; the role is enough for use, and `view` for cost and quotas."""
+    """Each command says which right is missing; the role is enough for use, and `view` for labels and quotas."""
 
     def told(*arguments: str) -> str:
         status, out, error = reader.run(*arguments)
         say(f"$ kubectl dra {' '.join(arguments)}\n{error}{out}")
-        assert (status, "" if "cost" in arguments else error[:22]) == (0, "" if "cost" in arguments else FROM)
+        assert (status, error[:22]) == (0, FROM)
         return out
 
     def refused(missing: str, *arguments: str) -> None:
@@ -221,7 +214,6 @@ def test_people_with_the_readers_role_ask_by_command(
         wait(lambda: ((done := reader.run(command))[0] and done[2]) or None, TOLD_S)
 
     wait(lambda: None if used.used() == USED else str(used.used()), TOLD_S)
-    costs = ("cost", "--prices", str(prices), "-n", used.namespace)
     refused("pods", "usage")
     bound = [reader.may_list_pods(NAMESPACE)]
     wait(lambda: None if "pods/proxy" in reader.run("usage")[2] else "the binding is not seen yet", TOLD_S)
@@ -235,19 +227,18 @@ def test_people_with_the_readers_role_ask_by_command(
     assert "alone" in told("usage", "-n", used.namespace)
     assert used.namespace in told("usage", "--by", "namespace")
     assert "would fit a share of 5.0 GiB" in told("idle", "-n", used.namespace)
-    refused("resourceclaims", *costs)
+    refused("resourceclaims", "usage", "--by", "label:team", "-n", used.namespace)
     refused("resourcequotas", "quota")
     bound.append(reader.bind("view", "ClusterRole"))
     until_allowed("quota")
-    assert used.namespace in told(*costs)
-    assert "whole" in told(*costs, "--by", "label:team")
+    assert "whole" in told("usage", "--by", "label:team", "-n", used.namespace)
     assert used.namespace in told("quota", "--idle")
     assert "would fit 3g.40gb" in told("idle", "--all", "-n", used.namespace)
     for path in bound:
         used.real.rest.delete(path)
 
 
-def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str, prices: Path) -> None:
+def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str) -> None:
     """`kubectl dra ui` with the administrator's rights."""
     names = used.claim_names()
     of_pair = [names["pair", each] for each in ("left", "right")]
@@ -259,8 +250,7 @@ def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str, prices:
         *((f"/claims/{used.namespace}/{names[key]}", f"{gib:.0f} GiB") for key, gib in USED.items()),
         *((path,) for path in ("/pending", "/capacity", "/events")),
     ]
-    flags = ["--kubeconfig", kubeconfig, "--prices", str(prices)]
-    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "ui", *flags]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "ui", "--kubeconfig", kubeconfig]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             page = PageReader(process)

@@ -32,7 +32,7 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
 NAMESPACE, TENANT = f"rights-{SUFFIX}", f"rights-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=IDLE, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
-VALUES = {"eviction": {"enabled": True}, "webhook": {"enabled": True}}
+VALUES = {"eviction": {"enabled": True}}
 
 
 @pytest.fixture(scope="module")

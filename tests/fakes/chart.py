@@ -51,6 +51,13 @@ def _objects(values: str, namespace: str) -> str:
     return json.dumps([obj for text in found for obj in yaml.load_all(text, loader) if obj is not None])
 
 
+def notes(values: Mapping[str, Any] | None = None) -> str:
+    """What `helm install` and `helm upgrade` print."""
+    with renderer().helm_python.Chart.load(CHART) as loaded:
+        rendered: dict[str, str] = loaded.render(dict(values or {}), name="dra-driver", namespace="dra-driver")
+    return rendered["dra-driver/templates/NOTES.txt"]
+
+
 def refusal(values: Mapping[str, Any]) -> str:
     """What Helm says about values that the chart refuses; empty where it takes them."""
     try:

@@ -241,29 +241,7 @@ def of_a_controller(world: World) -> list[Request]:
     }
     new = [request for request in of_a_node(world) if request.what not in may]
     node = Request(what="read a Node", verb="GET", path=paths.node(world.own))
-    return [*new, node, *webhooks(world)]
-
-
-def webhooks(world: World) -> list[Request]:
-    """What the right to the webhook's Secret and configuration does not give."""
-    secrets, own = f"/api/v1/namespaces/{world.namespace}/secrets", "dra-driver-webhook"
-    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-    secret: Obj = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}}
-    hook: Obj = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
-    hook["metadata"] = {"name": "x"}
-    return [
-        Request(what="another Secret of the own namespace", verb="GET", path=f"{secrets}/x"),
-        Request(what="list the Secrets of the own namespace", verb="GET", path=secrets),
-        Request(what="create a Secret", verb="POST", path=secrets, body=secret),
-        Request(what="delete the webhook's Secret", verb="DELETE", path=f"{secrets}/{own}"),
-        Request(
-            what="a Secret of that name elsewhere", verb="GET", path=f"/api/v1/namespaces/kube-system/secrets/{own}"
-        ),
-        Request(what="create a webhook configuration", verb="POST", path=hooks, body=hook),
-        Request(what="another webhook configuration", verb="PUT", path=f"{hooks}/x", body=hook),
-        Request(what="list webhook configurations", verb="GET", path=hooks),
-        Request(what="delete the webhook's configuration", verb="DELETE", path=f"{hooks}/{own}"),
-    ]
+    return [*new, node]
 
 
 def of_a_kubelet(world: World) -> list[Request]:

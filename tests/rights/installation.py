@@ -19,11 +19,9 @@ KINDS = {
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-    "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
-    "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }
-NAMED = ("ServiceAccount", "CustomResourceDefinition", "Secret", "ValidatingWebhookConfiguration")
+NAMED = ("ServiceAccount", "CustomResourceDefinition")
 ACTIVE_WITHIN_S = 30.0
 
 

@@ -123,7 +123,7 @@ class NodeLife:
 class ControllerLife:
     """A controller: it takes its Lease, evicts a pod, is refused another one, repeats that, and releases the Lease.
 
-    In between it writes the status of a policy, and makes the webhook's first certificate.
+    In between it writes the status of a policy.
     """
 
     def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, namespace: str) -> None:
@@ -136,7 +136,6 @@ class ControllerLife:
             "max_evictions_per_minute": "600",
             "evict_extended_resource_pods": "true",
             "lease_duration": "3",
-            "webhook_dir": str(folder),
         }
         self._process = DriverProcess("controller", folder, flags)
 
@@ -144,7 +143,7 @@ class ControllerLife:
         self._admin.create(paths.gpu_policies(), POLICY)
         try:
             self._process.start()
-            for condition in (done, self._repeated, self._wrote_status, self._announced):
+            for condition in (done, self._repeated, self._wrote_status):
                 self._process.wait_for(condition, WAIT_S)
             assert self._process.end()[0] == 0
         finally:
@@ -154,11 +153,6 @@ class ControllerLife:
 
     def _repeated(self) -> bool:
         return any(method == "PATCH" and "/events" in path for method, path in self._proxy.requests)
-
-    def _announced(self) -> bool:
-        """The webhook's certificate was stored, and its CA written into the configuration."""
-        written = {path.rsplit("/", 2)[-2] for method, path in self._proxy.requests if method == "PUT"}
-        return {"secrets", "validatingwebhookconfigurations"} <= written
 
     def _wrote_status(self) -> bool:
         return any(method == "PUT" and "gpupolicies" in path for method, path in self._proxy.requests)

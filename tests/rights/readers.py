@@ -117,7 +117,7 @@ def of_a_usage_reader(world: World) -> Iterator[Request]:
         ("list all pods", "GET", paths.pods(), None),
         ("ask a tenant's pod over HTTP", "GET", f"{paths.pod(world.tenant, pod)}:8080/proxy/", None),
         ("ask a pod of kube-system over HTTP", "GET", f"{paths.pod(system, pod)}:8080/proxy/", None),
-        ("ask a Service over HTTP", "GET", f"{space}/services/dra-driver-webhook:443/proxy/", None),
+        ("ask a Service over HTTP", "GET", f"{space}/services/dra-driver-other:443/proxy/", None),
         ("ask a kubelet over HTTP", "GET", f"{paths.node(world.own)}/proxy/pods", None),
         ("create a pod", "POST", own, new_pod),
         ("label a pod of the driver", "PATCH", here, CHANGE),

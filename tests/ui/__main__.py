@@ -21,7 +21,6 @@ from selenium.webdriver.common.keys import Keys
 from dra_driver.kube.kubeconfig import Kubeconfig
 from dra_driver.kubectl.commands.exporters import ask_exporters
 from dra_driver.kubectl.commands.source import client
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web.serve import serve
 from dra_driver.kubectl.web.sources import LiveSource
 from tests.ui.scene import scene
@@ -46,7 +45,6 @@ _IS_CUT = """
 const parts = [...document.querySelectorAll("nav.main, .scroll, table")];
 return parts.some((each) => each.scrollWidth > each.clientWidth + 1);
 """
-PRICES = Prices(currency="EUR", other_gpu_hour=2.5)
 
 
 def main() -> int:
@@ -65,7 +63,7 @@ def _serve(kubeconfig: str) -> str:
     """Serves in a thread of this process; returns the address."""
     said: SimpleQueue[str] = SimpleQueue()
     source, exporters = (client(Kubeconfig(path=kubeconfig)) for _ in range(2))
-    options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put, "prices": PRICES}
+    options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put}
     options |= {"read_use": lambda: ask_exporters(exporters, "dra-driver"), "use_interval_s": 1.0}
     threading.Thread(target=lambda: serve(LiveSource(source), **options), daemon=True).start()
     return said.get(timeout=30)

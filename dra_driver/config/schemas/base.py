@@ -1,7 +1,7 @@
 """Base of the models of claims' parameters and policies: strictness, quantities and the rules of ``config/rules.py``.
 
-Only the command line, the webhook, the generator and tests load these models: pydantic takes 9 MiB, and the node
-process uses the schema that is generated from them.
+Only the command line, the generator and tests load these models: pydantic takes 9 MiB, and the node process uses the
+schema that is generated from them.
 """
 
 from dataclasses import dataclass

@@ -23,9 +23,6 @@ EXAMPLES: Final = {
     "kubectl dra idle": """\
   kubectl dra idle                            by the exporters' own window
   kubectl dra idle --idle-for 12h --prometheus http://localhost:9090 --window 7d""",
-    "kubectl dra cost": """\
-  kubectl dra cost --prices prices.yaml       the claims that exist, by namespace
-  kubectl dra cost --prices prices.yaml --by label:team --prometheus http://localhost:9090 --window 30d""",
     "kubectl dra quota": """\
   kubectl dra quota
   kubectl dra quota -n team-a --idle          and how many devices are idle""",

@@ -22,7 +22,6 @@ SUBCOMMANDS: Final = {
     "mps-host": ("dra_driver.hardware.sharing.main", "run this node's MPS daemons"),
     "exporter": ("dra_driver.node.exporter.main", "run the usage exporter of a node"),
     "controller": ("dra_driver.controller.main", "run the cluster-wide controller"),
-    "webhook": ("dra_driver.kubectl.commands.webhook", "run the admission webhook"),
     "sim": ("dra_driver.kubectl.commands.sim", "run an embedded cluster with simulated GPUs on this machine"),
     "hardware-check": (
         "dra_driver.diagnose.hardware.main",
@@ -40,7 +39,7 @@ SUBCOMMANDS: Final = {
 # has those of "node" and none that only people's commands need, which belong to no extra.
 EXTRAS: Final = {
     **dict.fromkeys(("kubernetes", "urllib3", "re2", "jinja2", "starlette", "uvicorn"), ""),
-    **dict.fromkeys(("grpc", "google", "pynvml", "cryptography"), "node"),
+    **dict.fromkeys(("grpc", "google", "pynvml"), "node"),
     **dict.fromkeys(("trustme",), "sim"),
 }
 

@@ -10,7 +10,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dra_driver.core.telemetry import metrics
 
-Place = Literal["capacity", "evictions", "lease", "policy-status", "usage-evictions", "webhook-keeper"]
+Place = Literal["capacity", "evictions", "lease", "policy-status", "usage-evictions"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 EvictionResult = Literal["evicted", "announced", "refused", "opted-out", "gone", "failed"]
 UsageKind = Literal["over-grant", "idle"]
@@ -19,7 +19,6 @@ EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = ("evicted", "refused", "op
 """Those that are counted."""
 WriteResult = Literal["written", "outdated", "failed"]
 WRITE_RESULTS: Final[tuple[WriteResult, ...]] = get_args(WriteResult)
-CERTIFICATE_STEPS: Final = ("replace", "prepare", "announced", "serve", "forget")
 
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -60,12 +59,6 @@ policies = Gauge("dra_driver_policies", "GpuPolicy objects whose status this rep
 policy_status_writes_total = Counter(
     "dra_driver_policy_status_writes", "Writes of the status of GpuPolicies, by result", ["result"], registry=REGISTRY
 )
-webhook_certificate_steps_total = Counter(
-    "dra_driver_webhook_certificate_steps",
-    "Steps of the rotation of the webhook's certificates; replace is one without an overlap",
-    ["step"],
-    registry=REGISTRY,
-)
 
 
 def initialise(version: str) -> None:
@@ -79,8 +72,6 @@ def initialise(version: str) -> None:
             usage_evictions_total.labels(kind, result)
     for written in WRITE_RESULTS:
         policy_status_writes_total.labels(written)
-    for step in CERTIFICATE_STEPS:
-        webhook_certificate_steps_total.labels(step)
     for place in (*PLACES, "http"):
         metrics.internal_errors_total.labels(place)
 

@@ -229,7 +229,7 @@ def _rollout(facts: ClusterFacts) -> Iterator[LayerFinding]:
 
 
 def _others(facts: ClusterFacts) -> Iterator[LayerFinding]:
-    """Pods of controller, MPS host, webhook and usage exporter: nodes work without them, with fewer features."""
+    """Pods of controller, MPS host and usage exporter: nodes work without them, with fewer features."""
     for pod in facts.items(fact.DRIVER_PODS):
         component = text(pod, "metadata", "labels", COMPONENT)
         if component in ("", "node") or is_ready(pod) or text(pod, "status", "phase") == "Succeeded":
@@ -251,7 +251,6 @@ _LOST: Final = {
     "controller": "until it runs, GpuPolicies get no status and no pod is evicted from unhealthy GPUs",
     "mps-host": "until it runs, claims that need MPS are not prepared on its node",
     "exporter": "until it runs, what claims use of the GPUs of its node is not known",
-    "webhook": "until it runs, objects are checked by the nodes alone",
 }
 
 
@@ -275,7 +274,7 @@ ROLLOUT: Final = LayerCheck[ClusterFacts](
 OTHERS: Final = LayerCheck[ClusterFacts](
     name="other-pods-ready",
     layer=Layer.DAEMONSET,
-    about="controller, MPS host, webhook and usage exporter",
+    about="controller, MPS host and usage exporter",
     look=_others,
 )
 CHECKS: Final = (PRESENT, MADE, PODS, ROLLOUT, OTHERS)

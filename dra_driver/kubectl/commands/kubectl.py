@@ -15,7 +15,6 @@ SUBCOMMANDS: Final = {
     "ui": ("dra_driver.kubectl.commands.ui", "show GPUs, claims and waiting pods in a browser"),
     "usage": ("dra_driver.kubectl.commands.usage", "show what claims use of their GPUs"),
     "idle": ("dra_driver.kubectl.commands.idle", "list claims that are idle or larger than they need to be"),
-    "cost": ("dra_driver.kubectl.commands.cost", "price what claims hold and the energy that they use"),
     "quota": ("dra_driver.kubectl.commands.quota", "compare quotas of namespaces with what they have and use"),
     "classes": ("dra_driver.kubectl.commands.classes", "keep device classes for MIG profiles and shared GPUs"),
     "policy": ("dra_driver.kubectl.commands.policy_explain", "explain which policy gives which field of a GPU"),

@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     up.add_argument(
         "--usage",
         action="store_true",
-        help="run the usage exporter of each node as well, so that `kubectl dra usage`, idle and cost have answers; "
+        help="run the usage exporter of each node as well, so that `kubectl dra usage` and idle have answers; "
         "with --controller, pods of claims over their grant and of idle claims are evicted where a policy says so",
     )
     up.add_argument("--ui", action="store_true", help="run the page of `kubectl dra ui` as well, and print its address")

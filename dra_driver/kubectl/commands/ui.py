@@ -21,7 +21,7 @@ Serve a page about the cluster's GPUs on loopback until Ctrl-C: nodes and GPUs d
 why pods wait, what would fit, capacity and events. It reads with the rights of the kubeconfig and changes nothing.
 
   kubectl dra ui
-  kubectl dra ui --port 8090 --prices prices.yaml
+  kubectl dra ui --port 8090
   kubectl dra ui --cluster-state cluster.json      a state of `kubectl dra snapshot`
 
 The printed address has a code that works once, in the first browser that opens it; other users of the machine get 403.
@@ -49,7 +49,6 @@ def add_parser(subparsers: Any) -> None:
         "--prometheus", metavar="URL", help="charts begin with what this Prometheus recorded in the last hour"
     )
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="a token that the Prometheus wants")
-    parser.add_argument("--prices", metavar="FILE", help="prices as for `kubectl dra cost`: shows what claims cost")
     add_source(parser, namespace_help="")
 
 
@@ -59,11 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= _MAX_PORT:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
-    prices = None
-    if args.prices:
-        from dra_driver.kubectl.commands.cost import read_prices
-
-        prices = read_prices(args.prices)
     read_past = _reader_of_past(args) if args.prometheus else tuple
     read_use: Callable[[], UseReport] | None = None
     if args.cluster_state:
@@ -78,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         source = LiveSource(client(chosen), namespace)  # type: ignore[assignment]
         read_use = _reader_of_use(chosen, args.driver_namespace)
     use: Any = {"read_use": read_use, "read_past": read_past}
-    serve(source, about=printable(about), port=args.port, say=_say, prices=prices, **use)
+    serve(source, about=printable(about), port=args.port, say=_say, **use)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -26,13 +25,6 @@ def energy(joules: float | None, *, estimated: bool = False) -> str:
         return UNKNOWN
     mark = "~" if estimated else ""
     return f"{mark}{joules / 3.6e6:.2f} kWh" if joules >= 3.6e5 else f"{mark}{joules / 3600:.1f} Wh"
-
-
-def small(value: float, digits: int) -> str:
-    """With ``digits`` after the point, and more where fewer than two of them would count: ``12.50``, ``0.0067``."""
-    if value < 10 ** (1 - digits) and value > 0:
-        digits = min(6, 1 - math.floor(math.log10(value)))
-    return f"{value:.{digits}f}"
 
 
 def span(seconds: float | None) -> str:

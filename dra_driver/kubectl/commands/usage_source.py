@@ -1,9 +1,9 @@
-"""Flags and readers that ``kubectl dra usage``, ``idle``, ``cost`` and ``quota`` share."""
+"""Flags and readers that ``kubectl dra usage``, ``idle`` and ``quota`` share."""
 
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
@@ -60,7 +60,7 @@ def seconds(text: str, flag: str, *, least: int = 1) -> int:
 def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> "UseReport":
     """What the flags ask for, from exporters or Prometheus. Raises ConfigurationError and DraError."""
     if args.prometheus:
-        return from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
+        return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
     window_s(args, default_window)
     from dra_driver.kubectl.commands.exporters import ask_exporters
     from dra_driver.kubectl.commands.source import client
@@ -76,15 +76,20 @@ def prometheus_of(args: argparse.Namespace) -> "Prometheus":
     return Prometheus(args.prometheus, args.prometheus_token_file)
 
 
-def from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "UseReport":
+def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "UseReport":
     """What Prometheus recorded over the window. Raises PrometheusError."""
+    from dra_driver.kubectl.commands.prometheus import PrometheusError
     from dra_driver.kubectl.usage.device_use import UseReport
     from dra_driver.kubectl.usage.history import History, queries
 
     history = History(window)
     for field, query in queries(window).items():
         with Progress(f"asking Prometheus for {field}"):
-            history.add(field, answer_of(server, query))
+            answer = server.ask(query)
+        try:
+            history.add(field, answer)
+        except ValueError as error:
+            raise PrometheusError(f"{server.url}: {error}") from error
     uses = [use for use in history.uses() if node in ("", use.node)]
     gaps = list(history.gaps())
     if not uses:
@@ -92,27 +97,14 @@ def from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "Us
     return UseReport(source=f"Prometheus at {server.url}", window_s=window, uses=uses, gaps=tuple(gaps))
 
 
-def answer_of(server: "Prometheus", query: str) -> Any:
-    """The answer to one question, checked for its shape. Raises PrometheusError."""
-    from dra_driver.kubectl.commands.prometheus import PrometheusError
-    from dra_driver.kubectl.usage.history import vector
-
-    answer = server.ask(query)
-    try:
-        vector(answer)
-    except ValueError as error:
-        raise PrometheusError(f"{server.url}: {error}") from error
-    return answer
-
-
 def tell_source(report: "UseReport") -> None:
     """Says on standard error who told it, over which time, and what is missing."""
-    print(f"from {printable(report.source)}, window {window_text(report.window_s)}", file=sys.stderr)
+    print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
     for gap in report.gaps:
         print(f"note: {printable(gap)}", file=sys.stderr)
 
 
-def window_text(window: float) -> str:
+def _window_text(window: float) -> str:
     """``90 s``, ``15 min``, ``24 h``, ``7 d``."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if window >= 2 * size or window == size:

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp
 from dra_driver.config.schema import printable
 from dra_driver.core.errors import DraError
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web import charts, what_if
 from dra_driver.kubectl.web.answers import explain_pod, in_thread, survey_of
 from dra_driver.kubectl.web.derived import Derived, WorkedOut
@@ -59,7 +58,6 @@ class PageSources:
     derived: Derived
     about: str
     use: Periodic[UseNow] | None = None
-    prices: Prices | None = None
 
 
 def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASGIApp:
@@ -160,7 +158,7 @@ class Pages:
         rows = reading.value.claims if reading else ()
         found = [row for row in matching(rows, query, _claim_texts) if show in ("", row.state)]
         page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(rows))
-        views = claim_views(page.rows, self._fleet(), self._uses(), self._sources.prices)
+        views = claim_views(page.rows, self._fleet(), self._uses())
         return self._page(request, "claims.html", page=page, views=views, query=query, show=show)
 
     async def claim(self, request: Request) -> Response:
@@ -170,7 +168,7 @@ class Pages:
         found = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
         if not found:
             return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
-        view = claim_views(found, self._fleet(), self._uses(), self._sources.prices)[0]
+        view = claim_views(found, self._fleet(), self._uses())[0]
         events = [each for each in event_rows(self._state().events) if _is_about(each, "ResourceClaim", found[0])]
         return self._page(request, "claim.html", view=view, events=events[:20])
 
@@ -283,7 +281,6 @@ class Pages:
             use=self._use(),
             use_trouble=use.trouble if use else None,
             has_use=use is not None,
-            currency=self._sources.prices.currency if self._sources.prices else None,
             ago=lambda moment: ago(moment, now),
             now=now,
             query_string=query_string,

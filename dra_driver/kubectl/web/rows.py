@@ -8,7 +8,6 @@ from typing import Any
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
 
 Wire = Mapping[str, Any]
@@ -28,11 +27,10 @@ class ClaimDeviceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimOnPage:
-    """A claim with its devices. ``per_hour`` is its price, None without prices or where a part has none."""
+    """A claim with its devices."""
 
     claim: ClaimRow
     devices: Sequence[ClaimDeviceRow]
-    per_hour: float | None = None
 
     @property
     def used_bytes(self) -> int | None:
@@ -53,24 +51,18 @@ def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:
     return {(use.namespace, use.claim, use.node, use.device): use for use in uses}
 
 
-def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses, prices: Prices | None) -> list[ClaimOnPage]:
+def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
     """Claims with what their devices are on GPUs."""
-    places: dict[tuple[str, str, str, str], tuple[GpuRow, Part]] = {}
+    places: dict[Key, tuple[GpuRow, Part]] = {}
     for node in fleet.nodes:
         for gpu in node.gpus:
             for part in (*gpu.parts, *gpu.admins):
                 places[part.namespace, part.claim, node.name, part.device] = (gpu, part)
-    return [_view(claim, places, uses, prices) for claim in claims]
+    return [_view(claim, places, uses) for claim in claims]
 
 
-def _view(
-    claim: ClaimRow,
-    places: Mapping[tuple[str, str, str, str], tuple[GpuRow, Part]],
-    uses: Uses,
-    prices: Prices | None,
-) -> ClaimOnPage:
-    devices, cost = [], 0.0
-    priced = prices is not None and bool(claim.devices)
+def _view(claim: ClaimRow, places: Mapping[Key, tuple[GpuRow, Part]], uses: Uses) -> ClaimOnPage:
+    devices = []
     for device in claim.devices:
         key = (claim.namespace, claim.name, device.node, device.device)
         gpu, part = places.get(key, (None, None))
@@ -84,22 +76,7 @@ def _view(
                 use=uses.get(key),
             )
         )
-        hour = prices.of(gpu.product) if prices is not None and gpu is not None else None
-        part_of = _memory_part(gpu, part)
-        priced = priced and hour is not None and part_of is not None
-        cost += (hour or 0.0) * (part_of or 0.0)
-    return ClaimOnPage(claim=claim, devices=tuple(devices), per_hour=cost if priced else None)
-
-
-def _memory_part(gpu: GpuRow | None, part: Part | None) -> float | None:
-    """What is charged of a GPU: the claim's part of its memory, as ``kubectl/usage/cost.py`` says."""
-    if gpu is None or part is None:
-        return None
-    if part.admin:
-        return 0.0
-    if part.form == "whole":
-        return 1.0
-    return min(1.0, part.memory_bytes / gpu.memory_bytes) if gpu.memory_bytes and part.memory_bytes else None
+    return ClaimOnPage(claim=claim, devices=tuple(devices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

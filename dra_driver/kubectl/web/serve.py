@@ -11,7 +11,6 @@ import uvicorn
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web.app import PageSources, application
 from dra_driver.kubectl.web.connections import BoundedConnection
 from dra_driver.kubectl.web.derived import Derived
@@ -38,7 +37,6 @@ def serve(
     say: Callable[[str], None],
     read_use: Callable[[], UseReport] | None = None,
     read_past: Callable[[], Sequence[UseSample]] = tuple,
-    prices: Prices | None = None,
     interval_s: float = CLUSTER_S,
     use_interval_s: float = USE_S,
 ) -> None:
@@ -61,7 +59,6 @@ def serve(
             derived=Derived(),
             about=about,
             use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
-            prices=prices,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
         readers: list[_Reads] = [sources.cluster, sources.derived, *([sources.use] if sources.use else [])]

@@ -21,14 +21,13 @@ from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo.chapter import WAIT_S, Say, end_namespace
 from dra_driver.sim.demo.render import table
 from dra_driver.sim.node.node_process import ControllerSubprocess
-from dra_driver.sim.objects import claim_names, is_ready
+from dra_driver.sim.objects import is_ready
 
 TITLE: Final = "--- three claims share one GPU"
 NODES: Final = {"gpu-u": "1xa100-sxm4-40gb"}
 NAMESPACE: Final = "demo-usage"
 POLICY: Final = Path("examples/usage/shares-that-hold.yaml")
 PODS_OF_CHAPTER: Final = Path("examples/usage/three-shares.yaml")
-PRICES: Final = Path("examples/usage/prices.yaml")
 USED_GIB: Final = {"modest": 8, "greedy": 20, "sleepy": 0}
 """What each pod uses of its 12 GiB, by the annotations of the example."""
 GREEDY, SLEEPY = "greedy", "sleepy"
@@ -75,7 +74,7 @@ class UsageChapter:
         self._part("one is over its grant, and is told", self._told)
 
     def ended(self) -> None:
-        """Expect that it is evicted and the others are not, and that the idle claim is found and has a price."""
+        """Expect that it is evicted and the others are not, and that the idle claim is found."""
         self._part("it is evicted, and the others go on", self._ended)
 
     def _start(self) -> None:
@@ -123,11 +122,9 @@ class UsageChapter:
                 raise RetryableError(f"pod {name} keeps its grant, and was told {', '.join(said)}")
         self._say(f"$ kubectl get pods -n {NAMESPACE}\n{table(PODS, self._pods().values(), utc_now())}\n")
         self._kubectl("usage")
-        claim = self._claim(SLEEPY)
         self._expect(lambda: not_idle_yet(self._answer(), SLEEPY), "the exporter to see the claim unused for a while")
         idle = self._kubectl("idle", "--idle-for", f"{IDLE_S}s")
-        priced = self._kubectl("cost", "--prices", str(PRICES), "--by", "claim")
-        if problem := not_found_idle(idle, SLEEPY) or not_priced(priced, claim):
+        if problem := not_found_idle(idle, SLEEPY):
             raise RetryableError(problem)
         end_namespace(self._cluster, NAMESPACE)
 
@@ -165,9 +162,6 @@ class UsageChapter:
         return {
             name: pod["metadata"]["uid"] for name, pod in self._pods().items() if is_ready(pod) and _restarts(pod) == 0
         }
-
-    def _claim(self, pod: str) -> str:
-        return next(claim for _, claim in claim_names(self._pods()[pod]) if claim)
 
     def _events(self, pod: str) -> dict[str, str]:
         """What was said about a pod, by reason."""
@@ -231,20 +225,6 @@ def not_found_idle(printed: str, pod: str) -> str | None:
     return (
         None if len(idle) == 1 and idle[0].split()[-1] == pod else f"expected the claim of {pod} to be idle: {printed}"
     )
-
-
-def not_priced(printed: str, claim: str) -> str | None:
-    """What is wrong with a table of `kubectl dra cost --by claim`: the claim has hours and an amount above 0."""
-    cells = next((line.split() for line in printed.splitlines() if claim in line.split()), [])
-    amount = cells[4] if len(cells) > 5 else ""
-    return None if _positive(amount) else f"expected a price for claim {claim}: {printed}"
-
-
-def _positive(text: str) -> bool:
-    try:
-        return float(text) > 0
-    except ValueError:
-        return False
 
 
 def _restarts(pod: Obj) -> int:

@@ -29,7 +29,7 @@ def by_schema(kind: str, value: Any) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_both_refuse_the_same_fields_of_broken_objects(kind: str) -> None:
-    """A claim that the webhook lets through must not fail on the node, and the other way round."""
+    """A claim that `kubectl dra lint` accepts must not fail on the node, and the other way round."""
     refused = 0
     for seed in range(ROUNDS):
         value = samples.broken(kind, seed)

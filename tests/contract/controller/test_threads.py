@@ -18,7 +18,6 @@ def test_every_thread_of_a_controller_is_documented(tmp_path: Path) -> None:
         "evict_extended_resource_pods": "true",
         "evict_over_grant": "true",
         "capacity_interval": "3600",
-        "webhook_dir": str(tmp_path),
     }
     process = DriverProcess("controller", tmp_path, flags)
     rows = documented("Controller")

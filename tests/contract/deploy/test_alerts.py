@@ -15,6 +15,8 @@ CASES_FILE = chart.ROOT / "tests" / "prometheus" / "alerts_test.yaml"
 ALERTS = [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 RECORDS = [rule for group in yaml.safe_load((FILES / "records.yaml").read_text())["groups"] for rule in group["rules"]]
 RECORD_CASES_FILE = CASES_FILE.with_name("records_test.yaml")
+COST_CASES_FILE = CASES_FILE.with_name("cost_test.yaml")
+COST_RULES = chart.ROOT / "examples" / "usage" / "cost-rules.yaml"
 CASES = yaml.safe_load(CASES_FILE.read_text())["tests"]
 DOCUMENTED = (chart.ROOT / "docs" / "metrics.md").read_text()
 RECORDED = DOCUMENTED[DOCUMENTED.index("## Recorded") : DOCUMENTED.index("## Worth an alert")]
@@ -80,12 +82,19 @@ def test_every_recording_rule_has_a_line_and_a_case_for_promtool() -> None:
     assert tried == set(names)
 
 
+def test_cost_rules_read_documented_metrics() -> None:
+    """promtool, which also evaluates them, is not on every machine."""
+    names = metrics_of(re.sub(r"\w+(:\w+)+", "", COST_RULES.read_text()))
+    assert [name for name in names if f"| `{name}`" not in DOCUMENTED] == []
+    assert len(names) == 4
+
+
 def test_promtool_finds_the_rules_right() -> None:
     """Prometheus' own reading of them: the series of alerts_test.yaml fire those alerts, and no others."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool on PATH")
-    command = [promtool, "test", "rules", str(CASES_FILE), str(RECORD_CASES_FILE)]
+    command = [promtool, "test", "rules", str(CASES_FILE), str(RECORD_CASES_FILE), str(COST_CASES_FILE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -27,6 +27,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"controller": {"replicas": 0}}, "at '/controller/replicas': minimum: got 0, want 1"),
     ({"driverName": "GPU.nvidia.com"}, "at '/driverName'"),
 ]
+REMOVED = {"webhook"}
+"""Values of earlier versions, which the schema takes so that a template or the notes can name the next step."""
 
 
 @pytest.mark.parametrize(("values", "said"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
@@ -56,7 +58,7 @@ def test_every_value_of_the_schema_has_a_default_and_a_comment() -> None:
     text = (chart.CHART / "values.yaml").read_text()
     values = yaml.safe_load(text)
     not_leaves = {"requests", "limits", "claims", "rollingUpdate", "type", "maxSurge", "maxUnavailable"}
-    for name in leaves(schema, schema["definitions"]):
+    for name in sorted(set(leaves(schema, schema["definitions"])) - REMOVED):
         parts = [part for part in name.split(".") if part not in not_leaves]
         at: Any = values
         for part in parts:
@@ -106,3 +108,59 @@ def test_status_of_policies_without_gpu_nodes_is_refused() -> None:
     assert "policyStatus.enabled has to be false" in said
     assert chart.refusal({"gpuNodes": off, "policyStatus": off}) == ""
     assert chart.refusal({"gpuNodes": off, "controller": off}) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"webhook": {"enabled": True}}, "webhook"),
+        (
+            {"controller": {"settings": {"WEBHOOK_CERTIFICATE_LIFETIME": "300"}}},
+            "controller.settings.WEBHOOK_CERTIFICATE_LIFETIME",
+        ),
+    ],
+)
+def test_values_of_the_former_webhook_are_refused_with_the_next_step(values: dict[str, Any], field: str) -> None:
+    said = chart.refusal(values)
+    assert f"{field}: this version has no admission webhook" in said
+    assert f"--set {field}=null" in said
+    (page, heading) = re.findall(r'See (\S+), "(.+)"', said)[0]
+    assert f"### {heading}\n" in (chart.ROOT / page).read_text()
+    *parents, last = field.split(".")
+    removed: dict[str, Any] = {last: None}
+    for parent in reversed(parents):
+        removed = {parent: removed}
+    assert chart.refusal(removed) == ""
+
+
+def test_a_former_webhook_that_was_off_is_named_in_the_notes() -> None:
+    """`helm upgrade --reuse-values` passes the defaults of the earlier chart."""
+    off = {"webhook": {"enabled": False, "settings": {"LOG_FORMAT": "json"}, "resources": {}}}
+    assert chart.refusal(off) == ""
+    assert "The value `webhook` has no effect" in chart.notes(off)
+    assert "webhook" not in chart.notes()
+
+
+FORMER_WEBHOOK = {
+    ("Secret", "dra-driver-webhook"),
+    ("Service", "dra-driver-webhook"),
+    ("Role", "dra-driver-webhook"),
+    ("RoleBinding", "dra-driver-webhook"),
+    ("ClusterRole", "dra-driver-webhook"),
+    ("ClusterRoleBinding", "dra-driver-webhook"),
+    ("ValidatingWebhookConfiguration", "dra-driver-webhook"),
+    ("NetworkPolicy", "dra-driver-webhook"),
+}
+"""All objects that the template webhook.yaml of b792d4a7 made. The controller of that version created none itself: it
+updated the Secret and the ValidatingWebhookConfiguration, and had no permission to create any."""
+
+
+def test_the_documented_command_deletes_all_objects_of_the_former_webhook_and_no_others() -> None:
+    page = (chart.ROOT / "docs" / "operations.md").read_text().replace("\\\n", " ")
+    (command,) = [line.split() for line in page.splitlines() if "delete validatingwebhookconfiguration" in line]
+    program, flag, namespace, verb, kinds, name, tolerant = command
+    assert (program, flag, namespace, verb) == ("kubectl", "-n", "dra-driver", "delete")
+    assert {(kind, name) for kind in kinds.split(",")} == {(kind.lower(), name) for kind, name in FORMER_WEBHOOK}
+    assert tolerant == "--ignore-not-found"  # a NetworkPolicy was made only with networkPolicy.enabled
+    made = {(obj["kind"], obj["metadata"]["name"]) for obj in chart.objects({"networkPolicy": {"enabled": True}})}
+    assert not made & FORMER_WEBHOOK

@@ -22,7 +22,7 @@ NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    """With all that the controller can do, apart from the webhook (`test_webhook`)."""
+    """With evictions enabled."""
     return chart.objects({"eviction": {"enabled": True}})
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,7 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 COMMANDS: tuple[str, ...] = tuple(
     f"dra_driver.{room}.main" for room in ("node.process", "node.exporter", "hardware.sharing", "controller")
 )
-COMMANDS += ("dra_driver.kubectl.commands.webhook",)
-COMMANDS += ("dra_driver.webhook.worker",)  # which the webhook runs
+COMMANDS += ("dra_driver.kubectl.capacity",)  # which the controller runs as a child process
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
 LIBRARY = {"dra_driver.kube.library"}
 POLICY = ROOT / "tests" / "e2e" / "policies" / "evict-xid-79.yaml"
@@ -82,6 +82,13 @@ def short_path() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def surveys(controller: DriverProcess, result: str) -> bool:
+    (port,) = re.findall(r"serving metrics and health.*port=(\d+)", controller.text)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return f'dra_driver_capacity_surveys_total{{result="{result}"}} 1.0' in text
+
+
 def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_path: Path) -> None:
     api = ApiServer()
     api.start()
@@ -89,7 +96,7 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
     api.store.create(NODES, {"metadata": {"name": "node-a"}})
     kubeconfig = str(api.kubeconfig(short_path / "kubeconfig"))
     rest = RestClient(Connection.load(kubeconfig))
-    folders = {name: short_path / name for name in ("node", "mps", "controller", "webhook", "policies")}
+    folders = {name: short_path / name for name in ("node", "mps", "controller", "policies")}
     for folder in folders.values():
         folder.mkdir()
     shutil.copy(POLICY, folders["policies"])
@@ -99,11 +106,8 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
     own = {"namespaces": "none", "shm_dir": str(folders["mps"])}  # /run and mounts are root's
     mps = MpsHostProcess(folders["mps"], folders["node"] / "plugins", "gpu.nvidia.com", **own)
     flags = {"kubeconfig": kubeconfig, "http_addr": "127.0.0.1:0", "evict_extended_resource_pods": "true"}
-    controller = DriverProcess("controller", folders["controller"], flags)
-    flags["webhook_dir"] = str(folders["webhook"])
-    controller_of_webhook = {"webhook_dir": flags["webhook_dir"], "webhook_addr": "127.0.0.1:0"}
-    webhook = DriverProcess("webhook", folders["webhook"], controller_of_webhook)
-    processes = (node, mps, controller, webhook)
+    controller = DriverProcess("controller", folders["controller"], {**flags, "capacity_interval": "60"})
+    processes = (node, mps, controller)
     try:
         for process in processes:
             run_with(process, packages)
@@ -111,7 +115,8 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
         node.wait_for(lambda: "gpu-0" in str(rest.list(paths.resource_slices())), timeout_s=30)
         mps.wait_for(lambda: "MPS host started" in mps.text, timeout_s=30)
         controller.wait_for(lambda: "leads now" in controller.text, timeout_s=30)
-        webhook.wait_for(lambda: "started" in webhook.text, timeout_s=30)
+        controller.wait_for(lambda: surveys(controller, "done") or surveys(controller, "failed"), timeout_s=60)
+        assert surveys(controller, "done"), controller.text
     finally:
         for process in processes:
             process.kill()

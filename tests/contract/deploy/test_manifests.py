@@ -18,9 +18,7 @@ from tests.contract.deploy.test_presets import NAMES, rendered
 from tests.fakes import chart
 from tests.fakes.chart import Obj
 
-NOT_EMBEDDED = frozenset(
-    ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration")
-)
+NOT_EMBEDDED = frozenset(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"))
 """Kinds of the cluster that the embedded API server does not have."""
 CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
 SWITCHES = (
@@ -35,7 +33,7 @@ SWITCHES = (
     "usageReader",
 )
 EVERYTHING: Obj = {
-    **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration", "webhook")},
+    **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration")},
     "metrics": {
         "podMonitor": {"enabled": True, "labels": {"a": "b"}},
         "prometheusRule": {"enabled": True},

@@ -6,7 +6,6 @@ from dra_driver.sim.demo.usage import (
     disturbed,
     not_found_idle,
     not_idle_yet,
-    not_priced,
     not_running,
     not_told,
     unlike_used,
@@ -82,20 +81,3 @@ IDLE = "NAMESPACE  CLAIM      IDLE  FINDING  PODS\nns         sleepy-x   39s   i
 )
 def test_one_claim_is_idle(printed: str, is_found: bool) -> None:
     assert (not_found_idle(printed, "sleepy") is None) == is_found
-
-
-COST = "NAMESPACE  CLAIM     DEVICES  GPU HOURS  COST\nns         sleepy-x  1        0.0034     0.0061 EUR  ?"
-
-
-@pytest.mark.parametrize(
-    ("printed", "is_priced"),
-    [
-        (COST, True),
-        (COST.replace("0.0061", "0.0000"), False),
-        (COST.replace("0.0061 EUR", "?         "), False),
-        (COST.replace("sleepy-x", "other-xx"), False),
-        ("", False),
-    ],
-)
-def test_a_price_is_above_nothing(printed: str, is_priced: bool) -> None:
-    assert (not_priced(printed, "sleepy-x") is None) == is_priced

@@ -15,7 +15,7 @@ from dra_driver.kubectl.commands import kubectl
 from tests.fakes.node_image import ROOT, normal, packages_folder
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-NODE_ONLY = ("grpcio", "protobuf", "nvidia-ml-py", "cryptography", "trustme")
+NODE_ONLY = ("grpcio", "protobuf", "nvidia-ml-py", "trustme")
 
 
 def with_their_own(wanted: Iterable[str]) -> set[str]:

@@ -22,7 +22,6 @@ COMMANDS = {
     "capacity": ("capacity",),
     "usage": ("usage",),
     "idle": ("idle",),
-    "cost": ("cost", "--prices", "prices.yaml"),
     "quota": ("quota",),
     "classes": ("classes", "list"),
     "policy": ("policy", "explain", "gpu-a/gpu-0"),
@@ -115,7 +114,6 @@ def kubeconfig(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
     (tmp_path / "config").write_text(json.dumps(config))
-    (tmp_path / "prices.yaml").write_text("otherGpuHour: 1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`kubectl dra usage`, `idle`, `cost` and `quota` over HTTP: exporters through pods/proxy, and a Prometheus that is
+"""`kubectl dra usage`, `idle` and `quota` over HTTP: exporters through pods/proxy, and a Prometheus that is
 away, slow or lies."""
 
 import json
@@ -151,7 +151,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Se
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
     (tmp_path / "config").write_text(json.dumps(config))
-    (tmp_path / "prices.yaml").write_text("currency: EUR\ngpuHour: {H100: 2}\nkilowattHour: 0.5\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     yield stage, url
@@ -295,7 +294,6 @@ def test_nothing_is_idle_for_longer_than_the_exporters_say(capsys: Printed) -> N
 def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
     stage, url = server
     stage.said = {
-        "dra_gpu_memory_total": str(80 * GIB),
         "count_over_time": "7200",
         "energy": "3.6e6",
         "max_over_time(sum": str(GIB),
@@ -305,39 +303,9 @@ def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
     assert f"from Prometheus at {url}, window 2 h" in err
     assert "1.0 GiB" in out
     assert all("7200s" in question or "[" not in question for question in stage.asked)
-    assert (
-        kubectl.main(["cost", "--prices", "prices.yaml", "--prometheus", url, "--window", "2h", "--by", "label:team"])
-        == 0
-    )
-    assert capsys.readouterr().out.splitlines()[1].split() == [
-        "ml",
-        "1",
-        "2.0",
-        "4.00",
-        "EUR",
-        "1.00",
-        "kWh",
-        "0.50",
-        "EUR",
-        "?",
-    ]
-
-
-@pytest.mark.usefixtures("server")
-def test_cost_of_the_claims_that_exist_names_what_is_missing(capsys: Printed, tmp_path: Path) -> None:
-    assert kubectl.main(["cost", "--prices", "prices.yaml", "--by", "claim", "-o", "json"]) == 0
-    out, err = capsys.readouterr()
-    (item,) = json.loads(out)["items"]
-    assert (item["namespace"], item["claim"], item["unpriced"]) == ("team-a", "train", 0)
-    assert item["amount"] == 2 * item["gpuHours"] > 0
-    assert "energy is not known: it needs --prometheus" in err
-    assert kubectl.main(["cost", "--prices", "prices.yaml", "--by", "label:costCenter", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["items"][0]["costCenter"] == "(no such label)"
-    (tmp_path / "prices.yaml").write_text("gpuHour: {B200: 4}")
-    assert kubectl.main(["cost", "--prices", "prices.yaml"]) == 0
-    out, err = capsys.readouterr()
-    assert "1 without a cost: the prices have none for H100" in err
-    assert out.splitlines()[1].split()[3] == "?"
+    assert kubectl.main(["usage", "--prometheus", url, "--window", "2h", "-o", "json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)["items"]
+    assert (item["heldSeconds"], item["energyJoules"]) == (7200, 3.6e6)
 
 
 def test_an_api_server_without_quotas_still_says_what_namespaces_have(server: Served, capsys: Printed) -> None:
@@ -410,8 +378,7 @@ def test_a_prometheus_that_drips_is_given_up(server: Served) -> None:
         ["usage", "--prometheus", "http://x", "--window", "1y"],
         ["usage", "--prometheus", "http://x", "--window", "1s"],
         ["idle", "--idle-for", "soon"],
-        ["cost", "--prices", "none.yaml"],
-        ["cost", "--prices", "prices.yaml", "--by", "colour"],
+        ["usage", "--by", "colour"],
         ["usage", "--prometheus", "http://x", "--prometheus-token-file", "none"],
     ],
 )

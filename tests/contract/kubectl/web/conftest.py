@@ -8,7 +8,6 @@ import pytest
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web.derived import Derived
 from dra_driver.kubectl.web.gate import Keys
 from dra_driver.kubectl.web.reading import Periodic, read_cluster, same_cluster
@@ -44,7 +43,6 @@ class Site:
             derived=Derived(),
             about="test",
             use=Periodic("use", history.read, 1.0),
-            prices=Prices(currency="EUR", gpu_hour={"NVIDIA H100": 4.0}),
         )
         self.app = application(self.sources, self.keys, (HOST,))
         self.base = f"/{self.keys.folder}"

@@ -57,7 +57,7 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
     for path, part in (
         ("/", "pool"),
         ("/nodes/n/gpu-0", "20 % compute"),
-        ("/claims", "1.00 EUR"),
+        ("/claims", "20 GiB"),
         ("/pending", "which does not exist"),
         ("/capacity", "NVIDIA H100"),
         ("/events", "FailedScheduling"),

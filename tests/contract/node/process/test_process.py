@@ -260,7 +260,7 @@ print(" ".join(sorted(sys.modules)))
 """
 
 OWN_PACKAGES_NOT_LOADED = (
-    *("cel", "allocation", "doctor", "explain", "lint", "sim", "usage", "webhook", "controller"),
+    *("cel", "allocation", "doctor", "explain", "lint", "sim", "usage", "controller"),
     *("hardware_check", "gpu.nvml.probes"),
 )
 FOREIGN_PACKAGES_NOT_LOADED = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.model.health import HealthCause
-from dra_driver.core.telemetry import capacity_metrics, controller_metrics, exporter_metrics, metrics, webhook_metrics
+from dra_driver.core.telemetry import capacity_metrics, controller_metrics, exporter_metrics, metrics
 from dra_driver.node.usage.ledger import UsageLedger
 from dra_driver.node.usage.series import Family, Judged, families
 from dra_driver.node.usage.values import JoinedUsage, Knows
@@ -86,16 +86,15 @@ def nothing_in_use() -> list[Family]:
 def test_every_metric_and_label_value_is_documented() -> None:
     """Authors of alerts and dashboards read docs/metrics.md."""
     document = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
-    renders = (metrics.render, controller_metrics.render, webhook_metrics.render, exporter_metrics.render)
+    renders = (metrics.render, controller_metrics.render, exporter_metrics.render)
     exporter_metrics.usage.set(nothing_in_use())
     text = b"".join(render()[1] for render in renders).decode()
     families = {name for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not name.startswith("process_")}
     documented = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
     assert families == documented
-    own_values = (*controller_metrics.PLACES, *controller_metrics.EVICTION_RESULTS, *webhook_metrics.RESULTS)
     for own in (
-        *own_values,
-        *controller_metrics.CERTIFICATE_STEPS,
+        *controller_metrics.PLACES,
+        *controller_metrics.EVICTION_RESULTS,
         *capacity_metrics.SURVEY_RESULTS,
         *exporter_metrics.SOURCES,
     ):

@@ -5,35 +5,24 @@ from datetime import timedelta
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import claims_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.prices import Prices
 from dra_driver.kubectl.web.paging import matching, page_of, query_string
 from dra_driver.kubectl.web.rows import ClaimOnPage, ago, claim_views, event_rows, span, uses_by_device, waiting_pods
 from tests.unit.kubectl.web.objects import GIB, NOW, claim, fleet, share, small_state, waiting_pod
 
 USE = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", share="s", used_bytes=5 * GIB)
-PRICES = Prices(currency="EUR", gpu_hour={"NVIDIA H100": 4.0})
 
 
-def views(state: ClusterState, *uses: ClaimDeviceUse, prices: Prices | None = PRICES) -> list[ClaimOnPage]:
-    return claim_views(claims_of(state, NOW), fleet(state), uses_by_device(uses), prices)
+def views(state: ClusterState, *uses: ClaimDeviceUse) -> list[ClaimOnPage]:
+    return claim_views(claims_of(state, NOW), fleet(state), uses_by_device(uses))
 
 
-def test_a_claim_has_its_gpu_its_use_and_its_price() -> None:
-    """A share costs its part of the memory."""
+def test_a_claim_has_its_gpu_and_its_use() -> None:
     view = views(small_state(claim("a", "n", share("gpu-0", "20Gi"))), USE)[0]
-    assert (view.devices[0].gpu, view.used_bytes, view.granted_bytes, view.per_hour) == (
-        "gpu-0",
-        5 * GIB,
-        20 * GIB,
-        1.0,
-    )
+    assert (view.devices[0].gpu, view.used_bytes, view.granted_bytes) == ("gpu-0", 5 * GIB, 20 * GIB)
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
-    """Without a measurement there is no use, and without a price for the model no cost."""
-    state = small_state(claim("a", "n", share("gpu-0", "20Gi")))
-    view = views(state, prices=Prices(gpu_hour={"other": 1.0}))[0]
-    assert (view.used_bytes, view.per_hour) == (None, None)
+def test_claim_without_a_measurement_has_no_use() -> None:
+    assert views(small_state(claim("a", "n", share("gpu-0", "20Gi"))))[0].used_bytes is None
 
 
 def test_a_claim_with_one_unmeasured_device_has_no_sum() -> None:
@@ -42,17 +31,16 @@ def test_a_claim_with_one_unmeasured_device_has_no_sum() -> None:
     assert views(small_state(both), USE)[0].used_bytes is None
 
 
-def test_a_pending_claim_costs_nothing_and_has_no_devices() -> None:
+def test_a_pending_claim_has_no_devices() -> None:
     """It is listed with what it asks for."""
     view = views(small_state(claim("a", "n")))[0]
-    assert (view.devices, view.per_hour, view.claim.requests) == ((), None, ("gpu: 1 x gpu.nvidia.com",))
+    assert (view.devices, view.claim.requests) == ((), ("gpu: 1 x gpu.nvidia.com",))
 
 
 def test_a_device_that_vanished_keeps_its_name() -> None:
     """A claim may have a device that no slice contains any more."""
     view = views(small_state(claim("a", "n", {"device": "gpu-7"})))[0]
     assert [(each.device, each.gpu, each.part) for each in view.devices] == [("gpu-7", "", None)]
-    assert view.per_hour is None
 
 
 def test_pods_of_one_owner_wait_together() -> None:
