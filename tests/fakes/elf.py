@@ -5,7 +5,9 @@ misreading cannot make both agree.
 """
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 X86_64, AARCH64 = 62, 183
 

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dra_driver.config.usage_findings import FILE, FOLDER, RENEW_S, encode
 from dra_driver.core.files import replace_file

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.core.telemetry import metrics
@@ -36,8 +37,7 @@ RETRY_S: Final = 5.0
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldGpu:
+class ToldGpu(Struct, frozen=True, kw_only=True):
     """A GPU of the node and what its policy says of its use."""
 
     device: DeviceName
@@ -46,8 +46,7 @@ class ToldGpu:
     rules: UsageRules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignmentSources:
+class AssignmentSources(Struct, frozen=True, kw_only=True):
     """Where the content comes from. ``entries`` are the journal's (``claims.entry.Entry``) and may raise StorageError;
     ``detached`` is why the driver must not be open, None while it may."""
 

@@ -4,9 +4,10 @@ what claims use of them with the journal.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.model.terms import terms_of

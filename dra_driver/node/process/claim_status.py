@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,
@@ -27,7 +29,6 @@ from dra_driver.core.errors import (
     ServerBusyError,
 )
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
@@ -48,8 +49,7 @@ EVENT: Final = "ClaimStatusNotWritten"
 Warn = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True, kw_only=True):
     """One device of a prepared claim. ``data`` is what is shown of it."""
 
     pool: str
@@ -58,8 +58,7 @@ class DeviceFacts:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimFacts:
+class ClaimFacts(Struct, frozen=True, kw_only=True):
     """A prepared claim. ``since`` is when it was prepared, in seconds of the Unix epoch."""
 
     ref: ClaimRef

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.drain import DETACH_ANNOTATION, clean
 
 ANNOTATION: Final = DETACH_ANNOTATION
@@ -44,8 +45,7 @@ class NodeMarks(Protocol):
     def labels(self) -> Mapping[str, str]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetachRequest:
+class DetachRequest(Struct, frozen=True, kw_only=True):
     """``source`` is the annotation, file or label as a noun; ``ends`` says what to do to end the request."""
 
     source: str

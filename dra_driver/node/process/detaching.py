@@ -18,8 +18,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, Literal, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.detach_request import DetachRequest
 
@@ -82,8 +83,7 @@ class Phase(Enum):
     REATTACHING = "reattaching"
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(Struct, frozen=True):
     """``note`` says what is waited for. Replaced as a whole, so that any thread reads it without a lock."""
 
     phase: Phase = Phase.ATTACHED

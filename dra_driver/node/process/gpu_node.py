@@ -13,8 +13,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from dra_driver.config.policy import API_VERSION
 from dra_driver.config.status import NODE_KIND, node_status, node_status_of

@@ -1,7 +1,8 @@
 """What a node process says in the GpuNode of its node, from what it knows. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -22,8 +23,7 @@ from dra_driver.core.quantity import Quantity
 _FORMS = {Form.PARTITION: PublishedForm.PARTITIONS, Form.SHARE: PublishedForm.SHARED, Form.WHOLE: PublishedForm.WHOLE}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeFacts(Struct, frozen=True, kw_only=True):
     """What the node process knows at one moment.
 
     ``terms`` are those that are published. ``missing`` are GPUs of the snapshot that are not found any more. With
@@ -41,8 +41,7 @@ class NodeFacts:
     usage: ToldUsage = NO_USAGE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
+class Versions(Struct, frozen=True, kw_only=True):
     """What the node runs, as far as it is known."""
 
     node_process: str

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import DeviceName, GpuUuid, PoolName
@@ -28,8 +29,7 @@ class DeviceState(Enum):
     UNHEALTHY = "UNHEALTHY"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedDevice:
+class ReportedDevice(Struct, frozen=True, kw_only=True):
     """A published device and the hardware behind it; ``partition`` None for a whole GPU and for a share."""
 
     pool: PoolName
@@ -38,8 +38,7 @@ class ReportedDevice:
     partition: PartitionId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReport:
+class DeviceReport(Struct, frozen=True, kw_only=True):
     """What is said of one device."""
 
     pool: PoolName

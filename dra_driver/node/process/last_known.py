@@ -18,14 +18,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.process import last_known_file
@@ -37,8 +38,7 @@ GRACE_S: Final = 20.0
 """Two looks at the health of the GPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownGpu:
+class KnownGpu(Struct, frozen=True, kw_only=True):
     """A GPU as it was found last. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
 
     gpu: Gpu
@@ -48,8 +48,7 @@ class KnownGpu:
 Known = Mapping[GpuUuid, KnownGpu]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingGpu:
+class MissingGpu(Struct, frozen=True, kw_only=True):
     """A GPU that is published and not found. ``since`` is in seconds of the Unix epoch; ``awaited``: it may be late."""
 
     since: float

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,7 @@ EARLY_S: Final = 0.001  # a wait may end this much too soon
 PAUSE_S: Final = 0.1  # after a ring, so that a folder in which something happens all the time costs little
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chore:
+class Chore(Struct, frozen=True, kw_only=True):
     """``work`` runs every ``every_s`` seconds, counted from its last end, to half of the thread's shortest interval."""
 
     name: str

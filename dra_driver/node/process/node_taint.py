@@ -1,7 +1,8 @@
 """A taint of all devices of the node, for `published_terms.PublishedTerms`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid

@@ -8,8 +8,9 @@ or another node process (a rolling update) did in between.
 
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot

@@ -20,10 +20,11 @@ that. The decision is `judge`, pure; `SecondPublisher` feeds it.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.second_publisher_file import SecondPublisherFile
@@ -60,8 +61,7 @@ class NodeStatus(Protocol):
     def allocatable(self) -> Mapping[str, str]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """Whether devices are withdrawn. ``since`` is when the opposite was first seen, ``found`` what was last found."""
 
     withdrawn: bool = False

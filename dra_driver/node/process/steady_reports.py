@@ -8,8 +8,9 @@ until the last one is ``STEADY_S`` old. A new state is told at once.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dra_driver.node.process.health_report import DeviceReport
 

@@ -1,7 +1,8 @@
 """Which rules conditions are judged by, before and after the GPUs were read."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.model.gpu import Snapshot

@@ -1,6 +1,6 @@
 """Sentences about devices that change at every look."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
