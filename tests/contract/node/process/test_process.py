@@ -269,7 +269,7 @@ FOREIGN_PACKAGES_NOT_LOADED = (
 
 
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Its 60 MiB come from there; one import too many in a shared package would cost every node 20 MiB."""
+    """One import too many in a shared package would cost every node 20 MiB."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
     process.end()
