@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.finding import (
-    WIDTH,
     Finding,
     Layer,
     Status,
@@ -24,12 +23,11 @@ from dra_driver.core.finding import (
     findings_from_wire,
     first_broken,
     next_steps,
-    one_line,
     plain,
     printable,
     text_at,
-    wrapped,
 )
+from dra_driver.core.text import WIDTH, one_line, wrapped
 
 SCHEMA_VERSION: Final = 1
 KIND: Final = "DoctorReport"
