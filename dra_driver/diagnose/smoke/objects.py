@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.diagnose.smoke.kinds import REQUEST
+from dra_driver.diagnose.smoke.report import REQUEST
 
 Wire = Mapping[str, Any]
 

@@ -5,12 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.smoke.attempt import next_step
-from dra_driver.diagnose.smoke.fit import Fit
-from dra_driver.diagnose.smoke.kinds import TryKind
-from dra_driver.diagnose.smoke.options import SmokeOptions
-from dra_driver.diagnose.smoke.report import TryLayer, TryResult, TryStatus
-from dra_driver.diagnose.smoke.view import ClusterView
+from dra_driver.core.finding import Layer
+from dra_driver.diagnose.smoke.report import SmokeOptions, TryKind, TryResult
+from dra_driver.diagnose.smoke.view import ClusterView, Fit
 
 _MOST_ASKED: Final = 200
 """Nodes among which one with a free device of each kind is looked for."""
@@ -69,7 +66,7 @@ def _one_of_each(view: ClusterView, options: SmokeOptions, fits: Callable[[str, 
     more = ", and none is free on other nodes" if len(nodes) > 1 else ""
     for kind, (node, why) in busy.items():
         if kind not in done:
-            plan.settled.append(TryResult(node=node, kind=kind, status=TryStatus.NOT_TRIED, message=why + more))
+            plan.settled.append(TryResult.skipped(node, kind, why + more))
     if not plan.tries and not busy:
         plan.settled += [problem for node in nodes if (problem := _problem(view, node, options)) is not None][:10]
     return plan
@@ -89,17 +86,12 @@ def _problem(view: ClusterView, node: str, options: SmokeOptions) -> TryResult |
     """Why nothing can be tried on a node."""
     if not view.slices(node):
         message = f"the node publishes no devices of {view.driver}"
-        return _settled(node, TryStatus.FAILED, message, TryLayer.SLICES)
+        return TryResult.failed(node, None, Layer.SLICES, message)
     if not view.is_ready(node):
-        return _settled(node, TryStatus.FAILED, "the node is not ready", TryLayer.NODE)
+        return TryResult.failed(node, None, Layer.NODE, "the node is not ready")
     if view.is_cordoned(node) and node not in options.nodes:
-        return _settled(node, TryStatus.NOT_TRIED, "the node is cordoned; --node tries it all the same")
+        return TryResult.skipped(node, None, "the node is cordoned; --node tries it all the same")
     if not view.kinds(node, options.forms):
         wanted = " or ".join(options.forms)
-        return _settled(node, TryStatus.NOT_TRIED, f"the node publishes nothing of kind {wanted}")
+        return TryResult.skipped(node, None, f"the node publishes nothing of kind {wanted}")
     return None
-
-
-def _settled(node: str, status: TryStatus, message: str, layer: TryLayer | None = None) -> TryResult:
-    do = next_step(node) if status is TryStatus.FAILED else ""
-    return TryResult(node=node, kind=None, status=status, message=message, layer=layer, do=do)
