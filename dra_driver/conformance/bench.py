@@ -73,7 +73,6 @@ class Bench:
     # One check.
 
     def begin(self) -> None:
-        """Start the time of a check."""
         self._deadline = time.monotonic() + self.limits.check_s
 
     def clean(self) -> None:
@@ -88,7 +87,6 @@ class Bench:
         self._claims.clear()
 
     def close(self) -> None:
-        """Close the connection to the driver."""
         self.reconnect()
 
     def left_s(self, most_s: float) -> float:
@@ -109,7 +107,6 @@ class Bench:
             self.pause(self.limits.pause_s)
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
         time.sleep(self.left_s(seconds))
 
     # Registration.

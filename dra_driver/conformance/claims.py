@@ -74,7 +74,6 @@ class CheckClaim:
     results: tuple[Wire, ...] = ()
 
     def devices(self) -> set[DeviceKey]:
-        """Pool and name of its devices."""
         return {(result["pool"], result["device"]) for result in self.results}
 
 
@@ -89,11 +88,9 @@ class Scheduler:
         self._template = template
 
     def devices(self) -> list[PublishedDevice]:
-        """All devices that the driver publishes for this node."""
         return devices(self._slices())
 
     def create(self, spec: Wire | None = None) -> CheckClaim:
-        """A claim without an allocation."""
         return _check_claim(self._cluster.create_claim(spec or self._spec(None, 1, {})))
 
     def allocate(

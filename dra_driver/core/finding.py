@@ -247,8 +247,13 @@ def one_line(text: object) -> str:
 
 def printable(finding: Finding) -> Finding:
     """The finding with every text on one line."""
-    texts = {name: one_line(getattr(finding, name)) for name in ("object", "seen", "expected", "fix", "meaning")}
-    return replace(finding, **texts)
+    return replace(
+        finding,
+        object=one_line(finding.object),
+        seen=one_line(finding.seen),
+        expected=one_line(finding.expected),
+        fix=one_line(finding.fix),
+    )
 
 
 def wrapped(text: str, indent: str, width: int = WIDTH) -> list[str]:

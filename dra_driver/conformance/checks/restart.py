@@ -159,7 +159,6 @@ def other_sockets_stay(bench: Bench) -> None:
 
 
 def _claim(bench: Bench) -> CheckClaim:
-    """A claim for devices that it does not share."""
     return bench.claim(keys={one.key for one in bench.scheduler.devices() if not one.is_shared and not one.is_blocked})
 
 

@@ -135,7 +135,6 @@ def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
 
 
 def match_of(item: Wire, views: Sequence[DeviceView]) -> ClassMatch:
-    """Whether all selectors of the class hold for one of the devices."""
     try:
         programs = [compile_selector(expression) for expression in expressions(item)]
         return ClassMatch(matched=any(_holds(programs, view) for view in views))

@@ -129,7 +129,6 @@ def _watched(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _acts(policy: Wire) -> list[str]:
-    """The actions that the policy asks for, for any of its GPUs."""
     places = [policy.get("spec") or {}, *dicts(policy, "spec", "gpus")]
     return [
         action for field, action in _ACTIONS if any(text(place, "usage", field, "action") == action for place in places)

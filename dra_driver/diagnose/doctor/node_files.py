@@ -73,7 +73,6 @@ class FileFacts:
 
 
 def read_files(view: HostView) -> FileFacts:
-    """Everything that is in files."""
     return FileFacts(cdi=_read_cdi(view), disks=tuple(_read_disks(view)), hook=_hook(view))
 
 

@@ -45,7 +45,6 @@ class CriClient:
         self._peer = Peer(path)
 
     def close(self) -> None:
-        """Idempotent."""
         self._peer.close()
 
     def version(self) -> tuple[str, str]:
@@ -188,7 +187,6 @@ def with_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
 
 
 def with_crio_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
-    """What CRI-O's configuration says."""
     try:
         table = tomllib.loads(config).get("crio", {}).get("runtime", {})
     except (tomllib.TOMLDecodeError, AttributeError, RecursionError):

@@ -56,7 +56,6 @@ class HostView:
 
     @property
     def sys(self) -> str:
-        """The kernel's ``/sys``."""
         return self.here("/sys")
 
     @property
@@ -66,7 +65,6 @@ class HostView:
 
     @property
     def device_plugins(self) -> str:
-        """Where device plugins have their sockets."""
         return self.here(f"{self.registry.parent}/device-plugins")
 
 
@@ -100,7 +98,6 @@ def some(found: Sequence[str]) -> str:
 
 
 def is_socket(path: str) -> bool:
-    """Whether a socket is at the path, links followed."""
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:

@@ -83,7 +83,6 @@ def stuck(pod: Wire, events: Sequence[Wire], waited_s: float) -> Finding:
 
 
 def newest_first(events: Iterable[Wire]) -> list[Wire]:
-    """Warnings, newest first."""
     warnings = [event for event in events if event.get("type") == "Warning"]
     return sorted(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), reverse=True)
 

@@ -83,7 +83,6 @@ def _candidates(
 
 
 def _problem(view: ClusterView, node: str, options: SmokeOptions) -> TryResult | None:
-    """Why nothing can be tried on a node."""
     if not view.slices(node):
         message = f"the node publishes no devices of {view.driver}"
         return TryResult.failed(node, None, Layer.SLICES, message)

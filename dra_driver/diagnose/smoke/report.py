@@ -139,7 +139,6 @@ def needed_rights(options: SmokeOptions) -> tuple[NeededRight, ...]:
 
 
 def cleanup_rights(namespace: str) -> tuple[NeededRight, ...]:
-    """What deleting leftovers needs."""
     return tuple(
         NeededRight(verb=verb, resource=resource, group=group, namespace=namespace)
         for resource, group in (("jobs", "batch"), ("resourceclaims", _RESOURCE))
@@ -174,7 +173,6 @@ class TryResult:
 
     @classmethod
     def skipped(cls, node: str, kind: TryKind | None, why: str) -> "TryResult":
-        """A kind that was not tried."""
         return cls(node=node, kind=kind, finding=Finding(status=Status.SKIPPED, seen=why, object=f"node/{node}"))
 
     @classmethod
@@ -222,7 +220,6 @@ class SmokeReport:
 
 
 def to_wire(report: SmokeReport) -> dict[str, Any]:
-    """The report as JSON values."""
     return {
         "schemaVersion": SCHEMA_VERSION,
         "kind": "SmokeReport",

@@ -119,7 +119,6 @@ class CurrentView:
             return self._view
 
     def fit(self, task: TryTask, run: str, settings: PodSettings, most_age_s: float = STATE_AGE_S) -> Fit:
-        """Whether the task's pod would be placed."""
         around = self.view(most_age_s).around(task.node, without=labels_of(run))
         body = job(task.name, run, task.node, settings)
         owner = {"metadata": {"name": task.name, "namespace": settings.namespace, "uid": ""}}

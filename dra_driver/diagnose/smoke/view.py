@@ -57,7 +57,6 @@ class ClusterView:
         return node in self._nodes or not self._state.nodes or bool(self._slices.get(node))
 
     def kinds(self, node: str, forms: Sequence[Form]) -> dict[TryKind, Wire]:
-        """The kinds that a node publishes, each with one of its devices."""
         if node not in self._kinds:
             self._kinds[node] = kinds_of(self._slices.get(node, ()))
         return {kind: example for kind, example in self._kinds[node].items() if kind.form in forms}
