@@ -145,7 +145,7 @@ def read_facts(
     listed everywhere. ``server`` is the fact about the API server itself.
     """
     reader = _Reader(_WithinTime(api, clock() + total_s, clock), namespace, driver_namespace)
-    return ClusterFacts(answers={fact.SERVER: dict(server), **reader.read()}, source=str(server.get("source", "")))
+    return ClusterFacts(answers={**reader.read(), fact.SERVER: dict(server)}, source=str(server.get("source", "")))
 
 
 class _WithinTime:
