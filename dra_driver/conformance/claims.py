@@ -90,6 +90,10 @@ class Scheduler:
     def devices(self) -> list[PublishedDevice]:
         return devices(self._slices())
 
+    def usable(self) -> list[PublishedDevice]:
+        """The devices without a taint that keeps ordinary claims away."""
+        return [device for device in self.devices() if not device.is_blocked]
+
     def create(self, spec: Wire | None = None) -> CheckClaim:
         return _check_claim(self._cluster.create_claim(spec or self._spec(None, 1, {})))
 

@@ -8,7 +8,6 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import run_all
 from dra_driver.diagnose.doctor import (
     check_api,
-    check_classes,
     check_daemonset,
     check_nodes,
     check_policies,
@@ -118,7 +117,6 @@ CHECKS: Final = (
     *check_daemonset.CHECKS,
     *check_nodes.CHECKS,
     *check_slices.CHECKS,
-    *check_classes.CHECKS,
     *check_policies.CHECKS,
     *check_workloads.CHECKS,
 )

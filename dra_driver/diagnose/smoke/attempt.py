@@ -28,8 +28,8 @@ from dra_driver.diagnose.smoke.judge import (
     unscheduled_message,
 )
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job
+from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import TryKind, TryResult
-from dra_driver.diagnose.smoke.view import Fit
 from dra_driver.kube import paths
 
 Wire = Mapping[str, Any]

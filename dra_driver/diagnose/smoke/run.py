@@ -23,7 +23,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import RUN_LABEL, TTL_S, PodSettings, claim, job, labels_of, pod_of
-from dra_driver.diagnose.smoke.planning import SmokePlan, plan_of
+from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, SmokePlan, fit_of, plan_of, results_of
 from dra_driver.diagnose.smoke.report import (
     SmokeOptions,
     SmokeReport,
@@ -33,7 +33,6 @@ from dra_driver.diagnose.smoke.report import (
     cleanup_rights,
     needed_rights,
 )
-from dra_driver.diagnose.smoke.view import FIELDS, ClusterView, Fit, fit_of, results_of
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 from dra_driver.kube.rights import NeededRight, missing

@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, NotFoundError
 from dra_driver.core.finding import Layer, Status
-from dra_driver.diagnose.smoke.view import Fit
+from dra_driver.diagnose.smoke.planning import Fit
 from tests.unit.diagnose.smoke.fake_api import LOG, UUID, FakeSmokeApi, ended, tried, unplaced, waiting
 
 OTHER = LOG.replace("0001)", "0002)")

@@ -8,9 +8,8 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of, pod_of
-from dra_driver.diagnose.smoke.planning import SmokePlan, plan_of
+from dra_driver.diagnose.smoke.planning import PRESENT_LABEL, ClusterView, Fit, SmokePlan, fit_of, plan_of
 from dra_driver.diagnose.smoke.report import SmokeOptions, TryKind, claim_spec, kinds_of
-from dra_driver.diagnose.smoke.view import PRESENT_LABEL, ClusterView, Fit, fit_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import SchedulerModel
 from tests.unit.diagnose.smoke.fake_api import DRIVER, UUID, WHOLE, device, resource_slice, result
