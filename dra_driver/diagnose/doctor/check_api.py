@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, shown, unknown, warn
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, text
-from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting, shown
+from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting
 
 OLDEST_MINOR: Final = 34
 """resource.k8s.io/v1 is served from Kubernetes 1.34 on."""

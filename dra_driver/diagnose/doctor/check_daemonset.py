@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, check, fail, ok, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, shown, warn
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     NODE_DAEMONSET,
@@ -20,7 +20,7 @@ from dra_driver.diagnose.doctor.facts import (
     text,
 )
 from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
-from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices, shown
+from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices
 
 _PULL: Final = frozenset(
     {

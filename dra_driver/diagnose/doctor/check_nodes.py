@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, shown, warn
 from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
@@ -29,7 +29,6 @@ from dra_driver.diagnose.doctor.views import (
     node_daemonsets,
     nodes_with_ready_pods,
     plugin_offers,
-    shown,
 )
 from dra_driver.scheduler.allocation import node_matches, untolerated
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, shown, warn
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_daemonset import COMPONENT
@@ -20,7 +20,6 @@ from dra_driver.diagnose.doctor.views import (
     node_daemonsets,
     own_slices,
     setting,
-    shown,
     used_classes,
 )
 from dra_driver.kube.published.names import TYPE_MIG

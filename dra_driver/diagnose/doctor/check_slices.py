@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, shown, warn
 from dra_driver.core.model.gpu_node import PublishedForm
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
@@ -31,7 +31,6 @@ from dra_driver.diagnose.doctor.views import (
     own_slices,
     plugin_offers,
     setting,
-    shown,
 )
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, shown, warn
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
     Wire,
@@ -23,7 +23,6 @@ from dra_driver.diagnose.doctor.views import (
     gpu_names,
     key_of,
     plugin_offers,
-    shown,
     template_names,
     used_classes,
     waiting_pods,

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,7 +68,6 @@ class HostView:
 
 
 MAX_BYTES: Final = 1 << 20
-_SHOWN: Final = 4
 CONNECT_S: Final = 2.0
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
@@ -89,12 +87,6 @@ def names(folder: str) -> list[str] | None:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names
     except OSError:
         return None
-
-
-def some(found: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are."""
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
 
 
 def is_socket(path: str) -> bool:

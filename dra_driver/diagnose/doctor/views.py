@@ -121,12 +121,6 @@ def driver_nodes(facts: ClusterFacts) -> set[str]:
     return found - {""}
 
 
-def shown(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _is_some(amount: str) -> bool:
     try:
         return Quantity.parse(amount).as_int() > 0
