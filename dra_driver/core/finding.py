@@ -270,7 +270,7 @@ def next_steps(finding: Finding, style: Style) -> Iterator[str]:
             yield from wrapped(f"  {style(title, 'dim')} {text}", "    ")
 
 
-def shown(names: Sequence[str], most: int = 4) -> str:
+def listed(names: Sequence[str], most: int = 4) -> str:
     """The first names, and how many more."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

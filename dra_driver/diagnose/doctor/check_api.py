@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, shown, unknown, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, text
 from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting
@@ -173,7 +173,7 @@ def _crds(facts: ClusterFacts) -> Iterator[Finding]:
     missing = [name for name, _ in wanted if name not in found]
     if not missing:
         if wanted:
-            names = shown([name for name, _ in wanted])
+            names = listed([name for name, _ in wanted])
             yield ok(f"serves {names}", "gpu.dra-driver.io/v1alpha1")
         return
     status = Status.FAIL if daemonsets else Status.WARN
@@ -210,14 +210,14 @@ def _driver_rights(facts: ClusterFacts) -> Iterator[Finding]:
             denied.setdefault(text(item, "account"), []).append(text(item, "right"))
     for account, rights in sorted(denied.items()):
         yield fail(
-            f"may not {shown(rights)}",
+            f"may not {listed(rights)}",
             "the ClusterRole dra-driver-node, bound to this account",
             "Apply the chart's rbac.yaml again (deploy/base/rbac.yaml), or look for what removed the binding.",
             f"serviceaccount/{account}",
         )
     if reviews and not denied:
         accounts = sorted({text(item, "account") for item in reviews})
-        yield ok("has its rights", f"serviceaccount/{shown(accounts)}")
+        yield ok("has its rights", f"serviceaccount/{listed(accounts)}")
 
 
 CHECKS: Final = (_answers, _version, _kubelets, _gates, _served, _crds, _own_rights, _driver_rights)

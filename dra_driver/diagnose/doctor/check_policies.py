@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, shown, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_daemonset import COMPONENT
@@ -85,10 +85,10 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
     name = name_of(item)
-    asked = f"; {shown(list(users))} asks for it" if users else ""
+    asked = f"; {listed(list(users))} asks for it" if users else ""
     is_foreign = not is_for(item, drivers)
     if is_foreign:
-        seen = f"its selector is for another driver than {shown(list(drivers))}{asked}"
+        seen = f"its selector is for another driver than {listed(list(drivers))}{asked}"
         do = "Apply deploy/base/deviceclasses.yaml again, or set driverName of the chart to the name in the selector."
     elif TYPE_MIG in " ".join(expressions(item)) or "profile" in " ".join(expressions(item)):
         seen = f"no published device matches it{asked}: {_why_no_partitions(facts)}"
@@ -119,7 +119,7 @@ def _extended(facts: ClusterFacts) -> Iterator[Finding]:
     for resource, names in sorted(by_resource.items()):
         if len(names) > 1:
             yield warn(
-                f"several classes have the extended resource {resource}: {shown(sorted(names))}",
+                f"several classes have the extended resource {resource}: {listed(sorted(names))}",
                 "one class for an extended resource",
                 "Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
                 f"class/{names[0]}",
@@ -210,7 +210,7 @@ def _of_nodes(policy: Wire, told: list[tuple[str, NodePolicy]], facts: ClusterFa
         if found:
             status, do = _JUDGED[reason]
             message = next((each.message for _, each in found if each.message), "") or reason.lower()
-            where = shown(sorted(node for node, _ in found))
+            where = listed(sorted(node for node, _ in found))
             yield finding(status, f"on {where}: {message}", _EXPECTED, do, subject)
 
 
@@ -222,7 +222,7 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
         policy = nodes[0][1]
         yield finding(
             status,
-            f"of a file, on {shown([each for each, _ in nodes])}: {policy.message or state.value}",
+            f"of a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}",
             _EXPECTED,
             do,
             f"policy/{name}",
@@ -288,7 +288,7 @@ def _foreign(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     for node, status in gpu_nodes(facts).items():
         for told in status.usage.unattributed:
-            commands = f" ({shown(told.commands)})" if told.commands else ""
+            commands = f" ({listed(told.commands)})" if told.commands else ""
             memory = f" with {told.memory}" if told.memory is not None else ""
             yield warn(
                 f"{told.processes} processes{memory} belong to no claim{commands}, since {told.since}",

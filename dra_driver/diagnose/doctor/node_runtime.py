@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core._pb.cri_v1 import api_pb2 as pb
 from dra_driver.core.errors import RetryableError
-from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
 from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
 from dra_driver.diagnose.doctor.node_view import CRI_SOCKETS, HostView, is_served, is_socket, parse_version
 
@@ -237,7 +237,7 @@ def _answers(facts: "LocalFacts") -> Iterator[Finding]:
         yield unknown("no container runtime's socket can be seen from here", expected, do)
     elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
-        yield fail(f"no socket at {shown(runtime.tried)}", expected, do)
+        yield fail(f"no socket at {listed(runtime.tried)}", expected, do)
     elif runtime.denied:
         yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.")
     elif runtime.problem:
