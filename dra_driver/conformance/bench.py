@@ -8,9 +8,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.claims import CheckClaim, ClaimTemplate, Scheduler
@@ -45,8 +46,7 @@ class Control(Protocol):
     def restart(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestedDriver:
+class TestedDriver(Struct, frozen=True, kw_only=True):
     """Where the driver is and what may be done to it."""
 
     driver: str

@@ -1,11 +1,11 @@
 """Claims of the checks: their template, and the suite as scheduler, which chooses devices and writes the allocation."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 from dra_driver.conformance.cluster import ClusterObjects
 from dra_driver.conformance.plugin import ClaimKey
@@ -18,8 +18,7 @@ MAX_BYTES: Final = 1 << 20
 _CLAIM_KINDS: Final = ("ResourceClaimTemplate", "ResourceClaim")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimTemplate:
+class ClaimTemplate(Struct, frozen=True, kw_only=True):
     """The spec of a claim, and the DeviceClasses of the same file."""
 
     spec: dict[str, Any]
@@ -65,8 +64,7 @@ Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckClaim:
+class CheckClaim(Struct, frozen=True, kw_only=True):
     """A claim in the API server. ``results`` are its allocated devices, of all drivers."""
 
     key: ClaimKey

@@ -6,11 +6,12 @@ hidden names."""
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.values import TimeLimits, ViolationError
 from dra_driver.core._pb.dra_v1 import api_pb2 as v1
@@ -26,8 +27,7 @@ MAX_SOCKETS: Final = 64
 MAX_VERSIONS: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginInfo:
+class PluginInfo(Struct, frozen=True, kw_only=True):
     """What a plugin says of itself, with bounded lengths."""
 
     type: str
@@ -36,8 +36,7 @@ class PluginInfo:
     versions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registrar:
+class Registrar(Struct, frozen=True, kw_only=True):
     """One registration socket: its answer, or why there is none. ``identity`` differs for a later socket."""
 
     path: Path
@@ -131,8 +130,7 @@ MAX_ENTRIES: Final = 8
 """Entries of an answer that a message quotes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class ClaimKey:
+class ClaimKey(Struct, frozen=True, kw_only=True, order=True):
     """What the kubelet says of a claim."""
 
     namespace: str
@@ -143,8 +141,7 @@ class ClaimKey:
         return f"{shown(self.namespace)}/{shown(self.name)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredDevice:
+class AnsweredDevice(Struct, frozen=True, kw_only=True):
     """One device of an answer. ``share_id`` is None where the answer has none."""
 
     requests: tuple[str, ...]
@@ -154,8 +151,7 @@ class AnsweredDevice:
     share_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareAnswer:
+class PrepareAnswer(Struct, frozen=True, kw_only=True):
     """The answer for one claim: its devices, or an error."""
 
     devices: tuple[AnsweredDevice, ...] = ()
@@ -167,14 +163,18 @@ class PrepareAnswer:
 
 
 class Plugin:
-    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe."""
+    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe.
 
-    def __init__(self, info: PluginInfo, version: str, call_s: float) -> None:
+    With ``as_kubelet`` (the embedded cluster's), calls do not wait for a connection, and errors have their full length.
+    """
+
+    def __init__(self, info: PluginInfo, version: str, call_s: float, *, as_kubelet: bool = False) -> None:
         self.info = info
         self.version = version
         self._service = DRA_SERVICES[version]
         self._call_s = call_s
-        self.peer = Peer(info.endpoint)
+        self.peer = Peer(info.endpoint, fails_fast=as_kubelet)
+        self._shown: Callable[[object], str] = str if as_kubelet else shown
 
     def close(self) -> None:
         self.peer.close()
@@ -182,7 +182,8 @@ class Plugin:
     def prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, PrepareAnswer]:
         """NodePrepareResources: an answer per UID, unjudged. Raises CallError."""
         request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
-        return _answers(self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s))
+        answer = self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
+        return _answers(answer, self._shown)
 
     def begin_prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> PendingCall:
         request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
@@ -192,13 +193,13 @@ class Plugin:
         """NodeUnprepareResources: an error per UID, empty for success. Raises CallError."""
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         answer = self.peer.call(self._service, "NodeUnprepareResources", request, timeout_s or self._call_s)
-        return {str(uid): shown(entry.error) for uid, entry in answer.claims.items()}
+        return {str(uid): self._shown(entry.error) for uid, entry in answer.claims.items()}
 
     def begin_unprepare(self, claims: Sequence[ClaimKey]) -> PendingCall:
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         return self.peer.begin(self._service, "NodeUnprepareResources", request, self._call_s)
 
-    def watch_health(self, version: str, timeout_s: float) -> HealthStream:
+    def watch_health(self, version: str, timeout_s: float | None) -> HealthStream:
         """Open the health stream of one version, by its name in supported_versions."""
         service = HEALTH_SERVICES[version]
         request = service.messages.NodeWatchResourcesRequest()
@@ -226,9 +227,9 @@ def check_complete(method: str, asked: Sequence[ClaimKey], answered: Mapping[str
         raise ViolationError(f"{method} has no entry for {', '.join(missing)}; the kubelet fails the pod")
 
 
-def _answers(message: Any) -> dict[str, PrepareAnswer]:
+def _answers(message: Any, text: Callable[[object], str] = shown) -> dict[str, PrepareAnswer]:
     return {
-        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=shown(entry.error))
+        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=text(entry.error))
         for uid, entry in message.claims.items()
     }
 

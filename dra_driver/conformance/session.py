@@ -9,9 +9,10 @@ kubelet left accepts no connections.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.bench import Bench, Control, TestedDriver
 from dra_driver.conformance.claims import ClaimTemplate
@@ -23,8 +24,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteTarget:
+class SuiteTarget(Struct, frozen=True, kw_only=True):
     """The driver to test. ``driver`` and ``node`` are found if they are empty."""
 
     registrar_dir: Path

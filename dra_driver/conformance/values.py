@@ -1,9 +1,10 @@
 """The values of a conformance run: a check, its verdict, how long the suite waits, and the errors that end a check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.finding import Finding, Status, one_line
@@ -50,8 +51,7 @@ class UnableError(DraError):
     """The check could not be carried out, for a reason that is not this check's rule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Struct, frozen=True, kw_only=True):
     """One check: a function whose docstring is the title and, as the second paragraph, the rule.
 
     The rule is the sentence of the specification and ``source`` where it stands; a source without a repository is a
@@ -85,8 +85,7 @@ full: Final = partial(basic, profile="full")
 """Makes a check that only the full profile has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOutcome:
+class CheckOutcome(Struct, frozen=True, kw_only=True):
     """The finding of one check. ``seen`` of the finding is empty for a passed check."""
 
     check: Check
@@ -102,8 +101,7 @@ class CheckOutcome:
         return one_line(self.finding.seen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimits:
+class TimeLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds. The first four are the kubelet's own.
 
     Sources: pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go:41-95 and

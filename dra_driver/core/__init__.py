@@ -1,1 +1,1 @@
-"""Values and helpers that every other package may use."""
+"""Hold values and helpers that every other room uses."""

@@ -29,6 +29,7 @@
     │   └── StorageError            a file or the journal cannot be written or read (disk full, read-only)
     └── KubernetesApiError          the API server refused or could not be reached
         ├── ApiUnreachableError     no answer: connection refused, reset, timed out, TLS
+        ├── AnswerTooLargeError     exceeds the size limit: request fewer objects at a time
         ├── UnauthorizedError       401: credentials are wrong or expired
         ├── ForbiddenError          403: RBAC or an admission policy refuses
         ├── NotFoundError           404
@@ -187,15 +188,21 @@ class KubernetesApiError(DraError):
     ``details`` are the Status object's details (name, kind, causes), when known.
     """
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, reason: str = "", details: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
-        self.details: dict[str, Any] | None = None
+        self.details = details
 
 
 class ApiUnreachableError(KubernetesApiError):
     """No answer. Callers keep their state and retry with backoff."""
+
+
+class AnswerTooLargeError(KubernetesApiError):
+    """An answer exceeds the size limit. Request less at a time."""
 
 
 class UnauthorizedError(KubernetesApiError):

@@ -6,9 +6,11 @@ command keeps the words and the keys of its documented output; text and JSON are
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
 
@@ -98,8 +100,7 @@ ORDER: Final = {layer: number for number, layer in enumerate(Layer)}
 """Position of each layer, counted from 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """The result of one check for one object.
 
     ``object`` is ``kind/name`` or ``kind/namespace/name``, or "cluster". ``seen`` and ``expected`` are phrases without
@@ -163,8 +164,7 @@ class UnansweredError(DraError):
         self.fix = fix
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: a generic class stores its parameters in each value
-class Check(Generic[Facts]):
+class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
     """``look`` does no I/O: it yields findings, or raises `UnansweredError` where a fact is missing.
 
     ``about`` says in a few words what is checked; it is the expectation of a check without an answer. ``name`` is

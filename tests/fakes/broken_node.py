@@ -7,9 +7,11 @@ import json
 import shutil
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.diagnose.doctor.node import NodeReaders, examine

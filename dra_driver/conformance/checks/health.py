@@ -7,8 +7,9 @@ Reads it as the kubelet does (pkg/kubelet/cm/dra/healthinfo.go): a device that i
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.plugin import HEALTH_SERVICES
@@ -26,8 +27,7 @@ STREAMS: Final = 3
 _OPEN_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """The newest report of one device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
 
     health: int

@@ -11,9 +11,10 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import (
     ConfigurationError,
@@ -55,8 +56,7 @@ MAX_UNPACKED_BYTES: Final = 3 << 30
 _GZIP: Final = b"\x1f\x8b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupportBundle:
+class SupportBundle(Struct, frozen=True, kw_only=True):
     """``logs`` are texts by name (``namespace/pod/container``), ``report`` the doctor's in JSON values and as text."""
 
     facts: ClusterFacts

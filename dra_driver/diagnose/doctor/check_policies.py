@@ -1,8 +1,9 @@
 """Checks of DeviceClasses, GpuPolicies and the usage exporter: they exist, work, and are in force."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
@@ -29,8 +30,7 @@ MOST_DEVICES: Final = 5000
 """Devices on which a class is tried; the nodes of a fleet repeat each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassMatch:
+class ClassMatch(Struct, frozen=True, kw_only=True):
     """How often a class matched of the devices it was tried on; ``problem`` is why it cannot be evaluated."""
 
     matched: bool = False

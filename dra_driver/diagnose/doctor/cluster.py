@@ -1,8 +1,10 @@
 """The checks of a cluster, and the report of one diagnosis: of the whole cluster, a node, a pod or a claim. No I/O."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import run_all
@@ -22,8 +24,7 @@ from dra_driver.diagnose.doctor.views import claim_names, key_of, template_names
 CLUSTER: Final = "cluster"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorScope:
+class DoctorScope(Struct, frozen=True, kw_only=True):
     """``kind`` is cluster, node, pod or claim."""
 
     kind: str = CLUSTER

@@ -4,8 +4,10 @@ A missing fact ends only the check that needs it. Facts are the API objects as t
 that checks need and without secrets, so that they can travel in a support bundle."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.finding import UnansweredError
 from dra_driver.kube.state import KINDS, ClusterState
@@ -123,23 +125,21 @@ NODE_DAEMONSET: Final = "dra-driver-node"
 NAMESPACE: Final = "dra-driver"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unanswered:
+class Unanswered(Struct, frozen=True, kw_only=True):
     """Why a question has no answer: ``seen`` as a phrase, ``fix`` as a sentence."""
 
     seen: str
     fix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFacts:
+class ClusterFacts(Struct, frozen=True, kw_only=True):
     """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for people."""
 
     answers: Mapping[str, Any]
     source: str = ""
     about_workload: bool = False
     """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
-    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    derived: dict[str, Any] = field(default_factory=dict)
     """What `driver_view` has computed once for all checks."""
 
     def items(self, name: str) -> Sequence[Wire]:
@@ -175,7 +175,7 @@ class ClusterFacts:
         named = {
             name if name in STATE_KINDS else name.replace("_", "-"): list(items) for name, items in changed.items()
         }
-        return replace(self, answers={**self.answers, **named})
+        return replace(self, answers={**self.answers, **named}, derived={})
 
     def _known(self, name: str) -> Any:
         found = self.answers.get(name, _NOT_READ)

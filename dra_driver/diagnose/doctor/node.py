@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.finding import Check, run_all
 from dra_driver.diagnose.doctor import node_devices, node_driver, node_files, node_kubelet, node_runtime
@@ -28,8 +29,7 @@ from dra_driver.diagnose.node_state import NodeState, Places, read_state
 from dra_driver.hardware.device_nodes.folder import DevFolder, RealDev
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalFacts:
+class LocalFacts(Struct, frozen=True, kw_only=True):
     """``node`` is the node's name. ``records`` are the driver's own, or why they cannot be read; None if not read.
 
     ``hardware`` is empty unless NVML answers.
@@ -48,8 +48,7 @@ class LocalFacts:
     hardware: tuple[CheckRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReaders:
+class NodeReaders(Struct, frozen=True, kw_only=True):
     """How to reach what is not a file; tests hand in others."""
 
     ask_nvml: AskNvml = ask_nvml

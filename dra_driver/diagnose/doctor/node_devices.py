@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _MOST_CAPABILITIES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenNode:
+class SeenNode(Struct, frozen=True, kw_only=True):
     """A device node that should be there, or is: what is at its path, and the numbers that the kernel gives it.
 
     ``behind`` are the numbers at the end of a symbolic link; ``expected`` is None while its module is not loaded.
@@ -35,8 +35,7 @@ class SeenNode:
     behind: NodeNumbers | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceNodeFacts:
+class DeviceNodeFacts(Struct, frozen=True, kw_only=True):
     """The nodes of GPUs, of control, and of capabilities. ``mig_minors``: the kernel module lists capabilities."""
 
     folder: str = "/dev"

@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
@@ -32,16 +33,14 @@ _MODULE: Final = re.compile(r"^NVRM version:.*?\s(\d{3,4}\.\d+(?:\.\d+)?)\s", re
 _MINOR: Final = re.compile(r"^Device Minor:\s*(\d{1,3})$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciGpu:
+class PciGpu(Struct, frozen=True, kw_only=True):
     """A GPU of NVIDIA on the PCI bus; ``bound`` is the kernel driver that has it, None for none."""
 
     address: str
     bound: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlAnswer:
+class NvmlAnswer(Struct, frozen=True, kw_only=True):
     """``problem`` is a sentence when NVML does not work; ``left_out`` are GPUs that do not answer, each with why."""
 
     gpus: int = 0
@@ -49,8 +48,7 @@ class NvmlAnswer:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFacts:
+class DriverFacts(Struct, frozen=True, kw_only=True):
     """What was found of the driver.
 
     ``searched`` are the roots that the node process searches, ``root`` the one that has NVML's ``library``, None

@@ -8,9 +8,11 @@ names that the kubelet requested."""
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
 from dra_driver.core.finding import Finding, Layer, check, counted, fail, listed, ok, unknown, warn
@@ -30,8 +32,7 @@ MAX_BYTES: Final = 4 << 20
 _MOST_FILES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiFacts:
+class CdiFacts(Struct, frozen=True, kw_only=True):
     """The driver's documents by file name. ``problems`` are sentences about its files that no runtime would load,
     ``gone`` the host's files that its documents mount and that do not exist."""
 
@@ -43,8 +44,7 @@ class CdiFacts:
     gone: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFacts:
+class DiskFacts(Struct, frozen=True, kw_only=True):
     """Free space of the file system with ``folder``: bytes, and files that could be made (None: no such limit)."""
 
     folder: str
@@ -53,8 +53,7 @@ class DiskFacts:
     free_files: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookFacts:
+class HookFacts(Struct, frozen=True, kw_only=True):
     """``hook`` is path and version of the hook that containers get, None for none. ``note`` says why one is not used,
     ``problem`` why the wanted one cannot be."""
 
@@ -63,8 +62,7 @@ class HookFacts:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
+class FileFacts(Struct, frozen=True, kw_only=True):
     """All of them."""
 
     cdi: CdiFacts = field(default_factory=CdiFacts)
@@ -146,8 +144,7 @@ def _hook(view: HostView) -> HookFacts:
 _MOST: Final = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerNode:
+class ContainerNode(Struct, frozen=True, kw_only=True):
     """A device node in a container; ``allowed``: a rule of the device cgroup names its numbers."""
 
     path: str
@@ -156,8 +153,7 @@ class ContainerNode:
     allowed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerFacts:
+class ContainerFacts(Struct, frozen=True, kw_only=True):
     """One container. ``asked`` are the CDI names that the kubelet asked for, None where the runtime does not tell."""
 
     name: str
@@ -166,8 +162,7 @@ class ContainerFacts:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
+class PodFacts(Struct, frozen=True, kw_only=True):
     """The running containers of a pod, as ``namespace/name``."""
 
     pod: str

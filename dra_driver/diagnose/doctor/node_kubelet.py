@@ -6,11 +6,11 @@ staging/src/k8s.io/kubelet/config/v1beta1/types.go."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+from msgspec import Struct, field
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
@@ -31,8 +31,7 @@ _MOST_PROCESSES: Final = 100_000
 _MOST_FILES: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletFacts:
+class KubeletFacts(Struct, frozen=True, kw_only=True):
     """``found``: its process was seen. ``inside`` is the process that has it inside, None for none. ``sees_processes``:
     the host's processes can be seen (its kernel threads are), so that one that was not seen does not run. ``gates`` are
     those that its flags or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the
@@ -139,8 +138,7 @@ GET_INFO_S: Final = 5.0
 _MOST_SOCKETS: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginWords:
+class PluginWords(Struct, frozen=True, kw_only=True):
     """What a plugin says of itself: its driver's name, its DRA socket, its services."""
 
     driver: str
@@ -148,8 +146,7 @@ class PluginWords:
     versions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSocket:
+class PluginSocket(Struct, frozen=True, kw_only=True):
     """A registration socket. ``served``: a process accepts connections. ``words`` is its answer, ``problem`` why there
     is none. ``endpoint_served`` is about the socket that it names, where the driver is the own one."""
 
@@ -160,8 +157,7 @@ class PluginSocket:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketFacts:
+class SocketFacts(Struct, frozen=True, kw_only=True):
     """``registry`` is None where the kubelet's folder is missing, or cannot be read: then ``problem`` says why. ``own``
     are the sockets in the driver's own folder, and ``device_plugins`` those of other publishers of NVIDIA GPUs (None
     where they cannot be seen): path and whether a process listens."""

@@ -15,8 +15,10 @@ import os
 import socket
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core._pb.cri_v1 import api_pb2 as pb
 from dra_driver.core.errors import RetryableError
@@ -113,8 +115,7 @@ class _UnixConnection(http.client.HTTPConnection):
 _MOST: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeFacts:
+class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """``socket`` is the host's path, None where none was found among ``tried``. ``denied``: this user may not use it.
 
     ``cdi`` is None where the runtime does not tell, and ``cdi_dirs`` as well. ``not_ready`` are conditions that do not

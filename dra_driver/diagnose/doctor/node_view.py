@@ -6,9 +6,10 @@ import os
 import re
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
@@ -21,8 +22,7 @@ CRI_SOCKETS: Final = (
 """Where runtimes listen: their packages, k3s and RKE2, k0s, MicroK8s, and the adapter of Docker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostView:
+class HostView(Struct, frozen=True, kw_only=True):
     """Paths of settings are as this process sees them. ``host`` is the host's ``/`` as this process sees it.
 
     ``driver_root`` is None where it is searched below ``host_root``, as the node process does. ``cri_socket`` is a path

@@ -5,9 +5,10 @@ if the API server does not answer at all, or rejects the credentials, are no mor
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -49,8 +50,7 @@ _RESOURCE: Final = "resource.k8s.io"
 _GPU: Final = "gpu.dra-driver.io"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverRight:
+class DriverRight(Struct, frozen=True, kw_only=True):
     """``account`` is ``namespace/name`` of a ServiceAccount."""
 
     account: str

@@ -5,8 +5,10 @@ names the first broken layer, other problems, and one line for each layer.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.finding import (
     WIDTH,
@@ -42,8 +44,7 @@ _KINDS: Final = {
 """Kinds of style by status, the worst status first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorReport:
+class DoctorReport(Struct, frozen=True, kw_only=True):
     """``target`` is "cluster" or ``kind/name``. ``source`` says where the facts are from."""
 
     target: str

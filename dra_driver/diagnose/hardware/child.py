@@ -14,17 +14,18 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from types import FrameType
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.hardware.driver_root.root import DriverRoot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenGpu:
+class ChosenGpu(Struct, frozen=True, kw_only=True):
     """The GPU that a check uses, by NVML index. ``has_mig``: it can be partitioned."""
 
     index: int
@@ -33,8 +34,7 @@ class ChosenGpu:
     has_mig: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """What a reader gets. ``root`` and the other paths are as this process sees them; ``folder`` is an empty one for
     the check alone. ``plugin_dir`` is the node process' own folder. ``stop_s`` is how long the
     process may take to end after SIGTERM. ``facts`` are those of an earlier reading, for

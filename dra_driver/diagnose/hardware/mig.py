@@ -7,9 +7,10 @@ the first one did not get there. The GPU's lock keeps the node process from chan
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import GpuBusyError, HardwareError
 from dra_driver.core.finding import Finding
@@ -31,8 +32,7 @@ COMPLETED: Final = 3
 _STEP_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bench:
+class _Bench(Struct, frozen=True, kw_only=True):
     """The GPU under test, and its smallest profile."""
 
     task: Task

@@ -6,8 +6,9 @@ what the node process sees."""
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import HardwareReport
@@ -42,8 +43,7 @@ COMMAND: Final = "kubectl dra hardware-check"
 LOG: Final = PodLog(report=storage.unpack, lines=storage.without_report)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCheck:
+class NodeCheck(Struct, frozen=True, kw_only=True):
     """What to run where. ``arguments`` are flags of ``dra-driver hardware-check``."""
 
     node: str

@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.diagnose.hardware.child import NAME_BYTES, Task, last_call, own_module
 from dra_driver.diagnose.hardware.values import Reading

@@ -5,9 +5,11 @@ Checks 1 to 11 run on any machine, 12 to 14 only with the consent of the GPU's o
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver import __version__
 from dra_driver.core.finding import Status, one_line
@@ -50,8 +52,7 @@ MIN_S: Final = 5.0
 """A check with less time than this is left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """What to run. ``task`` has the paths; ``only`` the numbers of checks, () for all."""
 
     task: Task

@@ -11,12 +11,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
@@ -174,16 +175,14 @@ def _target(link: str) -> str:
 OWNER_FLAG = "--i-own-this-gpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consent:
+class Consent(Struct, frozen=True, kw_only=True):
     """What the user asked for. ``gpu`` is an NVML index or a UUID, "" for any."""
 
     owner: bool = False
     gpu: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuChoice:
+class GpuChoice(Struct, frozen=True, kw_only=True):
     """The GPU for checks that use one, or the reason for which there is none."""
 
     gpu: ChosenGpu | None = None

@@ -1,8 +1,10 @@
 """Checks, readings and judgements as values, the report that holds them, and its JSON form. No I/O."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Finding, Layer, Status, check_document, exit_status
@@ -18,8 +20,7 @@ KIND: Final = "HardwareCheckReport"
 SCHEMA_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareCheck:
+class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
     ``reader`` is ``module:function`` in this package: a function from a `Task` (``child.py``) to pairs of topic and
@@ -69,8 +70,7 @@ def hardware_check(
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """What one child process read. ``problem`` is a sentence when it did not get to its end, ``seconds`` how long it
     took. ``skipped`` is the reason for which nothing was read."""
 
@@ -80,8 +80,7 @@ class Reading:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRecord:
+class CheckRecord(Struct, frozen=True, kw_only=True):
     """One check of a report: what was read, and the finding about it, with the check's name and expectation."""
 
     number: int
@@ -99,8 +98,7 @@ class CheckRecord:
         return VERDICTS[self.finding.status]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareReport:
+class HardwareReport(Struct, frozen=True, kw_only=True):
     """All checks of one run. ``about`` has version, time, kernel and options; ``survey`` the GPUs (``read_survey.py``).
 
     ``hashed``: UUIDs, serial numbers and host names are hashed.

@@ -10,10 +10,11 @@ folder itself. Device nodes in /dev stay: they are the NVIDIA driver's, also tho
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ConfigurationError
@@ -21,8 +22,8 @@ from dra_driver.diagnose.node_state.state import NodeState, Places, cdi_files, r
 from dra_driver.diagnose.node_state.stopped import no_mps_host, no_node_process, stopped_node
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from dra_driver.hardware.sharing.tmpfs import SystemMounts, own_mounts
+from dra_driver.node.claims import Claims
 from dra_driver.node.claims.inspection import Entry, State
-from dra_driver.node.process.claim_manager import ClaimManager
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,7 @@ Unmount = Callable[[Path], None]
 """Unmounts what is at the path. Raises OSError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class Leftover(Struct, frozen=True, kw_only=True):
     """One trace. ``remove`` raises OSError; a trace that is gone already is success."""
 
     what: str
@@ -124,8 +124,7 @@ def _folder(what: str, path: Path) -> Leftover:
 _MOST_NAMED: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleanup:
+class Cleanup(Struct, frozen=True, kw_only=True):
     """What was done, or would be: a sentence for each GPU change that is undone, and for each trace that is removed.
 
     ``kept`` are foreign files in the plugin folder, ``problems`` what could not be removed.
@@ -222,7 +221,7 @@ def _changes(state: NodeState) -> Iterator[str]:
         yield f"GPU {orphan.partition.id.gpu_uuid}: partition {orphan.partition.id}"
 
 
-def _undo(claims: ClaimManager) -> None:
+def _undo(claims: Claims) -> None:
     """Restore GPUs. Raises ConfigurationError when something stays that only the journal knows."""
     problems = list(claims.service.recover().problems)
     claims.service.reclaim_orphans()

@@ -6,9 +6,10 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import DraError
@@ -32,8 +33,7 @@ from dra_driver.node.claims.inspection import (
 from dra_driver.node.process.sockets import is_served
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(Struct, frozen=True, kw_only=True):
     """The folders as this process sees them. ``run`` and ``shm`` are of the MPS host."""
 
     driver: str
@@ -71,8 +71,7 @@ class Places:
         return self.plugin / "health.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalState:
+class JournalState(Struct, frozen=True, kw_only=True):
     """``problem`` is a sentence when it cannot be read; ``content`` is None then, and when there is none."""
 
     path: Path
@@ -82,8 +81,7 @@ class JournalState:
     """Damaged journals that were kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiState:
+class CdiState(Struct, frozen=True, kw_only=True):
     """CDI files of this driver. ``problems`` has a sentence for each file that no container runtime would load."""
 
     folder: Path
@@ -92,8 +90,7 @@ class CdiState:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonState:
+class DaemonState(Struct, frozen=True, kw_only=True):
     """An MPS daemon's folder. ``status`` is that of the host, "released" until its release is complete, or ""."""
 
     id: str
@@ -102,8 +99,7 @@ class DaemonState:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsState:
+class MpsState(Struct, frozen=True, kw_only=True):
     """``host_problem`` is None while an MPS host works; one that hangs has a problem and lives.
 
     ``mounts`` are this driver's file systems in memory, by id.
@@ -115,16 +111,14 @@ class MpsState:
     mounts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketState:
+class SocketState(Struct, frozen=True, kw_only=True):
     """A socket of this driver, and whether a process accepts connections on it."""
 
     path: Path
     served: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundGpu:
+class FoundGpu(Struct, frozen=True, kw_only=True):
     """A GPU as it was read, with its instances."""
 
     minor: int
@@ -132,8 +126,7 @@ class FoundGpu:
     instances: tuple[MigInstance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeState:
+class NodeState(Struct, frozen=True, kw_only=True):
     """Everything. ``runs`` are the ids of node processes that are alive, ``boot_id`` "" when unknown.
 
     ``gpus`` is None when the hardware was not read, else it has what was found by UUID; ``hardware_problem`` says why

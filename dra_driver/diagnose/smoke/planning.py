@@ -5,8 +5,10 @@ No I/O. `explain` answers whether a device is free: a busy device is no failure.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.finding import Layer
@@ -131,8 +133,7 @@ _BUSY: Final = {
 _TAINTED: Final = "tainted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Struct, frozen=True, kw_only=True):
     """``busy`` is why there is nothing to try, "" if that is not why; ``answer`` is what `explain` says."""
 
     fits: bool
@@ -197,8 +198,7 @@ _MOST_ASKED: Final = 200
 """Nodes among which one with a free device of each kind is looked for."""
 
 
-@dataclass(slots=True, kw_only=True)
-class SmokePlan:
+class SmokePlan(Struct, kw_only=True):
     """``tries`` are kinds by node, ``settled`` what needs no try, ``notes`` what was left out."""
 
     tries: dict[str, list[TryKind]] = field(default_factory=dict)

@@ -6,8 +6,9 @@ the JSON are never renamed or removed while ``schemaVersion`` stays the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+
+from msgspec import Struct, field
 
 from dra_driver.core.finding import Finding, Layer, Status, fail
 from dra_driver.kube.published.names import MEMORY, PROFILE, SHARING_STRATEGY, TYPE, TYPE_GPU, TYPE_MIG
@@ -24,8 +25,7 @@ _SHARE_MEMORY: Final = "64Mi"
 """Of a share; `nvidia-smi -L` needs none, and what is asked for is taken from others meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TryKind:
+class TryKind(Struct, frozen=True, order=True):
     """One kind: ``name`` is the MIG profile, or the strategy by which GPUs are shared, "" for whole GPUs."""
 
     form: Form
@@ -95,8 +95,7 @@ def _text(device: Wire, name: str) -> str:
 _RESOURCE: Final = "resource.k8s.io"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmokeOptions:
+class SmokeOptions(Struct, frozen=True, kw_only=True):
     """``nodes`` are names; without any and without ``all_nodes``, each kind is tried once, on one of its nodes.
 
     ``image`` is "" for that of the DaemonSet. ``parallel`` is the number of nodes at the same time, ``most_nodes`` the
@@ -153,8 +152,7 @@ WORDS: Final = {Status.OK: "ok", Status.FAIL: "failed", Status.SKIPPED: "not tri
 """Words of a result by the status of its finding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TryResult:
+class TryResult(Struct, frozen=True, kw_only=True):
     """One kind on one node. ``kind`` is None for the whole node.
 
     The status skipped means that nothing was free, or that the command ended before: no failure. ``device`` is the
@@ -186,8 +184,7 @@ class TryResult:
         return self.finding.status
 
 
-@dataclass(slots=True, kw_only=True)
-class SmokeReport:
+class SmokeReport(Struct, kw_only=True):
     """All tries, in the order of nodes and kinds. ``left`` are objects that could not be deleted."""
 
     run: str

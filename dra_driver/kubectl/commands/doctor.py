@@ -8,8 +8,9 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of, namespace_of

@@ -5,17 +5,18 @@ scheduler, a compile error or run-time error has no effect before a device reach
 structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.allocation.devices import PoolDevice
+from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.cel import LACKS_NONE, DeviceView, Program, compile_selector, find_attribute_refs
 
-Wire = Mapping[str, Any]
 Key = tuple[Any, ...]
 Verdict = int
 SELECTED: Final = -1
@@ -25,8 +26,7 @@ _MOST_ANSWERS: Final = 500_000
 _NOTHING: Final[Wire] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceSelector:
+class DeviceSelector(Struct, frozen=True, kw_only=True, eq=False):
     """An expression and its origin: selector ``index`` of the class, or of the claim's request."""
 
     expression: str

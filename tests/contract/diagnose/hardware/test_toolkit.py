@@ -1,8 +1,9 @@
 """The host's ``nvidia-ctk``, asked from a pod."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dra_driver.diagnose.hardware import files
 from dra_driver.diagnose.hardware.child import Task

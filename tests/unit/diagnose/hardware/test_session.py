@@ -1,10 +1,10 @@
 """One run: order, limits, interruption and restoring, with scripted readings."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.finding import Status
 from dra_driver.diagnose.hardware import session

@@ -1,9 +1,9 @@
 """What counts as a disagreement on a node; all values, nothing is read."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.finding import Status
 from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
@@ -32,8 +32,8 @@ from dra_driver.node.claims.entry import (
     OwnerId,
     State,
 )
+from dra_driver.node.claims.inspection import GpuNote, JournalContent
 from dra_driver.node.claims.journal.backups import GpuStateBackup, PartitionBackup
-from dra_driver.node.claims.journal.inspect import GpuNote, JournalContent
 from tests.fakes.claims import POOL, ref, uid
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
@@ -53,7 +53,7 @@ def device(**more: object) -> AssignedDevice:
     of = AssignedDevice(
         request="gpu", pool=POOL, device=DeviceName("gpu-0"), share_id=None, admin_access=False, gpu_uuid=GPU
     )
-    return replace(of, **more)  # type: ignore[arg-type]
+    return replace(of, **more)
 
 
 def entry(state: State = State.PREPARED, *, boot_id: str = "boot", **more: object) -> Entry:
@@ -82,7 +82,7 @@ def node(content: JournalContent | None, **more: object) -> NodeState:
         named=claims,
         sockets=(SocketState(path=plugin / "dra.sock", served=True),),
     )
-    return replace(found, **more)  # type: ignore[arg-type]
+    return replace(found, **more)
 
 
 ONE = JournalContent(entries=(entry(),))
