@@ -241,8 +241,13 @@ def coloured(text: str, what: str) -> str:
 
 def printable(finding: Finding) -> Finding:
     """The finding with every text on one line."""
-    texts = {name: one_line(getattr(finding, name)) for name in ("object", "seen", "expected", "fix", "meaning")}
-    return replace(finding, **texts)
+    return replace(
+        finding,
+        object=one_line(finding.object),
+        seen=one_line(finding.seen),
+        expected=one_line(finding.expected),
+        fix=one_line(finding.fix),
+    )
 
 
 def next_steps(finding: Finding, style: Style) -> Iterator[str]:
@@ -250,6 +255,12 @@ def next_steps(finding: Finding, style: Style) -> Iterator[str]:
     for title, text in (("expected:", finding.expected), ("do:", finding.fix)):
         if text:
             yield from wrapped(f"  {style(title, 'dim')} {text}", "    ")
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def counted(count: int, noun: str) -> str:

@@ -52,12 +52,10 @@ class DoctorReport(Struct, frozen=True, kw_only=True):
 
     @property
     def first_broken(self) -> Finding | None:
-        """The failure of the lowest layer."""
         return first_broken(self.findings)
 
     @property
     def unknown(self) -> tuple[Finding, ...]:
-        """The findings of checks without an answer."""
         return tuple(finding for finding in self.findings if finding.status is Status.UNKNOWN)
 
     @property
@@ -80,7 +78,6 @@ def merged(target: str, reports: Sequence[DoctorReport]) -> DoctorReport:
 
 
 def to_wire(report: DoctorReport) -> dict[str, Any]:
-    """The report as JSON values."""
     first = report.first_broken
     return {
         "schemaVersion": SCHEMA_VERSION,
@@ -179,7 +176,6 @@ def _listed(entries: Sequence[Sequence[str]], title: str, style: Style, *, verbo
 
 
 def _layers(findings: Sequence[Finding], style: Style) -> Iterator[str]:
-    """One line for each layer with findings."""
     width = max(map(len, Layer))
     for layer in Layer:
         of_layer = [finding for finding in findings if finding.layer is layer]
