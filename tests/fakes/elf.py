@@ -5,9 +5,7 @@ misreading cannot make both agree.
 """
 
 import struct
-from dataclasses import dataclass
-
-from msgspec.structs import replace
+from dataclasses import dataclass, replace
 
 X86_64, AARCH64 = 62, 183
 

@@ -1,9 +1,9 @@
 """Each invariant of `make soak` is broken once in plain facts, and named."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from tests.soak.figures import EARLY_CLAIMS, PER, Memory, grown, slower
 from tests.soak.invariants import Facts, Grant, breaches

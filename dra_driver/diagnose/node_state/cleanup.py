@@ -22,8 +22,8 @@ from dra_driver.diagnose.node_state.state import NodeState, Places, cdi_files, r
 from dra_driver.diagnose.node_state.stopped import no_mps_host, no_node_process, stopped_node
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from dra_driver.hardware.sharing.tmpfs import SystemMounts, own_mounts
+from dra_driver.node.claims import Claims
 from dra_driver.node.claims.inspection import Entry, State
-from dra_driver.node.process.claim_manager import ClaimManager
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ def _changes(state: NodeState) -> Iterator[str]:
         yield f"GPU {orphan.partition.id.gpu_uuid}: partition {orphan.partition.id}"
 
 
-def _undo(claims: ClaimManager) -> None:
+def _undo(claims: Claims) -> None:
     """Restore GPUs. Raises ConfigurationError when something stays that only the journal knows."""
     problems = list(claims.service.recover().problems)
     claims.service.reclaim_orphans()

@@ -19,11 +19,10 @@ from dra_driver.hardware.sharing.mps_files import MpsFolders
 from dra_driver.kube.claims import BoundedGetter
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.claims import PrepareGate
+from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process import hardware, preflight
-from dra_driver.node.process.cdi_setup import open_cdi
-from dra_driver.node.process.claim_manager import ClaimManager
 from dra_driver.node.process.device_nodes import HostDeviceNodes
+from dra_driver.node.process.node_claims import open_node_claims, open_provider
 from dra_driver.node.process.ownership import OwnedBackend
 
 LOOK_S: Final = 15.0
@@ -67,7 +66,7 @@ def no_mps_host(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_node(settings: NodeSettings) -> Iterator[ClaimManager]:
+def stopped_node(settings: NodeSettings) -> Iterator[Claims]:
     """The claims of the node. Raises ConfigurationError when the journal cannot be opened."""
     plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
     with ExitStack() as stack:
@@ -77,19 +76,17 @@ def stopped_node(settings: NodeSettings) -> Iterator[ClaimManager]:
         writer = CdiWriter(settings.cdi_dir, names)
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
-        claims = ClaimManager.open(
+        claims = open_node_claims(
             settings,
             plugin_dir,
             rest=_api(settings.kubeconfig),
             names=names,
             writer=writer,
-            provider=open_cdi(settings, found, nodes, names, writer),
+            provider=open_provider(settings, found, nodes, names, writer),
             inventory=inventory,
             hardware=found,
             device_nodes=nodes,
-            terms=dict,
             gate=PrepareGate(),
-            released=lambda: None,
         )
         stack.callback(claims.close)
         owned.use_journal(claims.journal)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from dra_driver.config.schemas.gpu_node_usage import ToldUsageModel
 from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of
 from dra_driver.core.model.gpu_node_usage import MAX_TOLD, NO_USAGE, ToldForeign, ToldPod, ToldUsage
-from tests.unit.node.process.test_usage_believed import TOLD
 from tests.unit.node.process.test_usage_events import FOREIGN, IDLE
+from tests.unit.node.process.test_usage_validation import TOLD
 
 ALL = ToldUsage(over_grant=(TOLD,), idle=(IDLE,), unattributed=(FOREIGN,), checked_at="2026-07-01T12:00:00Z")
 

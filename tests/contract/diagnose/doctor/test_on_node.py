@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
-from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
 from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
-from dra_driver.diagnose.doctor.report import DoctorReport, finding_to_wire, to_wire
+from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.pod_run import PodFailedError
 from dra_driver.kube.rest import RestClient

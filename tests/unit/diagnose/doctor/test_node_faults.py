@@ -5,10 +5,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.doctor.node_driver import NvmlAnswer

@@ -16,7 +16,7 @@ def open_at(folder: Path, api: FakeClaims, writer: FakeCdiWriter) -> Claims:
         pool=POOL,
         names=NAMES,
         reader=api,
-        writer=writer,
+        writer=writer,  # type: ignore[arg-type]
         provider=FakeCdiProvider(),
         snapshot=lambda: machine(2),
     )

@@ -216,7 +216,9 @@ class NodeHistory(RuleBasedStateMachine):
         self.runs += 1
         run = self.node.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
-            run.deps, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.node.writer, self.fuse, STEPS)
+            run.deps,
+            journal=Fused(run.journal, self.fuse, STEPS),
+            writer=Fused(self.node.writer, self.fuse, STEPS),
         )
         return Run(node=self.node, journal=run.journal, deps=fused, owners=run.owners)
 

@@ -13,8 +13,7 @@ from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.node.process import last_known_file
-from dra_driver.node.process.last_known import GRACE_S, KEEP_S, LastKnownGpus, MissingGpu, plain
+from dra_driver.node.process.missing_gpus import GRACE_S, KEEP_S, MissingGpu, MissingGpuTracker, encode, plain, read
 from dra_driver.node.slices.build import build_devices
 from dra_driver.node.slices.gates import ApiServerFeatures
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
@@ -36,7 +35,7 @@ class Node:
         self.restart()
 
     def restart(self) -> None:
-        self.known = LastKnownGpus(self.path, self.holders, now=lambda: self.now, clock=lambda: self.now)
+        self.known = MissingGpuTracker(self.path, self.holders, now=lambda: self.now, clock=lambda: self.now)
 
     def holders(self) -> Collection[GpuUuid]:
         if self.fails:
@@ -184,12 +183,12 @@ def test_the_file_has_everything(node: Node) -> None:
     """MIG profiles and foreign instances too."""
     free = mig_gpu(H100)
     gpu = replace(free, mig_enabled=True, mig_instances=(instance(free, 9, 4), instance(free, 19, 0, whole=False)))
-    node.path.write_bytes(last_known_file.encode([(gpu, 5.0)]))
-    assert last_known_file.read(node.path) == [(gpu, 5.0)]
+    node.path.write_bytes(encode([(gpu, 5.0)]))
+    assert read(node.path) == [(gpu, 5.0)]
 
 
 def wrong(**changes: Any) -> Any:
-    entry = json.loads(last_known_file.encode([(LOST, None)]))["gpus"][0]
+    entry = json.loads(encode([(LOST, None)]))["gpus"][0]
     return {**entry, "gpu": {**entry["gpu"], **changes}}
 
 
@@ -205,9 +204,9 @@ def wrong_time(since: float) -> Any:
 )  # fmt: skip
 def test_a_wrong_entry_does_not_stop_the_others(node: Node, entry: object) -> None:
     """Disks lie; one wrong value would make a slice invalid."""
-    document = json.loads(last_known_file.encode([(LOST, None)]))
+    document = json.loads(encode([(LOST, None)]))
     node.path.write_text(json.dumps({**document, "gpus": [entry, *document["gpus"]]}))
-    assert last_known_file.read(node.path) == [(LOST, None)]
+    assert read(node.path) == [(LOST, None)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "gpus": []}', '{"version": 1}', "[" * 100_000, "\xff"])
@@ -216,7 +215,7 @@ def test_a_file_that_cannot_be_used_is_written_anew(node: Node, text: str) -> No
     node.path.write_text(text)
     node.restart()
     assert node.names(SEVEN)[3] == "gpu-4"
-    assert len(last_known_file.read(node.path)) == 7
+    assert len(read(node.path)) == 7
 
 
 def test_a_full_disk_is_not_fatal_and_tried_again(node: Node) -> None:
@@ -225,4 +224,4 @@ def test_a_full_disk_is_not_fatal_and_tried_again(node: Node) -> None:
     assert len(node.names(EIGHT)) == 8
     node.path.rmdir()
     node.names(EIGHT)
-    assert len(last_known_file.read(node.path)) == 8
+    assert len(read(node.path)) == 8

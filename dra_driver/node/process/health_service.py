@@ -1,87 +1,120 @@
-"""Connects the health of the GPUs with what asks for it: slices, the kubelet's streams, the Node's events and metrics.
+"""Reports the health of the GPUs in slices, on the kubelet's streams, as the Node's events and as metrics.
 
-What a condition is: ``node/health/``. Who publishes it: ``health_taints.py`` (slices), ``health_stream.py`` (kubelet),
-``health_events.py`` (Node), ``health_metrics.py``. When: ``health_monitor.py``. What is published of a GPU that is not
-found any more: ``last_known.py``.
+``node/health/`` decides what a condition is. ``health_taints.py`` (slices), ``health_stream.py`` (kubelet) and
+``health_events.py`` (Node, metrics) publish it, when ``health_monitor.py`` says so. ``missing_gpus.py`` keeps GPUs
+published that are not found any more.
 
 With health off, nothing of this happens, and the kubelet's streams stay silent.
 """
 
+import logging
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dra_driver.config.settings import NodeSettings
+from dra_driver.core.errors import DraError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.health import HealthCondition
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Terms, terms_of
+from dra_driver.hardware.gpu.backend import HealthSource
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.node.claims import Journal
 from dra_driver.node.health import HealthRules, NodeHealth
-from dra_driver.node.process.claim_events import ClaimEvents
-from dra_driver.node.process.claim_manager import ClaimManager
-from dra_driver.node.process.claim_status import ClaimStatus
-from dra_driver.node.process.claimed_devices import ClaimedDevices
-from dra_driver.node.process.health_events import ConditionEvents, Tell, sentences
-from dra_driver.node.process.health_metrics import HealthMetrics
-from dra_driver.node.process.health_monitor import HealthMonitor, HealthReader
-from dra_driver.node.process.health_report import DeviceReport, ReportedDevice, reports
-from dra_driver.node.process.health_stream import HealthStreams
+from dra_driver.node.process.health_events import ConditionEvents, HealthMetrics, Notice, sentences
+from dra_driver.node.process.health_monitor import HealthMonitor
+from dra_driver.node.process.health_report import DeviceReport, RateLimitedReports, ReportedDevice, devices_of, reports
 from dra_driver.node.process.health_taints import HealthTaints
-from dra_driver.node.process.last_known import LastKnownGpus, Missing
-from dra_driver.node.process.steady_reports import SteadyReports
+from dra_driver.node.process.missing_gpus import Missing, MissingGpuTracker
+from dra_driver.node.process.node_events import Tell
 from dra_driver.node.process.terms_resolver import TermsResolver
 from dra_driver.node.slices import pool_name
+
+log = logging.getLogger(__name__)
 
 FILE, KNOWN_FILE = "health.json", "last-known-gpus.json"
 SIMULATED_CALM_S: Final = 30.0
 """The longest default calm time of simulated GPUs."""
 
+CLAIMED_S: Final = 300.0
+"""The claims are read again after this time, should a change of them have been missed: it reads all of them."""
+
 MadeOf = tuple[tuple[ReportedDevice, ...], Snapshot, tuple[HealthCondition, ...]]
+
+
+class ClaimedDevices:
+    """``changed`` is for any thread, ``current`` for one. ``read`` reads the journal and may raise StorageError."""
+
+    def __init__(
+        self, read: Callable[[], Iterable[ReportedDevice]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read, self._clock = read, clock
+        self._anew = threading.Event()  # claims changed since they were read
+        self._devices: tuple[ReportedDevice, ...] = ()
+        self._read_at = float("-inf")
+
+    def changed(self) -> None:
+        """Claims came or left. Returns at once."""
+        self._anew.set()
+
+    def current(self) -> tuple[ReportedDevice, ...]:
+        """The devices, those of admin access too; the last ones that could be read."""
+        now = self._clock()
+        if not self._anew.is_set() and now - self._read_at < CLAIMED_S:
+            return self._devices
+        self._anew.clear()  # before the read: a change during it counts
+        try:
+            self._devices = tuple(self._read())
+            self._read_at = now
+        except DraError as error:
+            self._anew.set()
+            log.warning("the kubelet is told the health of the devices that claims had", extra={"reason": error})
+        return self._devices
 
 
 class HealthService:
     """The health of this node's GPUs. ``start`` and ``stop`` once, by one owner; the rest from any thread.
 
     ``held`` returns the GPUs that claims have, and may raise StorageError. ``publish`` brings new conditions to the
-    slices; ``tell`` records an event on the Node.
+    slices; ``tell`` records an event on the Node; ``report`` are called with the state of claimed and
+    unhealthy devices, ``notify`` with each event about a condition.
     """
 
     def __init__(
         self,
         settings: NodeSettings,
         folder: Path,
-        source: HealthReader,
+        source: HealthSource,
         inventory: Inventory,
-        streams: HealthStreams,
         *,
-        claims: ClaimManager,
+        journal: Journal,
         held: Callable[[], Collection[GpuUuid]],
         terms: TermsResolver,
         publish: Callable[[], None],
         tell: Tell,
-        status: ClaimStatus | None = None,
-        claim_events: ClaimEvents | None = None,
+        report: Sequence[Callable[[tuple[DeviceReport, ...]], None]],
+        notify: Callable[[Notice], None] | None = None,
     ) -> None:
-        self._is_on, self._status, self._claim_events = settings.health, status, claim_events
-        self._inventory, self._streams = inventory, streams
+        self._is_on, self._inventory, self._report = settings.health, inventory, report
         self._pool = pool_name(settings.node_name, settings.driver_name)
-        self._known = LastKnownGpus(folder / KNOWN_FILE, held)
+        self._known = MissingGpuTracker(folder / KNOWN_FILE, held)
         self._health = NodeHealth.open(
             folder / FILE,
-            boot_id=claims.journal.boot_id,
+            boot_id=journal.boot_id,
             calm_s=SIMULATED_CALM_S if settings.simulate is not None else None,
             rules=partial(rules_in_force, terms, terms.expected(self._known.remembered)),
         )
         self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
-        self._events = ConditionEvents(tell, notify=claim_events.tell if claim_events is not None else None)
+        self._events = ConditionEvents(tell, notify=notify)
         self._metrics = HealthMetrics()
-        self._steady = SteadyReports()
+        self._limited = RateLimitedReports()
         self._reported: tuple[MadeOf, Missing, tuple[DeviceReport, ...]] | None = None
-        self._claimed = ClaimedDevices(partial(_devices, claims.journal))
+        self._claimed = ClaimedDevices(partial(_devices, journal))
         self._monitor = HealthMonitor(
             source,
             self._health,
@@ -93,10 +126,8 @@ class HealthService:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each condition, and why claims have no status."""
-        problem = self._status.problem if self._status is not None else None
-        found = sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
-        return [*found, problem] if problem is not None else found
+        """One sentence for each condition."""
+        return sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
 
     @property
     def conditions(self) -> tuple[HealthCondition, ...]:
@@ -113,18 +144,11 @@ class HealthService:
         return self._taints.amend(snapshot, terms) if self._is_on else {}
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
-        """See ``LastKnownGpus.complete``."""
+        """See ``MissingGpuTracker.complete``."""
         return self._known.complete(snapshot) if self._is_on else snapshot
-
-    @property
-    def claim_events(self) -> ClaimEvents | None:
-        """Writes events on claims and their pods; None where that is not allowed."""
-        return self._claim_events
 
     def claims_changed(self) -> None:
         """See ``HealthMonitor.devices_changed``."""
-        if self._status is not None:
-            self._status.wake()
         if self._is_on:
             self._claimed.changed()
             self._monitor.devices_changed()
@@ -139,20 +163,12 @@ class HealthService:
         if self._is_on:
             self._inventory.subscribe(self._monitor.inventory_changed)
             self._monitor.start()
-        if self._status is not None:
-            self._status.start()
-        if self._claim_events is not None:
-            self._claim_events.start()
 
     def stop(self, timeout_s: float) -> None:
         """Saves what is not saved yet. Idempotent."""
-        if self._status is not None:
-            self._status.stop(timeout_s)
         if self._is_on:
             self._monitor.stop(timeout_s)
             self._health.close()
-        if self._claim_events is not None:
-            self._claim_events.stop(timeout_s)
 
     def _snapshot(self) -> Snapshot:
         return self._known.with_missing(self._inventory.current())
@@ -160,10 +176,9 @@ class HealthService:
     def _tell(self) -> None:
         conditions, snapshot = self._health.conditions(), self._snapshot()
         if snapshot.gpus:  # before the first look, nothing is known about any device
-            found = self._steady.of(self._reports(snapshot, conditions))
-            self._streams.report(found)
-            if self._status is not None:
-                self._status.show(found)
+            found = self._limited.apply(self._reports(snapshot, conditions))
+            for report in self._report:
+                report(found)
         self._events.update(conditions, snapshot)
         self._metrics.update(self._health.status(), conditions, snapshot)
 
@@ -177,16 +192,11 @@ class HealthService:
         return said[2]
 
 
-def _devices(journal: Journal) -> Iterable[ReportedDevice]:
+def _devices(journal: Journal) -> Iterator[ReportedDevice]:
     """The devices of prepared claims, those of admin access too."""
     for entry in journal.entries():
-        for device in entry.devices if entry.state == "prepared" else ():
-            yield ReportedDevice(
-                pool=device.pool,
-                device=device.device,
-                gpu_uuid=device.gpu_uuid,
-                partition=device.partition.id if device.partition is not None else None,
-            )
+        if entry.state == "prepared":
+            yield from devices_of(entry)
 
 
 def rules_in_force(terms: TermsResolver, early: Terms, gpu: GpuUuid) -> HealthRules:

@@ -1,4 +1,4 @@
-"""Keeps GPUs published that are not found any more.
+"""Publishes missing GPUs from their last known description, with a taint.
 
 A GPU that falls off the bus, hangs or does not come back after a reboot is left out of the inventory. Taken out of the
 slices, its pods would never be evicted (only devices in slices have taints that evict), and a claim that has it would
@@ -22,20 +22,28 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import decode
+from msgspec.json import encode as encoded
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.process import last_known_file
+from dra_driver.kube.published import limits
 
 log = logging.getLogger(__name__)
 
 KEEP_S: Final = 15 * 60.0
 GRACE_S: Final = 20.0
 """Two looks at the health of the GPUs."""
+VERSION: Final = 1
+MAX_BYTES: Final = 4 * 2**20
+MAX_GPUS: Final = 256
+_MINORS: Final = range(1024)
+_LATEST: Final = 4e9
+"""Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
 
 
 class KnownGpu(Struct, frozen=True, kw_only=True):
@@ -93,7 +101,7 @@ def with_missing(snapshot: Snapshot, missing: Iterable[Gpu], held: Collection[Gp
     return replace(snapshot, gpus=tuple(gpus))
 
 
-class LastKnownGpus:
+class MissingGpuTracker:
     """Thread-safe; no method raises. ``held`` returns the GPUs that claims have and may raise StorageError."""
 
     def __init__(
@@ -107,7 +115,7 @@ class LastKnownGpus:
         self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
         self._known: Known = {}
-        for gpu, since in last_known_file.read(path):
+        for gpu, since in read(path):
             self._known = {**self._known, gpu.uuid: KnownGpu(gpu=gpu, gone_since=since)}
         self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
         self._awaited_since: float | None = None  # the first look
@@ -182,7 +190,7 @@ class LastKnownGpus:
     def _write(self) -> None:
         known = self._known.values()
         try:
-            replace_file(self._path, last_known_file.encode((last.gpu, last.gone_since) for last in known))
+            replace_file(self._path, encode((last.gpu, last.gone_since) for last in known))
         except OSError as error:
             if not self._unwritten:
                 log.warning("GPUs cannot be noted; a restart forgets a missing one", extra={"reason": error})
@@ -198,3 +206,57 @@ def _is_news(last: KnownGpu, now: float) -> bool:
 
 def _since(last: KnownGpu, now: float) -> float:
     return now if last.gone_since is None else min(last.gone_since, now)
+
+
+class _Entry(Struct, frozen=True, kw_only=True, rename="camel"):
+    gone_since: float | None = None
+    gpu: Gpu
+
+    def __post_init__(self) -> None:
+        if self.gpu.minor not in _MINORS or not limits.fits(self.gpu.uuid):
+            raise ValueError(f"minor {self.gpu.minor} or UUID {self.gpu.uuid[:80]!r} would make a slice invalid")
+        if self.gone_since is not None and not 0 <= self.gone_since <= _LATEST:
+            raise ValueError(f"goneSince is {self.gone_since}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
+
+
+class _File(Struct):
+    version: int
+    gpus: list[Raw]
+
+
+def encode(known: Iterable[tuple[Gpu, float | None]]) -> bytes:
+    """The file's content: ``{"version": 1, "gpus": [{"goneSince": 1763805600.0, "gpu": {fields of Gpu}}]}``."""
+    gpus = [Raw(encoded({"goneSince": since, "gpu": gpu})) for gpu, since in known]
+    return encoded(_File(VERSION, gpus))
+
+
+def read(path: Path) -> list[tuple[Gpu, float | None]]:
+    """The GPUs in the file; none when it does not exist or cannot be used."""
+    try:
+        document = _document(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, DecodeError, RecursionError) as error:
+        log.warning("cannot read the file of known GPUs; it will be replaced", extra={"file": path, "reason": error})
+        return []
+    return [found for entry in document.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
+
+
+def _document(path: Path) -> _File:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes")
+    document = decode(data, type=_File)
+    if document.version != VERSION:
+        raise ValueError(f"it has version {document.version}, expected {VERSION}")
+    return document
+
+
+def _entry(entry: Raw, path: Path) -> tuple[Gpu, float | None] | None:
+    try:
+        found = decode(entry, type=_Entry)
+    except (DecodeError, RecursionError) as error:
+        log.warning("cannot use a known GPU of the file", extra={"file": path, "reason": error})
+        return None
+    return found.gpu, found.gone_since

@@ -3,8 +3,8 @@
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms
-from dra_driver.node.process.node_taint import NodeTaint
-from dra_driver.node.process.published_terms import PublishedTerms
+from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
+from tests.fakes.stand_in import stand_in
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SNAPSHOT = Snapshot(gpus=(Gpu(uuid=FIRST, minor=0), Gpu(uuid=SECOND, minor=1)))
@@ -26,7 +26,7 @@ class Base:
 def test_it_is_added_to_every_gpu_and_removed_again() -> None:
     """GPUs without a policy get it as well, and taints of policies stay."""
     base, taint = Base(), NodeTaint()
-    published = PublishedTerms(base, [taint.amend])
+    published = PublishedTerms(stand_in(base), [taint.amend])
     assert published.update(SNAPSHOT) == base.terms
     taint.value = "requested"
     tainted = published.update(SNAPSHOT)

@@ -19,7 +19,7 @@ from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
-from dra_driver.node.process.usage_believed import GrantedClaim, GrantedDevice, believed, idle_after_min
+from dra_driver.node.process.usage_validation import GrantedClaim, GrantedDevice, believed, idle_after_min
 from tests.unit.node.policy.hardware import node, uuid
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
