@@ -1,12 +1,12 @@
 """Every taint that the driver puts on devices, as users tolerate it: its key and effect, spelled out."""
 
-from types import SimpleNamespace
 from typing import Any
 
 from dra_driver.core.model.drain import DRAIN_ANNOTATION
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.terms import GpuTerms, Taint
+from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.policy.resolve import resolve
 from dra_driver.node.process.drain_taint import DrainTaint
 from dra_driver.node.process.fabric_watch import GRACE_S, FabricHistory
@@ -33,7 +33,7 @@ NO_NEW_CLAIMS = {
 
 
 def health(severity: Severity) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for cause in HealthCause:
         at = HealthCondition(cause=cause, gpu_uuid=uuid(0), severity=severity, value="", since=1.0, message="")
         taint = taint_of(at)
@@ -64,7 +64,7 @@ def test_taints_of_health() -> None:
 def test_taints_of_policies_and_people_evict_no_pod() -> None:
     """An edit of a policy, a drain, a detach, or a GPU that cannot be partitioned keeps new claims away only."""
     reserved = policy(availability="Reserved", taints=[{"key": "example.com/team"}])
-    drain = DrainTaint(lambda: SimpleNamespace(annotations={DRAIN_ANNOTATION: "all"}), lambda *_: None)
+    drain = DrainTaint(lambda: OwnNode(name=NODE, annotations={DRAIN_ANNOTATION: "all"}), lambda *_: None)
     drain.look()
     detached = NodeTaint()
     detached.value = "requested"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
+from dra_driver.kube.devices import results_of
 from dra_driver.scheduler.allocation.capacity import Consumed, nano
 from dra_driver.scheduler.allocation.events import DeviceId, Wire
 
@@ -34,7 +35,7 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
     """Use by driver and pool. Without ``shares`` (gate DRAConsumableCapacity off) a share counts as a whole device."""
     uses: dict[PoolKey, PoolUse] = {}
     for claim in claims:
-        for result in _results(claim):
+        for result in results_of(claim):
             if result.get("adminAccess"):
                 continue
             name = result["device"]
@@ -54,14 +55,9 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
 def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
     """Devices that are allocated, whole or in shares. A result with admin access allocates nothing."""
     for claim in claims:
-        for result in _results(claim):
+        for result in results_of(claim):
             if not result.get("adminAccess"):
                 yield DeviceId(result["driver"], result["pool"], result["device"])
-
-
-def _results(claim: Wire) -> Iterable[Wire]:
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return (allocation.get("devices") or {}).get("results") or ()
 
 
 def _name(claim: Wire) -> str:
