@@ -11,18 +11,18 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.text import quoted
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")
 
 _KEY = "option"
-_MAX_SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """``group`` is the heading in ``--help``, ``env`` the environment variable of the flag.
 
     ``parse`` converts the text to the value, or raises ValueError with the expected form.
@@ -35,8 +35,7 @@ class Option:
     parse: Callable[[str], Any] = str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
+class Flag(Struct, frozen=True, kw_only=True):
     """One setting as a command line flag."""
 
     field: str
@@ -81,7 +80,7 @@ def load(settings: type[Settings], given: Mapping[str, str | None], environ: Map
             elif flag.required:
                 wrong.append(f"{_name(flag)} is missing")
         except ValueError as error:
-            wrong.append(f"{_name(flag)}: {_shown(str(text))}: {error}")
+            wrong.append(f"{_name(flag)}: {quoted(str(text), 200)}: {error}")
     if wrong:
         raise ConfigurationError("; ".join(wrong))
     try:
@@ -100,7 +99,3 @@ def _flag(field: "dataclasses.Field[Any]") -> Flag:
 
 def _name(flag: Flag) -> str:
     return f"{flag.flag} ({flag.option.env})"
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")

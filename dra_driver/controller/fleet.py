@@ -5,11 +5,14 @@ left out (kubernetes/kubernetes 1.36 pkg/controller/devicetainteviction/device_t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
+from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import attribute_text, generation_of
 
 NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
@@ -18,8 +21,7 @@ LONGEST_GRACE_S: Final = 3600
 """What a GpuPolicy may ask for; an attribute beyond it counts as this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictingTaint:
+class EvictingTaint(Struct, frozen=True, kw_only=True):
     """A taint with effect NoExecute; ``added`` in UTC."""
 
     key: str
@@ -31,8 +33,7 @@ class EvictingTaint:
         return f"{self.key}={self.value}:{NO_EXECUTE}" if self.value else f"{self.key}:{NO_EXECUTE}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaintedDevice:
+class TaintedDevice(Struct, frozen=True, kw_only=True):
     """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it.
 
     ``grace_s`` is what the GPU's policy asks for, None without it.
@@ -46,8 +47,7 @@ class TaintedDevice:
     grace_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceView:
+class SliceView(Struct, frozen=True, kw_only=True):
     """What is kept of one slice."""
 
     pool: str
@@ -56,8 +56,7 @@ class SliceView:
     tainted: tuple[TaintedDevice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(Struct, frozen=True, kw_only=True):
     """All slices together: the GPUs, and the tainted devices by pool and device name."""
 
     gpus: frozenset[str]
@@ -68,10 +67,13 @@ def slice_view(item: Mapping[str, Any]) -> SliceView | None:
     """From the API object; None if it is malformed. A taint without a time that can be read evicts nothing."""
     try:
         spec, name = item["spec"], str(item["metadata"]["name"])
-        pool, generation = str(spec["pool"]["name"]), int(spec["pool"]["generation"])
+        pool, generation = str(spec["pool"]["name"]), generation_of(item)
+        driver = str(spec.get("driver") or "")
         devices = [device for device in spec.get("devices") or () if isinstance(device, dict)]
-        gpus = frozenset(_gpu(device, pool) for device in devices)
-        return SliceView(pool=pool, generation=generation, gpus=gpus, tainted=tuple(_tainted(devices, pool, name)))
+        gpus = frozenset(_gpu(device, pool, driver) for device in devices)
+        return SliceView(
+            pool=pool, generation=generation, gpus=gpus, tainted=tuple(_tainted(devices, pool, driver, name))
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -87,21 +89,12 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
     return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
 
 
-def parse_time(text: Any) -> datetime | None:
-    """RFC 3339 with a zone, None for anything else."""
-    try:
-        at = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
-    return at.astimezone(UTC) if at.tzinfo is not None else None
-
-
-def _tainted(devices: list[dict[str, Any]], pool: str, slice_name: str) -> Iterator[TaintedDevice]:
+def _tainted(devices: list[dict[str, Any]], pool: str, driver: str, slice_name: str) -> Iterator[TaintedDevice]:
     for device in devices:
         found = (_evicting(taint) for taint in device.get("taints") or ())
         taints = tuple(taint for taint in found if taint is not None)
         if taints:
-            gpu, name = _gpu(device, pool), str(device["name"])
+            gpu, name = _gpu(device, pool, driver), str(device["name"])
             yield TaintedDevice(
                 pool=pool, name=name, gpu=gpu, slice_name=slice_name, taints=taints, grace_s=_grace_s(device)
             )
@@ -119,11 +112,7 @@ def _grace_s(device: Mapping[str, Any]) -> int | None:
     return min(seconds, LONGEST_GRACE_S) if isinstance(seconds, int) and seconds >= 0 else None
 
 
-def _gpu(device: Mapping[str, Any], pool: str) -> str:
+def _gpu(device: Mapping[str, Any], pool: str, driver: str) -> str:
     """A device without such an attribute counts as a GPU of its own."""
-    attributes = device.get("attributes") or {}
-    for name in _GPU_ATTRIBUTES:
-        uuid = (attributes.get(name) or {}).get("string")
-        if isinstance(uuid, str) and uuid:
-            return uuid
-    return f"{pool}/{device['name']}"
+    found = (attribute_text(device.get("attributes"), driver, name) for name in _GPU_ATTRIBUTES)
+    return next(filter(None, found), "") or f"{pool}/{device['name']}"

@@ -6,16 +6,18 @@ its holder promised is up for taking.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
+
+from msgspec import Struct
+
+from dra_driver.core.time import rfc3339_micro
 
 LONGEST_S: Final = 300
 """A promise beyond this is not believed: a wrong value in the Lease must not stop all replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTimes:
+class LeaseTimes(Struct, frozen=True, kw_only=True):
     """Seconds. The leader stops acting ``renew_s`` after its last successful renewal began, and others may take the
     Lease ``duration_s`` after they saw that renewal: the difference is what one request in flight may take.
     """
@@ -36,8 +38,7 @@ class LeaseTimes:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRecord:
+class LeaseRecord(Struct, frozen=True, kw_only=True):
     """What a Lease object says. ``holder`` is "" when it was released."""
 
     version: str
@@ -62,8 +63,7 @@ class LeaseRecord:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Sighting(Struct, frozen=True, kw_only=True):
     """A record, and when this replica first saw it so (s, its own clock)."""
 
     record: LeaseRecord
@@ -88,15 +88,15 @@ def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s
     return {
         "holderIdentity": identity,
         "leaseDurationSeconds": max(1, round(duration_s)),
-        "acquireTime": former.acquired if keeps and former and former.acquired else micro_time(now),
-        "renewTime": micro_time(now),
+        "acquireTime": former.acquired if keeps and former and former.acquired else rfc3339_micro(now),
+        "renewTime": rfc3339_micro(now),
         "leaseTransitions": changes,
     }
 
 
 def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
     """The spec of a Lease that its holder gives up, so that another replica need not wait."""
-    stamp = micro_time(now)
+    stamp = rfc3339_micro(now)
     return {
         "holderIdentity": "",
         "leaseDurationSeconds": 1,
@@ -104,11 +104,6 @@ def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
         "renewTime": stamp,
         "leaseTransitions": former.transitions,
     }
-
-
-def micro_time(at: datetime) -> str:
-    """metav1.MicroTime."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _mapping(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -6,22 +6,22 @@ server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
 import grpc
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.text import cut, printable
 
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MAX_TEXT: Final = 300
 """Characters of a subject's text that go into a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """One gRPC service: its generated module and its name in there."""
 
     messages: Any
@@ -167,5 +167,4 @@ def _failed(method: str, error: Exception, timeout_s: float) -> CallError:
 
 def shown(text: object) -> str:
     """A subject's text for a message: printable and short."""
-    printable = "".join(character if character.isprintable() else "?" for character in str(text)[: MAX_TEXT + 1])
-    return printable if len(printable) <= MAX_TEXT else printable[:MAX_TEXT] + "…"
+    return cut(printable(str(text)), MAX_TEXT)

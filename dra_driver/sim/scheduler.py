@@ -14,8 +14,9 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError, ConfigurationError, ConflictError, DraError, NotFoundError
 from dra_driver.scheduler.allocation import (
@@ -94,8 +95,7 @@ class UnschedulableError(Exception):
     """The pod fits on no node now. The message goes into its PodScheduled condition."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChoice:
+class NodeChoice(Struct, frozen=True, kw_only=True):
     """The node chosen for a pod, with an allocation for each of its unallocated claims, in their order.
 
     ``extended`` is the claim to create for extended resources that devices provide on this node, None without any;
@@ -197,8 +197,7 @@ class _WaitingError(Exception):
     """The pod's claims do not exist yet; when the claim controller creates them, the pod is tried again."""
 
 
-@dataclass(slots=True)
-class _Attempts:
+class _Attempts(Struct):
     """When to try a pod again. ``seen`` is the hash of the cluster state in which the last attempt failed."""
 
     count: int = 0

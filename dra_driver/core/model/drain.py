@@ -5,11 +5,12 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import field
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.text import one_line
 
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
 DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
@@ -25,8 +26,7 @@ _UUID_PREFIX: Final = "GPU-"
 _NOTHING: Final = ("", "false")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRequest:
+class DrainRequest(Struct, frozen=True, kw_only=True):
     """``every`` GPU, or those of ``gpus``. ``unknown`` are words of the annotation that are no UUID of a GPU."""
 
     every: bool = False
@@ -72,5 +72,4 @@ NOT_DRAINED: Final = DrainRequest()
 
 def clean(reason: str) -> str:
     """The reason of a detach as it is told: one line of printable characters, at most `MAX_REASON`."""
-    text = "".join(char if char.isprintable() else " " for char in reason[: 4 * MAX_REASON])
-    return " ".join(text.split())[:MAX_REASON] or "no reason given"
+    return one_line(reason, MAX_REASON) or "no reason given"

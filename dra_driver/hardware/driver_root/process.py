@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
+from dra_driver.core.text import one_line
 
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300
@@ -28,8 +30,7 @@ Sleep = Callable[[float], None]
 Prepare = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal.
 
     ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck``: not even SIGKILL ended it,
@@ -157,11 +158,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: f
 
 def shown(output: str) -> str:
     """A program's output as one printable line, short enough for an event."""
-    line = " ".join(output.split())
-    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
-    if not text:
-        return "nothing"
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+    return one_line(output, MAX_SHOWN) or "nothing"
 
 
 def _filled_pipe(text: str) -> int:

@@ -4,10 +4,13 @@ A row is a GPU with all its partitions, or a device of another driver that says 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dra_driver.kube.devices import generation_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.holdings import DeviceRow, Wire, devices_of
@@ -20,8 +23,7 @@ UNKNOWN: Final = ""
 _PARTITION: Final = "-mig-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyRow:
+class TopologyRow(Struct, frozen=True, kw_only=True):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
     ``island`` is the name of its NVLink island, ``linked`` the devices of that island on the node, itself included.
@@ -60,7 +62,7 @@ def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
 
 def _wires(slices: Iterable[Wire]) -> dict[tuple[str, str, str], Wire]:
     """Devices by driver, pool and name; of several generations the newest."""
-    ordered = sorted(slices, key=lambda item: item["spec"]["pool"].get("generation") or 0)
+    ordered = sorted(slices, key=generation_of)
     return {
         (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device
         for item in ordered

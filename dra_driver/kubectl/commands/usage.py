@@ -4,15 +4,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from dra_driver.config.schema import printable
+from msgspec.structs import asdict
+
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import gib, printable, span
 from dra_driver.kubectl.commands.claim_labels import ABOUT, BY_LABEL, read_labels
 from dra_driver.kubectl.commands.source import wants_colour
-from dra_driver.kubectl.commands.usage_output import energy, gib, number, percent, print_csv, span
+from dra_driver.kubectl.commands.usage_output import energy, number, percent, print_csv
 from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, tell_source
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _print_devices(uses: "Sequence[ClaimDeviceUse]", output: str) -> None:
     from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 
     if output == "csv":
-        names = [item.name for item in fields(ClaimDeviceUse)]
+        names = list(ClaimDeviceUse.__struct_fields__)
         values = [[getattr(use, name) for name in names] for use in uses]
         print_csv(names, [[",".join(cell) if isinstance(cell, tuple) else cell for cell in row] for row in values])
         return

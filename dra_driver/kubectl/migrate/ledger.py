@@ -5,10 +5,12 @@ field without one, so that no field is lost without being named.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from msgspec import Struct
+
+from dra_driver.core.text import cut
 from dra_driver.kubectl.migrate.input import InputDocument, Path, path_text
 
 _SHOWN: Final = 60
@@ -24,8 +26,7 @@ class FieldOutcome(StrEnum):
     NOT_CARRIED = "not carried over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationNote:
+class MigrationNote(Struct, frozen=True, kw_only=True):
     """What became of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
 
     outcome: FieldOutcome
@@ -105,4 +106,4 @@ def _shown(value: Any, path: Path) -> str:
     if isinstance(value, Mapping | list) or value is None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return cut(text, _SHOWN)

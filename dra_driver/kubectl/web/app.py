@@ -4,13 +4,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -18,19 +18,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import DraError
+from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.web import charts, what_if
 from dra_driver.kubectl.web.answers import explain_pod, in_thread, survey_of
 from dra_driver.kubectl.web.derived import Derived, WorkedOut
-from dra_driver.kubectl.web.fleet import gib
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
 from dra_driver.kubectl.web.gpus import SeenFleet
 from dra_driver.kubectl.web.paging import matching, page_of, query_string
 from dra_driver.kubectl.web.places import clique_of, island_of, islands_of, numa_text, spots_of
 from dra_driver.kubectl.web.reading import LastRead, Periodic, SeenCluster
-from dra_driver.kubectl.web.rows import Waiting, ago, claim_views, event_rows, span, waiting_pods
+from dra_driver.kubectl.web.rows import Waiting, ago, claim_views, event_rows, waiting_pods
 from dra_driver.kubectl.web.use_history import UseNow
 
 log = logging.getLogger(__name__)
@@ -50,8 +49,7 @@ _GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpuno
 _SPLIT: Final = "<!--split-->"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageSources:
+class PageSources(Struct, frozen=True, kw_only=True):
     """What the pages show. ``use`` is None where no exporter can be asked; ``about`` names the cluster."""
 
     cluster: Periodic[SeenCluster]
@@ -93,7 +91,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"gib": gib, "span": span, "plain": printable, "part": lambda text: quote(text, safe="")}
+    found.filters |= {"gib": gib, "plain": printable, "part": lambda text: quote(text, safe="")}
     return found
 
 

@@ -1,10 +1,13 @@
 """Rows of the tables: claims, waiting pods, events. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
+
+from dra_driver.core.text import span
+from dra_driver.core.time import parse_time
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
@@ -13,8 +16,7 @@ from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
 Wire = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDeviceRow:
+class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
     """A device of a claim; ``gpu`` is "" where the GPU is not known. ``use`` is None where it is not measured."""
 
     request: str
@@ -25,8 +27,7 @@ class ClaimDeviceRow:
     use: ClaimDeviceUse | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimOnPage:
+class ClaimOnPage(Struct, frozen=True, kw_only=True):
     """A claim with its devices."""
 
     claim: ClaimRow
@@ -79,8 +80,7 @@ def _view(claim: ClaimRow, places: Mapping[Key, tuple[GpuRow, Part]], uses: Uses
     return ClaimOnPage(claim=claim, devices=tuple(devices))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """Pods that wait, of one owner: they have one reason, and the first is explained."""
 
     namespace: str
@@ -127,8 +127,7 @@ def _waits(pod: Wire) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
+class EventRow(Struct, frozen=True, kw_only=True):
     """One warning of the cluster."""
 
     at: str
@@ -164,18 +163,7 @@ def _event(event: Wire) -> EventRow:
     )
 
 
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h``, ``5 d``."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
-
-
 def ago(moment: str, now: datetime) -> str:
     """How long ago a time of RFC 3339 is; "" for what is none."""
-    try:
-        then = datetime.fromisoformat(moment)
-    except ValueError:
-        return ""
-    return span(max(0.0, (now - then).total_seconds())) if then.tzinfo else ""
+    then = parse_time(moment)
+    return span(max(0.0, (now - then).total_seconds())) if then is not None else ""

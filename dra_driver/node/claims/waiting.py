@@ -7,10 +7,13 @@ may wait at once; the others get the error immediately.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
 from typing import Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -22,7 +25,6 @@ from dra_driver.core.errors import (
     RetryableError,
     ServerBusyError,
 )
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.prepare_gate import PreparesPausedError
 
@@ -40,16 +42,14 @@ class GpuLockedError(RetryableError):
     """Another call or another process is working on a GPU of the claim."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallBudget:
+class CallBudget(Struct, frozen=True, kw_only=True):
     """When a call began and when all its claims must be answered, in seconds of the `WakeableClock`."""
 
     started: float
     deadline: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True, kw_only=True):
     """For how many seconds from the start of a call each kind of error is waited for.
 
     - ``call_s`` bounds all claims of the call together; the kubelet gives up after 45 s.
@@ -165,3 +165,15 @@ class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0
+
+
+class Deadline:
+    """A moment on the clock. Steps that come after it still run once, with the least time that they take as a rule."""
+
+    def __init__(self, clock: WakeableClock, at: float) -> None:
+        self._clock = clock
+        self._at = at
+
+    def left_s(self, *, least_s: float = 0.0, most_s: float = math.inf) -> float:
+        """Seconds until the deadline, at most ``most_s`` and at least ``least_s``."""
+        return max(least_s, min(most_s, self._at - self._clock.now()))

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage_findings import UsageFindings
-from dra_driver.node.exporter.assignments_reader import AssignmentsReader
-from dra_driver.node.exporter.gpus import UsedGpus
 from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
 from dra_driver.node.exporter.pod_resources import PodResourcesReader
 from dra_driver.node.exporter.proc import ProcReader, since_boot_s
 from dra_driver.node.usage.foreign import ForeignState, watch_foreign
@@ -22,19 +22,17 @@ from dra_driver.node.usage.values import JoinedUsage
 from dra_driver.node.usage.watchdog import WatchdogState, watch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(Struct, frozen=True, kw_only=True):
     """What is read at each look."""
 
     assignments: AssignmentsReader
-    gpus: UsedGpus
+    gpus: UsageGpus
     processes: ProcReader
     logs: LogLinks
     pods: PodResourcesReader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookResult:
+class LookResult(Struct, frozen=True, kw_only=True):
     """The result of one look. ``window_s`` is how much of the window was seen."""
 
     joined: JoinedUsage

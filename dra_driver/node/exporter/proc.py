@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage_findings import MAX_COMMAND
+from dra_driver.core.text import printable
 from dra_driver.node.usage.cgroups import place_of
 from dra_driver.node.usage.sources import ProcessFacts, Unread
 
@@ -22,8 +24,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SLACK_S: Final = 2 / _TICKS
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """Facts of one process, which is the same one as long as it began at the same tick."""
 
     start: int
@@ -77,7 +78,7 @@ class ProcReader:
         fields = tail.split()
         if len(fields) < 20 or not fields[19].isdigit():
             return None
-        return int(fields[19]), _printable(head.partition("(")[2])
+        return int(fields[19]), printable(head.partition("(")[2][:MAX_COMMAND])
 
     def _content(self, pid: int, name: str) -> str | None:
         try:
@@ -85,7 +86,3 @@ class ProcReader:
                 return file.read(MAX_BYTES).decode("utf-8", "replace")
         except (OSError, ValueError):  # it ended, or its files may not be read
             return None
-
-
-def _printable(name: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in name[:MAX_COMMAND])

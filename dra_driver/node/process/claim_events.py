@@ -7,21 +7,27 @@ One thread, apart from the looks at the hardware, with a recorder of its own, so
 on the Node. Best effort, as events are: what cannot be written is dropped.
 """
 
-import contextlib
 import logging
 import queue
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, Protocol
+from functools import partial
+from typing import Any, Final
 
+from msgspec import Struct
+
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.rest import RestClient
 from dra_driver.kube.types import ObjectReference
+from dra_driver.node.claims import Journal
 from dra_driver.node.process.health_events import Notice
-from dra_driver.node.process.health_report import ReportedDevice, is_about
+from dra_driver.node.process.health_report import ReportedDevice, devices_of, is_about
+from dra_driver.node.process.node_events import COMPONENT
 from dra_driver.node.process.usage_events import ClaimNotice
 
 log = logging.getLogger(__name__)
@@ -38,25 +44,11 @@ TERMINATING: Final = "because it is being terminated"
 """In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevices:
+class HeldDevices(Struct, frozen=True, kw_only=True):
     """A prepared claim and its devices."""
 
     ref: ClaimRef
     devices: tuple[ReportedDevice, ...]
-
-
-class ClaimGetter(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def get(self, path: str) -> dict[str, Any]: ...
-
-
-class FlushingRecorder(Protocol):
-    """The part of ``kube.events.EventRecorder`` that is needed here; ``flush`` writes what was recorded."""
-
-    def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
-    def flush(self) -> None: ...
 
 
 def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectReference]:
@@ -85,36 +77,35 @@ class ClaimEvents:
     """
 
     def __init__(
-        self, rest: ClaimGetter, recorder: FlushingRecorder, *, claims: Callable[[], Iterable[HeldDevices]]
+        self, rest: RestClient, recorder: EventRecorder, *, claims: Callable[[], Iterable[HeldDevices]]
     ) -> None:
         self._rest, self._recorder, self._claims = rest, recorder, claims
-        self._notices: queue.Queue[Notice | ClaimNotice | None] = queue.Queue(MAX_NOTICES)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._notices: queue.Queue[Notice | ClaimNotice] = queue.Queue(MAX_NOTICES)
+        self._worker = Worker(THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "claim-events"))
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; a request in progress may end later, and what waits is dropped. Idempotent."""
-        self._stopping.set()
-        with contextlib.suppress(queue.Full):  # then the thread has something to wake for
-            self._notices.put_nowait(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; a request in progress may end later, and waiting notices are dropped. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def tell(self, notice: Notice | ClaimNotice) -> None:
         """A condition began or ended, or there is news of one claim. Returns at once."""
         try:
             self._notices.put_nowait(notice)
+            self._worker.wake()
         except queue.Full:
             log.warning("claims are not told of a condition: too many wait", extra={"condition": notice.message})
 
-    def step(self) -> None:
-        """Wait for one notice and write its events. One step of the thread."""
-        notice = self._notices.get()
-        if notice is not None and not self._stopping.is_set():
-            self._write(notice)
+    def step(self) -> float | None:
+        """Write the events of one notice; return 0.0, or None when none waits. The thread calls it."""
+        try:
+            notice = self._notices.get_nowait()
+        except queue.Empty:
+            return None
+        self._write(notice)
+        return 0.0
 
     def _write(self, notice: Notice | ClaimNotice) -> None:
         try:
@@ -122,7 +113,7 @@ class ClaimEvents:
             if len(held) > MAX_CLAIMS:
                 log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
             for ref in held[:MAX_CLAIMS]:
-                if self._stopping.is_set():
+                if self._worker.is_stopping:
                     return
                 self._tell_claim(ref, notice)
         except (StorageError, ApiUnreachableError) as error:
@@ -146,14 +137,6 @@ class ClaimEvents:
         for about in told_objects(ref, document):
             self._recorder.record(about, notice.kind, notice.reason, notice.message)
         self._recorder.flush()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("writing events on claims failed with an internal error")
-                metrics.internal_error("claim-events")
 
 
 class Refusals:
@@ -187,3 +170,18 @@ def _is_pod(user: Any) -> bool:
         return False
     name, uid = user.get("name"), user.get("uid")
     return isinstance(name, str) and 0 < len(name) <= MAX_NAME and isinstance(uid, str) and 0 < len(uid) <= MAX_UID
+
+
+def open_claim_events(settings: NodeSettings, rest: RestClient, journal: Journal) -> ClaimEvents | None:
+    """None unless the settings ask for it."""
+    if not (settings.claim_events and (settings.health or settings.usage)):
+        return None
+    recorder = EventRecorder(rest, COMPONENT, settings.node_name, refused=Refusals())
+    return ClaimEvents(rest, recorder, claims=partial(held_devices, journal))
+
+
+def held_devices(journal: Journal) -> Iterable[HeldDevices]:
+    """The prepared claims in the journal, with the devices of admin access too. Raises StorageError."""
+    for entry in journal.entries():
+        if entry.state == "prepared":
+            yield HeldDevices(ref=entry.ref, devices=devices_of(entry))

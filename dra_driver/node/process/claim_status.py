@@ -11,12 +11,15 @@ One thread, apart from the prepares. What was written is noted in a file, so tha
 import hashlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from msgspec import Struct
+
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,
@@ -27,13 +30,17 @@ from dra_driver.core.errors import (
     ServerBusyError,
 )
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
-from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.discovery import ServerVersion, server_version
+from dra_driver.kube.rest import RestClient
+from dra_driver.node.claims import AssignedDevice, Journal
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
+from dra_driver.node.process.node_events import Tell
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +51,10 @@ RETRY_S: Final = 30.0
 PAUSE_S: Final = 1.0
 MAX_FILE_BYTES: Final = 4 * 2**20
 EVENT: Final = "ClaimStatusNotWritten"
+FILE: Final = "claim-status.json"
 
-Warn = Callable[[str], None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True, kw_only=True):
     """One device of a prepared claim. ``data`` is what is shown of it."""
 
     pool: str
@@ -58,19 +63,12 @@ class DeviceFacts:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimFacts:
+class ClaimFacts(Struct, frozen=True, kw_only=True):
     """A prepared claim. ``since`` is when it was prepared, in seconds of the Unix epoch."""
 
     ref: ClaimRef
     since: float
     devices: tuple[DeviceFacts, ...]
-
-
-class Applier(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def apply(self, path: str, body: Mapping[str, Any], manager: str) -> dict[str, Any]: ...
 
 
 def status_of(
@@ -111,7 +109,7 @@ def _entry(
         "status": "False" if is_sick else "True",
         "reason": "Unhealthy" if is_sick else "Prepared",
         "message": report.message if report is not None and is_sick else "",
-        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now if is_sick else claim.since)),
+        "lastTransitionTime": rfc3339(now if is_sick else claim.since),
     }
     entry = {"driver": driver, "pool": device.pool, "device": device.device}
     if device.share_id is not None:
@@ -129,13 +127,13 @@ class ClaimStatus:
 
     def __init__(
         self,
-        rest: Applier,
+        rest: RestClient,
         driver: str,
         path: Path,
         *,
         version: Callable[[], ServerVersion],
         claims: Callable[[], Iterable[ClaimFacts]],
-        warn: Warn,
+        warn: Callable[[str], None],
         waits_for_health: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -148,9 +146,13 @@ class ClaimStatus:
         self._problem: str | None = None
         self._refused = False
         self._checked = False
-        self._woken = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME,
+            self.step,
+            on_error=partial(metrics.internal_error, "claim-status"),
+            after_error_s=RETRY_S,
+            settle_s=PAUSE_S,  # changes at the same time are written together
+        )
 
     @property
     def problem(self) -> str | None:
@@ -158,31 +160,25 @@ class ClaimStatus:
         return self._problem
 
     def start(self) -> None:
-        self._woken.set()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; a request in progress may end later. Idempotent."""
-        self._stopping.set()
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; a request in progress may end later. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
-        """Claims came or left. Returns at once."""
-        if not self._woken.is_set():
-            self._woken.set()
+        """Claims were prepared or unprepared. Returns at once."""
+        self._worker.wake()
 
     def show(self, health: Iterable[DeviceReport]) -> None:
         """Devices have this health now. Returns at once."""
         found: dict[tuple[str, str], DeviceReport] = {(each.pool, each.device): each for each in health}
         if found != self._health:
             self._health = found
-            self._woken.set()
+            self._worker.wake()
 
     def step(self) -> float | None:
         """Write what is not written yet; returns the seconds until a retry, None when nothing is left to do."""
-        self._woken.clear()
         try:
             if not self._may_write():
                 return None if self._refused else RETRY_S
@@ -261,19 +257,6 @@ class ClaimStatus:
         except OSError as error:
             log.warning("it cannot be noted which claims have a status", extra={"reason": error})
 
-    def _run(self) -> None:
-        wait_s: float | None = None
-        while not self._stopping.is_set():
-            self._woken.wait(wait_s)
-            if self._stopping.wait(PAUSE_S):  # what comes at the same time is written together
-                return
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("writing the status of claims failed with an internal error")
-                metrics.internal_error("claim-status")
-                wait_s = RETRY_S
-
 
 def _read(path: Path) -> dict[ClaimUid, str]:
     try:
@@ -286,3 +269,51 @@ def _read(path: Path) -> dict[ClaimUid, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning("the status of all claims is written again", extra={"file": path, "reason": error})
         return {}
+
+
+def open_claim_status(
+    settings: NodeSettings, folder: Path, rest: RestClient, journal: Journal, tell: Tell
+) -> ClaimStatus | None:
+    """None unless the settings ask for it."""
+    if not settings.claim_status:
+        return None
+    return ClaimStatus(
+        rest,
+        settings.driver_name,
+        folder / FILE,
+        version=partial(server_version, rest),
+        claims=partial(prepared_claims, journal),
+        warn=partial(tell, "Warning", EVENT),
+        waits_for_health=settings.health,
+    )
+
+
+def prepared_claims(journal: Journal) -> Iterable[ClaimFacts]:
+    """The prepared claims in the journal. Raises StorageError."""
+    return [
+        ClaimFacts(
+            ref=entry.ref,
+            since=entry.changed_at,
+            devices=tuple(
+                DeviceFacts(pool=each.pool, device=each.device, share_id=each.share_id, data=data_of(each))
+                for each in entry.devices
+            ),
+        )
+        for entry in journal.entries()
+        if entry.state == "prepared"
+    ]
+
+
+def data_of(device: AssignedDevice) -> dict[str, Any]:
+    """UUID, placement and share of a device, as ``status.devices[].data``."""
+    data: dict[str, Any] = {"uuid": device.gpu_uuid}
+    partition, sharing = device.partition, device.sharing
+    if partition is not None:
+        live = partition.live
+        data = {"uuid": live.uuid if live is not None else None, "parentUUID": device.gpu_uuid}
+        place = {"profile": partition.profile_name, "start": partition.id.start, "size": partition.size}
+        data["placement"] = place
+    if sharing is not None and sharing.share is not None:
+        asked = {"strategy": sharing.strategy.value, "computePercent": sharing.share.percent}
+        data["share"] = asked | ({"memoryBytes": sharing.share.memory} if sharing.share.memory is not None else {})
+    return {key: value for key, value in data.items() if value is not None}

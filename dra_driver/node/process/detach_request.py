@@ -17,12 +17,13 @@ first, then it evicts the pods that have claims, then it sets that of DRA driver
 import errno
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.drain import DETACH_ANNOTATION, clean
+from dra_driver.kube.own_node import OwnNode
 
 ANNOTATION: Final = DETACH_ANNOTATION
 FILE: Final = "detach"
@@ -33,19 +34,7 @@ MAX_FILE_BYTES: Final = 4096
 _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})
 
 
-class NodeMarks(Protocol):
-    """The part of ``kube.own_node.OwnNode`` that is needed here."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def annotations(self) -> Mapping[str, str]: ...
-    @property
-    def labels(self) -> Mapping[str, str]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetachRequest:
+class DetachRequest(Struct, frozen=True, kw_only=True):
     """``source`` is the annotation, file or label as a noun; ``ends`` says what to do to end the request."""
 
     source: str
@@ -62,7 +51,7 @@ class DetachRequest:
         return f"{self.source}: {self.reason}"
 
 
-def find_request(node: NodeMarks | None, file: "str | None", path: Path) -> DetachRequest | None:
+def find_request(node: OwnNode | None, file: "str | None", path: Path) -> DetachRequest | None:
     """The request that counts: one that asks at once before one that waits. ``file`` is the content of ``path``."""
     if node is not None and (asked := node.annotations.get(ANNOTATION)) is not None and asked.lower() != "false":
         return DetachRequest(

@@ -6,8 +6,9 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Format, Quantity
 from dra_driver.scheduler.allocation.capacity import amount, nano
@@ -15,8 +16,7 @@ from dra_driver.scheduler.allocation.devices import Charges, PoolDevice, PoolKey
 from dra_driver.scheduler.allocation.events import CounterShort, Wire
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CounterSupply:
+class CounterSupply(Struct, frozen=True, eq=False):
     """The numbered counters of a pool and what allocated devices leave of them (billionths; may be negative)."""
 
     index: Mapping[tuple[str, str], int]

@@ -7,17 +7,18 @@ with a share ID a share, any other the whole device.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct, field
+
+from dra_driver.kube.devices import results_of
 from dra_driver.scheduler.allocation.capacity import Consumed, nano
 from dra_driver.scheduler.allocation.events import DeviceId, Wire
 
 PoolKey = tuple[str, str]
 
 
-@dataclass(slots=True)
-class PoolUse:
+class PoolUse(Struct):
     """What is allocated in one pool, by device name. ``holders`` are the claims, ``namespace/name``."""
 
     whole: set[str] = field(default_factory=set)
@@ -34,7 +35,7 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
     """Use by driver and pool. Without ``shares`` (gate DRAConsumableCapacity off) a share counts as a whole device."""
     uses: dict[PoolKey, PoolUse] = {}
     for claim in claims:
-        for result in _results(claim):
+        for result in results_of(claim):
             if result.get("adminAccess"):
                 continue
             name = result["device"]
@@ -54,14 +55,9 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
 def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
     """Devices that are allocated, whole or in shares. A result with admin access allocates nothing."""
     for claim in claims:
-        for result in _results(claim):
+        for result in results_of(claim):
             if not result.get("adminAccess"):
                 yield DeviceId(result["driver"], result["pool"], result["device"])
-
-
-def _results(claim: Wire) -> Iterable[Wire]:
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return (allocation.get("devices") or {}).get("results") or ()
 
 
 def _name(claim: Wire) -> str:
@@ -75,8 +71,7 @@ Charges = tuple[tuple[int, int], ...]
 _NOTHING: Final[frozenset[str]] = frozenset()
 
 
-@dataclass(slots=True, eq=False)
-class PoolDevice:
+class PoolDevice(Struct, eq=False):
     """One published device and what is allocated of it. Compared by identity: an ID is unique within a valid pool.
 
     ``allocated``: an allocated claim has it whole. ``shared``: allocated claims have shares of it, which consume
@@ -105,8 +100,7 @@ class PoolDevice:
         return self.wire if self.slice.per_device else self.slice.spec
 
 
-@dataclass(slots=True, eq=False)
-class PoolSlice:
+class PoolSlice(Struct, eq=False):
     """One ResourceSlice. ``order`` is its position in the input.
 
     ``content`` is equal for slices that share their devices and counters, except for values of the attributes in
@@ -160,8 +154,7 @@ class PoolSlice:
         return tuple(self.use.holders.get(device, ()))
 
 
-@dataclass(slots=True, eq=False)
-class Contents:
+class Contents(Struct, eq=False):
     """Devices in the order of the slice, and the counters they refer to. ``binds``: one has binding conditions."""
 
     devices: list[PoolDevice] = field(default_factory=list)

@@ -14,9 +14,10 @@ are ignored (resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-alloca
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.core.quantity import NANO, Quantity
@@ -152,8 +153,7 @@ MAX_PODS: Final = 110
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 
 
-@dataclass(slots=True)
-class NodeUsage:
+class NodeUsage(Struct):
     """What the pods on a node use of it."""
 
     pods: int = 0

@@ -5,8 +5,9 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.scheduler.allocation.events import Wire
@@ -17,8 +18,7 @@ MAX_DEVICES: Final = 32
 """Most devices that one claim may have (AllocationResultsMaxSize)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Alternative:
+class Alternative(Struct, frozen=True, kw_only=True, eq=False):
     """A request without subrequests, or one subrequest of a request.
 
     ``name`` is ``main`` or ``main/sub`` as in results, ``base`` is ``main``, ``label`` is for messages. ``place`` is
@@ -41,8 +41,7 @@ class Alternative:
     constraints: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceRequest:
+class DeviceRequest(Struct, frozen=True, kw_only=True, eq=False):
     """One request of a claim. The first alternative with which all claims fit is chosen."""
 
     name: str
@@ -50,15 +49,13 @@ class DeviceRequest:
     has_choice: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ConstraintSpec:
+class ConstraintSpec(Struct, frozen=True, kw_only=True, eq=False):
     attribute: str
     requests: frozenset[str]
     distinct: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DecodedClaim:
+class DecodedClaim(Struct, frozen=True, kw_only=True, eq=False):
     label: str
     wire: Wire
     requests: Sequence[DeviceRequest]
@@ -68,8 +65,7 @@ class DecodedClaim:
 SelectorSetOf = Callable[[Sequence[DeviceSelector]], SelectorSet]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDecoder:
+class ClaimDecoder(Struct, frozen=True, kw_only=True):
     """Decodes claims. ``selector_set`` returns one SelectorSet for equal selectors, which share their results."""
 
     classes: Mapping[str, Wire]

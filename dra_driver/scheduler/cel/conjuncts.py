@@ -8,9 +8,10 @@ device: ``a && (b && c)`` has three; ``a && b || c`` and ``a ? b : c`` have one,
 tightly.
 """
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.scheduler.cel.lexer import END, SourceText, Token, tokens
 from dra_driver.scheduler.cel.parser import parse, terminals
@@ -20,8 +21,7 @@ _MAPS = ("attributes", "capacity")
 Names = set[tuple[str, str]]
 
 
-@dataclass(slots=True)
-class AttributeRefs:
+class AttributeRefs(Struct):
     """Names as (domain, identifier). ``everything``: the expression may read more than these names.
 
     ``device.driver`` and ``device.allowMultipleAllocations`` are not listed.

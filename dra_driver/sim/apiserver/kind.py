@@ -5,14 +5,14 @@ its siblings).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.validation import StatusCause, dns_subdomain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Review:
+class Review(Struct, frozen=True, kw_only=True):
     """The context of a validation.
 
     ``old`` is the stored object on updates, None on creates. ``subresource`` is the one written to, "" for the object
@@ -26,8 +26,7 @@ class Review:
     namespace_labels: Callable[[], dict[str, str]] = dict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteRules:
+class WriteRules(Struct, frozen=True, kw_only=True):
     """A kind's behaviour on writes. Each function may change its first argument only.
 
     ``default`` sets the defaults that the real server sets when it decodes an object. ``prepare_create`` and
@@ -40,8 +39,7 @@ class WriteRules:
     validate: Callable[[Obj, Review], list[StatusCause]] = lambda _obj, _review: []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ResourceKind:
+class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     """One served kind. Compared by identity: the constants in `kinds.py` are the only instances.
 
     ``name_rule`` returns a message for each rule that metadata.name breaks. ``selectable`` are the dotted paths that

@@ -5,10 +5,10 @@ Paths: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
@@ -23,8 +23,7 @@ _ACCEPTABLE = ("application/json", "application/yaml", "application/vnd.kubernet
 _YAML_TYPES = ("application/yaml", "application/apply-patch+yaml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiRequest:
+class ApiRequest(Struct, frozen=True, kw_only=True):
     """One request. Header names are lower case; a query parameter given twice keeps its first value."""
 
     method: str
@@ -89,8 +88,7 @@ class ApiRequest:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     body: bytes
     status: int = 200
     media_type: str = JSON
@@ -104,8 +102,7 @@ class Reply:
 _KINDS = {(kind.group, kind.version, kind.plural): kind for kind in ALL_KINDS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """The object or collection of a path. ``name`` is "" for a collection."""
 
     kind: ResourceKind

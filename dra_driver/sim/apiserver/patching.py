@@ -5,8 +5,9 @@ merge by the keys in the schema; directives follow k8s.io/apimachinery pkg/util/
 has server-side apply.
 """
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
@@ -218,8 +219,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 PATCH_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class Patch(Struct, frozen=True, kw_only=True):
     """A change: ``body`` is a list of operations for JSON patches, else an object; ``type`` one of `PATCH_TYPES`.
 
     ``manager`` and ``force`` are for apply patches: the owner of the fields, and whether to take over others' fields.

@@ -5,8 +5,10 @@ unready pod may do, the count in the budget's status, the pod's condition Disrup
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConflictError
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
@@ -20,8 +22,7 @@ from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.writes import WriteOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPlan:
+class LogPlan(Struct, frozen=True, kw_only=True):
     """The options of a log request; ``tail`` None means all lines."""
 
     target: Target

@@ -6,9 +6,10 @@ pkg/printers/internalversion/printers.go. This project's own kinds have the colu
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, parse_time
@@ -20,8 +21,7 @@ Cell = Callable[[Obj, datetime], object]
 """Reads one cell from an object; the second argument is the current time, for ages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of `kubectl get`; one of ``priority`` 1 is shown with ``-o wide`` only."""
 
     name: str

@@ -5,7 +5,8 @@ Those are health, version, discovery, OpenAPI and access reviews. Every error is
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.sim.apiserver import pod_subresources
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error

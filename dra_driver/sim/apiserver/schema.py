@@ -6,10 +6,11 @@ Go's decoder in the real server: it drops unknown fields and reports them, drops
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.api_errors import bad_request
@@ -40,8 +41,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 _NAMES = {dict: "object", list: "array", str: "string", bool: "bool", int: "number", float: "number"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldType:
+class FieldType(Struct, frozen=True, kw_only=True):
     """The type of a field. ``wraps`` are its containers, outermost first, ``[]`` or ``{}``; ``name`` is the item type.
 
     ``list_type`` is atomic, set, map or ""; ``keys`` identify items of a map list; apply patches replace ``atomic``

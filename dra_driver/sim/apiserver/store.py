@@ -10,7 +10,8 @@ collection); errors are those of `dra_driver.core.errors`. Semantics follow the 
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import not_found
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
@@ -29,8 +30,7 @@ __all__ = ["DeleteOptions", "Listing", "Patch", "Store", "Subscription"]
 INITIAL_NAMESPACES = ("default", "kube-public", "kube-system")
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Objects in key order, and the revision of the list, from which a watch can continue."""
 
     items: list[Obj]

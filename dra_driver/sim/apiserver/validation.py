@@ -8,11 +8,11 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class StatusCause:
+class StatusCause(Struct, frozen=True):
     """One broken rule. ``reason`` is a CauseType such as FieldValueInvalid; ``message`` does not have the path."""
 
     field: str

@@ -6,8 +6,9 @@ KEP-3157, KEP-956.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from dra_driver.core.errors import GoneError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
@@ -24,8 +25,7 @@ DEFAULT_TIMEOUT_S = 1800
 BOOKMARK_INTERVAL_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPlan:
+class WatchPlan(Struct, frozen=True, kw_only=True):
     """The options of a watch request. With ``since`` None, existing objects come first."""
 
     request: ApiRequest

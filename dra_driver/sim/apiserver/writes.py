@@ -6,7 +6,9 @@ pkg/registry/rest/{create,update}.go.
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.sim.apiserver.api_errors import (
     already_exists,
@@ -39,8 +41,7 @@ _SERVER_OWNED = (
 _NAME_ATTEMPTS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
+class WriteOptions(Struct, frozen=True, kw_only=True):
     """``on_unknown`` gets the paths of fields that are not in the schema, before they are dropped; may raise."""
 
     dry_run: bool = False

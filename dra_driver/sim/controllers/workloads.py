@@ -11,8 +11,9 @@ skipped.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.jsonvalue import (
     Clock,
@@ -42,8 +43,7 @@ from dra_driver.sim.objects import (
 from dra_driver.sim.recorder import StoreEventRecorder
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(Struct, frozen=True):
     """An owner's pods by state. Pods being deleted are in ``pods`` only."""
 
     pods: Sequence[Obj]

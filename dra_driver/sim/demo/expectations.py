@@ -18,9 +18,10 @@ expectations. `requirements` reads which cluster an example needs.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.kube.published.listing import Devices, described_devices, difference, observed_devices
@@ -51,8 +52,7 @@ _LINE: Final = re.compile(r"^#[ \t]*expect:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _NAME: Final = r"[a-z0-9][a-z0-9.-]*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class Expectation(Struct, frozen=True, kw_only=True):
     """One expectation. ``names`` has one object for the kinds pod, job, deployment and logs, several for the others.
 
     ``profile`` is the MIG profile of all partitions, "" for any. ``line`` is the line that a log must contain.

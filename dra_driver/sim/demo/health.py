@@ -6,9 +6,10 @@ here, evicts the pod that requests an extended resource, which Kubernetes 1.36 d
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
@@ -26,8 +27,7 @@ _WORKLOADS: Final = ("by-claim", "by-resource")
 _REASONS: Final = ("DeviceTaintManagerEviction", "GpuEviction")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """A pod of a workload, its node and its device."""
 
     pod: str

@@ -11,10 +11,11 @@ Examples with the same requirements share a cluster.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.sim.cluster import Cluster
@@ -23,8 +24,7 @@ _LINE: Final = re.compile(r"^#[ \t]*(cluster|policy):[ \t]*(.*?)[ \t]*$", re.MUL
 _FILES: Final = (".yaml", ".yml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirements:
+class Requirements(Struct, frozen=True, kw_only=True):
     """``nodes`` are pairs of a node's name and its hardware, () for any cluster. Hashable."""
 
     nodes: tuple[tuple[str, str], ...] = ()

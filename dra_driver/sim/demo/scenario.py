@@ -7,8 +7,9 @@ that lists leftovers on its nodes.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AlreadyExistsError, DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
@@ -19,8 +20,7 @@ from dra_driver.sim.demo.expectations import Expectation, read_expectations, unm
 POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerReport:
+class ContainerReport(Struct, frozen=True, kw_only=True):
     """One container and its log when the expectations were met. ``note`` is why its pod has no node, "" with one."""
 
     pod: str
@@ -31,8 +31,7 @@ class ContainerReport:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleResult:
+class ExampleResult(Struct, frozen=True, kw_only=True):
     """The result of one example. ``problem`` is None if its expectations were met and nothing was left behind."""
 
     example: str

@@ -15,9 +15,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.sim.node.kubelet_state import DeviceResponse
@@ -25,15 +26,13 @@ from dra_driver.sim.node.kubelet_state import DeviceResponse
 Wire = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     path: Path
     document: Wire
     device: Wire
 
 
-@dataclass(slots=True, kw_only=True)
-class Edits:
+class Edits(Struct, kw_only=True):
     """Container edits collected for one container, in the order of application."""
 
     env: dict[str, str] = field(default_factory=dict)
@@ -112,8 +111,7 @@ CHECK_TIMEOUT_S = 10.0
 MAX_LOG_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True, kw_only=True):
     exit_code: int
     output: str
 

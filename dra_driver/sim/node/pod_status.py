@@ -5,15 +5,15 @@ They follow kubernetes/kubernetes pkg/kubelet/status/generate.go and pkg/kubelet
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, parse_time, rfc3339
 from dra_driver.sim.objects import set_condition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerState:
+class ContainerState(Struct, frozen=True, kw_only=True):
     """A container's state; ``kind`` is ``waiting``, ``running`` or ``terminated``."""
 
     kind: str = "waiting"

@@ -1,18 +1,18 @@
 """``status.usage``: what is written fits the schema, however large, and is read back."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.config.schemas.gpu_node_usage import ToldUsageModel
 from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of
 from dra_driver.core.model.gpu_node_usage import MAX_TOLD, NO_USAGE, ToldForeign, ToldPod, ToldUsage
-from tests.unit.node.process.test_usage_believed import TOLD
 from tests.unit.node.process.test_usage_events import FOREIGN, IDLE
+from tests.unit.node.process.test_usage_validation import TOLD
 
 ALL = ToldUsage(over_grant=(TOLD,), idle=(IDLE,), unattributed=(FOREIGN,), checked_at="2026-07-01T12:00:00Z")
 
@@ -78,7 +78,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(st.sampled_from(["overGrant", "unattributed", "idle", "checkedAt"]), st.sampled_from(["pods", "since"]), JSON)
 def test_no_value_anywhere_breaks_the_reader(section: str, field: str, value: Any) -> None:
     """The controller reads what any node has written."""

@@ -9,8 +9,9 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.ids import DeviceName, MigUuid
@@ -59,7 +60,7 @@ def begin(journal: Journal, number: int, *, durable: bool = False) -> AttemptTok
     return attempt
 
 
-def journal_steps(folder: Path) -> None:  # long: a list of steps, read from top to bottom
+def journal_steps(folder: Path) -> None:
     """Each public write of the journal that says ``durable``, after one that is not, so that no sync is inherited."""
 
     def opened(boot_id: str) -> Journal:

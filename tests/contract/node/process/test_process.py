@@ -248,7 +248,6 @@ from dra_driver.node.process.plugin import NodeProcess
 process = NodeProcess(load_node_settings({flags!r}, {{}}))
 process.start()
 assert not process.live()
-process._update_gauges()
 from pathlib import Path
 from tests.fakes.kubelet import DraClient, dial
 before = set(sys.modules)
@@ -270,7 +269,7 @@ FOREIGN_PACKAGES_NOT_LOADED = (
 
 
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Its 60 MiB come from there; one import too many in a shared package would cost every node 20 MiB."""
+    """One import too many in a shared package would cost every node 20 MiB."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
     process.end()

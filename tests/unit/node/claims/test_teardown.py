@@ -3,9 +3,9 @@
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Snapshot

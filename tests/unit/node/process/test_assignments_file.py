@@ -28,10 +28,9 @@ from dra_driver.node.process.assignments_file import (
     RETRY_S,
     VERSION,
     AssignmentsFile,
-    AssignmentSources,
-    ToldGpu,
+    ReportedGpu,
 )
-from dra_driver.node.process.changing_gpus import LINGER_S
+from dra_driver.node.process.gpu_changes import COOLDOWN_S, ExporterLock, GpuChangeTracker
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
 
@@ -67,9 +66,16 @@ class Node:
         self.detached: str | None = None
         self.fails, self.reads = False, 0
         self.folder = folder / "usage"
-        gpus = [ToldGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
-        sources = AssignmentSources(entries=self.read, gpus=lambda: gpus, detached=lambda: self.detached)
-        self.file = AssignmentsFile(self.folder, HEADER, sources)
+        gpus = [ReportedGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
+        self.changes = GpuChangeTracker(lambda: None, ExporterLock(folder / "driver.lock"))
+        self.file = AssignmentsFile(
+            self.folder,
+            HEADER,
+            entries=self.read,
+            gpus=lambda: gpus,
+            detached=lambda: self.detached,
+            changes=self.changes,
+        )
 
     def read(self) -> list[Entry]:
         self.reads += 1
@@ -134,8 +140,8 @@ def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
 def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(tmp_path: Path) -> None:
     """The exporter leaves them alone; it is told when that is over."""
     node = Node(tmp_path)
-    with node.file.changing.during(GPU):
-        assert node.file.step() <= LINGER_S
+    with node.changes.during(GPU):
+        assert node.file.step() <= COOLDOWN_S
         assert node.told().gpus[0].changing
     node.detached = "this node has given its NVIDIA driver up"
     node.file.step()

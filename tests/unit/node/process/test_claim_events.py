@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -33,6 +33,7 @@ from dra_driver.node.process.claim_events import (
 from dra_driver.node.process.health_events import Notice
 from dra_driver.node.process.health_report import ReportedDevice
 from dra_driver.node.process.usage_events import ClaimNotice
+from tests.fakes.stand_in import stand_in
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
 
 POOL = PoolName("node-a/gpu.nvidia.com")
@@ -70,7 +71,7 @@ class Node:
         self.read: list[str] = []
         self.created: list[tuple[str, dict[str, Any]]] = []
         recorder = EventRecorder(self, "dra-driver", "node-a", refused=Refusals())
-        self.events = ClaimEvents(self, recorder, claims=self.listed)
+        self.events = ClaimEvents(stand_in(self), recorder, claims=self.listed)
 
     def listed(self) -> list[HeldDevices]:
         if isinstance(self.claims, StorageError):

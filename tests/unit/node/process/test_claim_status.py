@@ -1,11 +1,11 @@
 """status.devices of prepared claims."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -19,9 +19,9 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimFacts, ClaimStatus, DeviceFacts
-from dra_driver.node.process.claim_status_setup import data_of
+from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimFacts, ClaimStatus, DeviceFacts, data_of
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
+from tests.fakes.stand_in import stand_in
 
 POOL = PoolName("node-a/gpu.nvidia.com")
 UID = ClaimUid("b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e")
@@ -49,7 +49,7 @@ class Node:
 
     def restart(self, *, waits_for_health: bool = False) -> None:
         self.status = ClaimStatus(
-            self, "gpu.nvidia.com", self.path,
+            stand_in(self), "gpu.nvidia.com", self.path,
             version=lambda: ServerVersion(git_version=f"v1.{self.minor}.2", major=1, minor=self.minor),
             claims=self.listed, warn=self.events.append, now=lambda: 1_800_000_100.0,
             waits_for_health=waits_for_health,
@@ -233,8 +233,13 @@ def test_facts_of_devices(node: Node) -> None:
 
     partition = Facts(profile_name="1g.10gb", id=Facts(start=6), size=1, live=Facts(uuid="MIG-0"))
     share = Facts(strategy=Facts(value="MPS"), share=Facts(percent=25, memory=1024))
-    assert data_of(Facts()) == {"uuid": "GPU-0"}
-    assert data_of(Facts(partition=partition)) == {
+    assert data_of(stand_in(Facts())) == {"uuid": "GPU-0"}
+    partitioned = data_of(stand_in(Facts(partition=partition)))
+    assert partitioned == {
         "uuid": "MIG-0", "parentUUID": "GPU-0", "placement": {"profile": "1g.10gb", "start": 6, "size": 1},
     }  # fmt: skip
-    assert data_of(Facts(sharing=share))["share"] == {"strategy": "MPS", "computePercent": 25, "memoryBytes": 1024}
+    assert data_of(stand_in(Facts(sharing=share)))["share"] == {
+        "strategy": "MPS",
+        "computePercent": 25,
+        "memoryBytes": 1024,
+    }
