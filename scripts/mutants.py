@@ -19,9 +19,10 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+
+from msgspec import Struct
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutants.toml"
@@ -31,8 +32,7 @@ _FAILED_STATUS = 1
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(Struct, frozen=True):
     """One mutation: in ``file``, ``old`` (exactly once) becomes ``new``; ``tests`` are pytest node ids."""
 
     name: str
@@ -50,8 +50,7 @@ class Mutant:
         return "" if count == 1 else f"its text stands {count} times in the file, expected once"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of a mutation; ``by`` is the test that noticed it."""
 
     mutant: Mutant

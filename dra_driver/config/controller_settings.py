@@ -176,9 +176,5 @@ class ControllerSettings:
         160,
     )
     http_addr: str = setting(common_options.http_endpoint(TELEMETRY), "")
-    log_format: LogFormat = setting(  # noqa: RUF009 - same
-        common_options.log_format(TELEMETRY), "text"
-    )
-    log_level: LogLevel = setting(  # noqa: RUF009 - same
-        common_options.log_level(TELEMETRY), "info"
-    )
+    log_format: LogFormat = setting(common_options.log_format(TELEMETRY), "text")
+    log_level: LogLevel = setting(common_options.log_level(TELEMETRY), "info")

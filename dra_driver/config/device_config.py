@@ -4,16 +4,15 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.terms import Interval, Strategy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsLimits:
+class MpsLimits(Struct, frozen=True, kw_only=True):
     """Limits of the MPS daemon's clients; None and empty set no limit.
 
     ``default_percentage`` is 0 to 100 percent of the GPU's threads. Memory is canonical text of a quantity of at least
@@ -26,8 +25,7 @@ class MpsLimits:
     per_device: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSharing:
+class GpuSharing(Struct, frozen=True, kw_only=True):
     """How containers share a GPU. ``mps`` is set if and only if the strategy is MPS; it may have no limits."""
 
     strategy: Strategy
@@ -42,8 +40,7 @@ class GpuSharing:
         return None if self.interval is Interval.DEFAULT else f"time-slicing with interval {self.interval}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigSharing:
+class MigSharing(Struct, frozen=True, kw_only=True):
     """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for MIG devices."""
 
     strategy: Strategy
@@ -55,8 +52,7 @@ class MigSharing:
         return "sharing through MPS" if self.strategy is Strategy.MPS else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuConfig:
+class GpuConfig(Struct, frozen=True, kw_only=True):
     """Parameters for whole GPUs."""
 
     kind: ClassVar[Literal["GpuConfig"]] = "GpuConfig"
@@ -68,8 +64,7 @@ class GpuConfig:
         return self.sharing.asks_for if self.sharing else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigDeviceConfig:
+class MigDeviceConfig(Struct, frozen=True, kw_only=True):
     """Parameters for MIG devices."""
 
     kind: ClassVar[Literal["MigDeviceConfig"]] = "MigDeviceConfig"

@@ -119,9 +119,5 @@ class ExporterSettings:
         ),
         ":8082",
     )
-    log_format: LogFormat = setting(  # noqa: RUF009 - same
-        common_options.log_format(TELEMETRY), "text"
-    )
-    log_level: LogLevel = setting(  # noqa: RUF009 - same
-        common_options.log_level(TELEMETRY), "info"
-    )
+    log_format: LogFormat = setting(common_options.log_format(TELEMETRY), "text")
+    log_level: LogLevel = setting(common_options.log_level(TELEMETRY), "info")

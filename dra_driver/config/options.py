@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")
@@ -21,8 +22,7 @@ _KEY = "option"
 _MAX_SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """``group`` is the heading in ``--help``, ``env`` the environment variable of the flag.
 
     ``parse`` converts the text to the value, or raises ValueError with the expected form.
@@ -35,8 +35,7 @@ class Option:
     parse: Callable[[str], Any] = str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
+class Flag(Struct, frozen=True, kw_only=True):
     """One setting as a command line flag."""
 
     field: str

@@ -4,13 +4,13 @@ The schema is generated from the model in ``config/schemas/gpu_policy.py``, whic
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
 from dra_driver.core.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
@@ -34,8 +34,7 @@ class Availability(StrEnum):
     HIDDEN = "Hidden"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSelection:
+class GpuSelection(Struct, frozen=True, kw_only=True):
     """Which GPUs a policy is for: every field that is set must match. None matches all, an empty list nothing.
 
     Names and architectures are shell patterns; UUIDs and PCI addresses are lower-case, the latter as in sysfs.
@@ -52,8 +51,7 @@ class GpuSelection:
     mig_capable: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPolicy:
+class GpuPolicy(Struct, frozen=True, kw_only=True):
     """One policy. ``mig_profiles`` are shell patterns of profile names, None for all; ``sharing`` None is exclusive."""
 
     name: str

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.quantity import Quantity
 
 Fields = Mapping[str, Any]
@@ -52,8 +53,7 @@ _OWN_NAME: Final = f"(^|/)({'|'.join(OWN_ATTRIBUTES)})$"
 _FOREIGN_DOMAIN: Final = r"^([^/]*\.)?(kubernetes|k8s)\.io/"
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaRule:
+class SchemaRule(Struct, frozen=True):
     """``broken`` is True when an object breaks the rule; ``cel`` is true when it does not; ``message`` says how to fix
     it."""
 

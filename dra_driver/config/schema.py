@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
+
 from dra_driver.config.rules import RULES
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.quantity import Quantity
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -38,8 +39,7 @@ _MAX_SHOWN: Final = 60
 _FILE: Final = Path(__file__).with_name("schema.json")
 
 
-@dataclass(frozen=True, slots=True)
-class FieldProblem:
+class FieldProblem(Struct, frozen=True):
     """One wrong field: its path (empty for the value itself) and the problem in words."""
 
     path: tuple[Step, ...]

@@ -10,10 +10,10 @@ subdomain of at most 63 characters, a node name one of at most 253, and a pool n
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from dra_driver.config import common_options
 from dra_driver.config.options import Flag, Option, flags_of, load, setting
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

@@ -6,7 +6,6 @@ as a whole, and a part of it is better than none.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -109,9 +108,9 @@ def node_status_of(written: object) -> GpuNodeStatus | None:
 def policy_status(status: PolicyStatus) -> Json:
     """``status`` of the GpuPolicy without its conditions."""
     counts = {
-        _camel(field.name): _count(getattr(status, field.name))
-        for field in fields(status)
-        if field.name != "observed_generation"
+        _camel(name): _count(getattr(status, name))
+        for name in status.__struct_fields__
+        if name != "observed_generation"
     }
     return _given(observedGeneration=status.observed_generation) | counts
 

@@ -8,17 +8,28 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dra_driver.conformance import cdi_folder, registry
-from dra_driver.conformance.claims import CheckClaim, Scheduler
+from msgspec import Struct, field
+
+from dra_driver.conformance import cdi_folder
+from dra_driver.conformance.claims import CheckClaim, ClaimTemplate, Scheduler
 from dra_driver.conformance.cluster import ClusterObjects
-from dra_driver.conformance.plugin import DRA_SERVICES, AnsweredDevice, ClaimKey, Plugin, PrepareAnswer, check_complete
+from dra_driver.conformance.plugin import (
+    DRA_SERVICES,
+    AnsweredDevice,
+    ClaimKey,
+    Plugin,
+    PluginInfo,
+    PrepareAnswer,
+    Registrar,
+    ask,
+    check_complete,
+    notify,
+    sockets,
+)
 from dra_driver.conformance.published import incomplete
-from dra_driver.conformance.registry import PluginInfo, Registrar
-from dra_driver.conformance.template import ClaimTemplate
 from dra_driver.conformance.values import TimeLimits, UnableError, ViolationError
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.unix_grpc import CallError
@@ -35,8 +46,7 @@ class Control(Protocol):
     def restart(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestedDriver:
+class TestedDriver(Struct, frozen=True, kw_only=True):
     """Where the driver is and what may be done to it."""
 
     driver: str
@@ -107,9 +117,9 @@ class Bench:
     def registrar(self) -> Registrar:
         """The driver's registration socket: the newest with its name, else the only socket. Raises ViolationError."""
         found: list[Registrar] = []
-        newest_first = sorted(registry.sockets(self.subject.registrar_dir), key=lambda one: one[1][1], reverse=True)
+        newest_first = sorted(sockets(self.subject.registrar_dir), key=lambda one: one[1][1], reverse=True)
         for path, identity in newest_first:
-            found.append(registry.ask(path, identity, self.limits))
+            found.append(ask(path, identity, self.limits))
             info = found[-1].info
             if info is not None and info.name == self.subject.driver:
                 return found[-1]
@@ -148,7 +158,7 @@ class Bench:
             if version is None:
                 raise UnableError(f"{info.name} supports none of {', '.join(DRA_SERVICES)}: a kubelet refuses it")
             try:
-                registry.notify(self.registrar().path, self.limits, registered=True)
+                notify(self.registrar().path, self.limits, registered=True)
             except (CallError, ViolationError) as error:
                 raise UnableError(f"the driver cannot be registered: {error}") from error
             self._plugin = Plugin(info, version, self.limits.call_s)
@@ -164,7 +174,7 @@ class Bench:
         """End the driver without warning and start it again, then wait for its registration."""
         if self.subject.control is None:
             raise UnableError("the suite may not restart the driver")
-        before = dict(registry.sockets(self.subject.registrar_dir))
+        before = dict(sockets(self.subject.registrar_dir))
         self.subject.control.restart()
         self.reconnect()
 

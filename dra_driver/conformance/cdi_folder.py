@@ -8,11 +8,11 @@ use `dra_driver.hardware.cdi`, which writes such files: a shared mistake would h
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 MAX_FILES: Final = 4096
 MAX_BYTES: Final = 4 * 2**20
@@ -23,8 +23,7 @@ QUALIFIED: Final = re.compile(
 VERSIONS: Final = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiFile:
+class CdiFile(Struct, frozen=True, kw_only=True):
     """One file: the devices that it defines, or why it cannot be used."""
 
     path: Path

@@ -5,8 +5,9 @@ as many slices of it as they say.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 
@@ -16,8 +17,7 @@ MANY: Final = 32
 BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedDevice:
+class PublishedDevice(Struct, frozen=True, kw_only=True):
     """A device and the pool that it is in. ``wire`` is the device as published."""
 
     pool: str

@@ -12,9 +12,10 @@ that a person asked for (a drain) do not count.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.controller.fleet import Fleet, TaintedDevice
 from dra_driver.core.model.drain import DRAINED_TAINT
@@ -25,8 +26,7 @@ ASKED_FOR: Final = frozenset({DRAINED_TAINT, DETACHED_TAINT})
 """Keys of taints that a person asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrakeRules:
+class BrakeRules(Struct, frozen=True, kw_only=True):
     """``percent`` of the fleet's GPUs within ``window_s`` seconds; 100 % switches the brake off.
 
     ``grace_s`` is the grace time of GPUs whose policy names none.
@@ -37,8 +37,7 @@ class BrakeRules:
     grace_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrakeState:
+class BrakeState(Struct, frozen=True, kw_only=True):
     """``recent`` of ``fleet`` GPUs became tainted within the window; ``until`` is when the oldest leaves it."""
 
     on: bool

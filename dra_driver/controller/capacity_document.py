@@ -6,9 +6,10 @@ left out: a gauge that is missing is seen, a wrong one is believed. Models and r
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
+
+from msgspec import Struct
 
 MAX_MODELS: Final = 64
 MAX_REQUESTS: Final = 64
@@ -17,8 +18,7 @@ _MOST: Final = 2**62
 _STATES: Final = ("free", "used", "fragmented", "unavailable")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCount:
+class RequestCount(Struct, frozen=True, kw_only=True):
     """Claims for one request, such as ``2 GPUs`` or ``3g.40gb``: how many fit, and how many are stranded."""
 
     request: str
@@ -26,8 +26,7 @@ class RequestCount:
     stranded: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCount:
+class ModelCount(Struct, frozen=True, kw_only=True):
     """GPUs of one model by state, memory in bytes by state (``free``, ``fragmented``, ``taken``), and requests."""
 
     model: str

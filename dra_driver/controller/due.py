@@ -1,15 +1,15 @@
 """Which pods have to leave their devices, and when. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from dra_driver.controller.fleet import NO_EXECUTE, EvictingTaint, Fleet, TaintedDevice
 from dra_driver.controller.special_claims import PodRef, SpecialClaim, Toleration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endangered:
+class Endangered(Struct, frozen=True, kw_only=True):
     """A pod with a device that it may not keep: to be evicted at ``due`` because of ``taint``."""
 
     pod: PodRef

@@ -1,8 +1,9 @@
 """Evicts one pod through the eviction API, after a last look at the pod and at its device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
@@ -19,8 +20,7 @@ class EvictionRequests(Creator, Protocol):
     def get(self, path: str) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionOutcome:
+class EvictionOutcome(Struct, frozen=True, kw_only=True):
     """What came of a try. ``reason`` is a sentence; ``retry_after_s`` is what the API server asked for, 0 if nothing.
 
     ``unknown`` is True when the pod may be evicted although the answer does not say so.

@@ -8,9 +8,10 @@ from the watches' copies who is due (`due`), holds the brake and the pace (`brak
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.controller.brake import BrakeRules, BrakeState, brake_state
 from dra_driver.controller.due import Endangered, endangered
@@ -51,8 +52,7 @@ class Copies(Protocol):
     def claims(self) -> Sequence[SpecialClaim]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRules:
+class EvictionRules(Struct, frozen=True, kw_only=True):
     """Settings of evictions. ``grace_s`` begins with the taint."""
 
     grace_s: float
@@ -60,8 +60,7 @@ class EvictionRules:
     brake: BrakeRules
 
 
-@dataclass(slots=True)
-class _Tries:
+class _Tries(Struct):
     """Of one pod: when the next try is due (s, monotonic), and the pauses between them."""
 
     not_before_s: float = 0.0

@@ -5,9 +5,10 @@ left out (kubernetes/kubernetes 1.36 pkg/controller/devicetainteviction/device_t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
 
@@ -18,8 +19,7 @@ LONGEST_GRACE_S: Final = 3600
 """What a GpuPolicy may ask for; an attribute beyond it counts as this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictingTaint:
+class EvictingTaint(Struct, frozen=True, kw_only=True):
     """A taint with effect NoExecute; ``added`` in UTC."""
 
     key: str
@@ -31,8 +31,7 @@ class EvictingTaint:
         return f"{self.key}={self.value}:{NO_EXECUTE}" if self.value else f"{self.key}:{NO_EXECUTE}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaintedDevice:
+class TaintedDevice(Struct, frozen=True, kw_only=True):
     """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it.
 
     ``grace_s`` is what the GPU's policy asks for, None without it.
@@ -46,8 +45,7 @@ class TaintedDevice:
     grace_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceView:
+class SliceView(Struct, frozen=True, kw_only=True):
     """What is kept of one slice."""
 
     pool: str
@@ -56,8 +54,7 @@ class SliceView:
     tainted: tuple[TaintedDevice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(Struct, frozen=True, kw_only=True):
     """All slices together: the GPUs, and the tainted devices by pool and device name."""
 
     gpus: frozenset[str]

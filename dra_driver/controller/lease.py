@@ -6,16 +6,16 @@ its holder promised is up for taking.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct
 
 LONGEST_S: Final = 300
 """A promise beyond this is not believed: a wrong value in the Lease must not stop all replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTimes:
+class LeaseTimes(Struct, frozen=True, kw_only=True):
     """Seconds. The leader stops acting ``renew_s`` after its last successful renewal began, and others may take the
     Lease ``duration_s`` after they saw that renewal: the difference is what one request in flight may take.
     """
@@ -36,8 +36,7 @@ class LeaseTimes:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRecord:
+class LeaseRecord(Struct, frozen=True, kw_only=True):
     """What a Lease object says. ``holder`` is "" when it was released."""
 
     version: str
@@ -62,8 +61,7 @@ class LeaseRecord:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Sighting(Struct, frozen=True, kw_only=True):
     """A record, and when this replica first saw it so (s, its own clock)."""
 
     record: LeaseRecord

@@ -10,9 +10,10 @@ second leader would say the same, and one by a stale copy fails by its resourceV
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals
@@ -54,8 +55,7 @@ class PolicyCopies(Protocol):
     def nodes(self) -> Sequence[NodePolicies]: ...
 
 
-@dataclass(slots=True)
-class _Tries:
+class _Tries(Struct):
     """Of one policy: when it was written last and may be written next (s, monotonic), and the pauses after failures."""
 
     last_s: float = float("-inf")

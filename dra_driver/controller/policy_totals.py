@@ -6,14 +6,14 @@ has not read the newest spec of a policy yet counts with what it made of the one
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
 from dra_driver.core.model.gpu_node import MAX_NAMES, NodePolicy, PolicyCount, PolicyPlace, PolicyState, PolicyStatus
 
 
-@dataclass(slots=True)
-class _Count:
+class _Count(Struct):
     """A `PolicyCount` in the making. Nodes come in the order of their names."""
 
     nodes: int = 0

@@ -5,15 +5,15 @@ no object whose status could be written.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.config.status import node_status_of
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyView:
+class PolicyView(Struct, frozen=True, kw_only=True):
     """One GpuPolicy. ``written`` is the object as it was read, which a write of its status sends back."""
 
     name: str
@@ -27,8 +27,7 @@ class PolicyView:
         return status if isinstance(status, Mapping) else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePolicies:
+class NodePolicies(Struct, frozen=True, kw_only=True):
     """What one node says of the policies that are objects, by name."""
 
     name: str

@@ -8,14 +8,14 @@ pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
+class Toleration(Struct, frozen=True, kw_only=True):
     """A toleration that the allocation has recorded. ``seconds`` None is for ever."""
 
     key: str
@@ -25,8 +25,7 @@ class Toleration:
     seconds: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevice:
+class HeldDevice(Struct, frozen=True, kw_only=True):
     """One device of a claim."""
 
     pool: str
@@ -34,8 +33,7 @@ class HeldDevice:
     tolerations: tuple[Toleration, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRef:
+class PodRef(Struct, frozen=True, kw_only=True):
     """One pod and no later one of the same name."""
 
     namespace: str
@@ -46,8 +44,7 @@ class PodRef:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecialClaim:
+class SpecialClaim(Struct, frozen=True, kw_only=True):
     """An allocated claim for extended resources: its devices of this driver, and the pods that may use it."""
 
     name: str

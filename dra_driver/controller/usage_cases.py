@@ -8,8 +8,9 @@ a driver that reports wrong numbers shows everywhere at once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.config.status import node_status_of
 from dra_driver.controller.brake import LEAST_GPUS, BrakeRules
@@ -22,8 +23,7 @@ FRESH_S: Final = 180.0
 """How long an entry counts after its node renewed it; nodes renew every 20 to 60 s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUse:
+class NodeUse(Struct, frozen=True, kw_only=True):
     """What is kept of one GpuNode: how many GPUs it has, and what it tells of their use."""
 
     name: str
@@ -31,8 +31,7 @@ class NodeUse:
     told: ToldUsage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageCase:
+class UsageCase(Struct, frozen=True, kw_only=True):
     """A claim of ``node`` whose pods are to leave, when this was so for ``wait_s`` after it was announced.
 
     ``device`` and ``pods`` are those of a claim over its grant, the pod with most memory first; for an idle claim

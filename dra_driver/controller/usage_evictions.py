@@ -9,8 +9,9 @@ evictions and a brake (`usage_cases`); then the claim is looked at anew.
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.controller.brake import BrakeRules
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict
@@ -47,8 +48,7 @@ class GpuNodeCopies(Protocol):
     def nodes(self) -> Sequence[NodeUse]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageEvictionRules:
+class UsageEvictionRules(Struct, frozen=True, kw_only=True):
     """What is switched on, and the brake. ``driver`` is this driver's name."""
 
     driver: str
@@ -57,8 +57,7 @@ class UsageEvictionRules:
     brake: BrakeRules
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A case that was announced at ``announced_s`` to the pods of these UIDs; the next try is due at ``not_before_s``.
 
     Times are monotonic.

@@ -5,8 +5,9 @@ claim is reserved for, and it has to run there.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
 from dra_driver.controller.special_claims import PodRef
@@ -16,8 +17,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MayLeave:
+class MayLeave(Struct, frozen=True, kw_only=True):
     """The pods of a case that may be evicted, in their order, or the ``outcome`` that forbids it."""
 
     pods: tuple[PodRef, ...] = ()

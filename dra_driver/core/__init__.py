@@ -1,1 +1,1 @@
-"""Values and helpers that every package uses: threads, text and times."""
+"""Hold values and helpers that every other room uses."""

@@ -1,13 +1,11 @@
 """How long to wait after the n-th failure in a row."""
 
 from collections.abc import Callable
-from dataclasses import field
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(slots=True, kw_only=True)
-class Backoff:
+class Backoff(Struct, kw_only=True):
     """Pauses that double from ``first_s`` to ``longest_s`` seconds.
 
     With ``rand`` (numbers from 0 to 1), each pause is shortened at random by up to ``jitter`` of itself, so that the
@@ -19,7 +17,7 @@ class Backoff:
     longest_s: float
     jitter: float = 0.5
     rand: Callable[[], float] | None = None
-    failures: int = field(default=0, init=False)
+    failures: int = 0
 
     def next_s(self) -> float:
         """Count one more failure and return the pause in seconds."""

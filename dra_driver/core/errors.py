@@ -29,6 +29,7 @@
     │   └── StorageError            a file or the journal cannot be written or read (disk full, read-only)
     └── KubernetesApiError          the API server refused or could not be reached
         ├── ApiUnreachableError     no answer: connection refused, reset, timed out, TLS
+        ├── AnswerTooLargeError     exceeds the size limit: request fewer objects at a time
         ├── UnauthorizedError       401: credentials are wrong or expired
         ├── ForbiddenError          403: RBAC or an admission policy refuses
         ├── NotFoundError           404
@@ -196,6 +197,10 @@ class KubernetesApiError(DraError):
 
 class ApiUnreachableError(KubernetesApiError):
     """No answer. Callers keep their state and retry with backoff."""
+
+
+class AnswerTooLargeError(KubernetesApiError):
+    """An answer exceeds the size limit. Request less at a time."""
 
 
 class UnauthorizedError(KubernetesApiError):

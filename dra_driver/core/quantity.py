@@ -7,7 +7,6 @@ zero.
 
 import re
 from enum import Enum
-from functools import total_ordering
 from typing import Final
 
 NANO: Final = 10**9
@@ -32,7 +31,6 @@ class Format(Enum):
     DECIMAL_EXPONENT = "DecimalExponent"
 
 
-@total_ordering
 class Quantity:
     """An immutable, exact number with a preferred way to print it. Equality, order and hash look at the number alone.
 
@@ -90,6 +88,9 @@ class Quantity:
 
     def __lt__(self, other: "Quantity") -> bool:
         return self.nano < other.nano
+
+    def __le__(self, other: "Quantity") -> bool:  # the others are these two with their sides changed
+        return self.nano <= other.nano
 
     def __hash__(self) -> int:
         return hash(self.nano)

@@ -3,15 +3,15 @@
 Source: Kubernetes "Authorization", "Determine the Request Verb", and apiserver pkg/endpoints/request/requestinfo.go.
 """
 
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "WATCH": "watch"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessRight:
+class AccessRight(Struct, frozen=True, kw_only=True):
     """One right. ``namespace`` and ``name`` are "" for all; a path that is no resource has ``url`` alone."""
 
     verb: str

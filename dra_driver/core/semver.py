@@ -6,10 +6,9 @@ parts.
 """
 
 import re
-from functools import total_ordering
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 _NUMBER: Final = r"0|[1-9][0-9]*"
 _IDENTIFIER: Final = rf"(?:{_NUMBER}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
@@ -25,9 +24,7 @@ _MAX_TEXT: Final = 256
 _Rank = tuple[int, int, int, int, tuple[tuple[int, int, str], ...]]
 
 
-@total_ordering
-@dataclass(frozen=True, slots=True, eq=False)
-class Semver:
+class Semver(Struct, frozen=True, eq=False):
     """One version. Order and equality are the specification's precedence: build metadata does not count."""
 
     major: int
@@ -59,6 +56,9 @@ class Semver:
 
     def __lt__(self, other: "Semver") -> bool:
         return self._rank() < other._rank()
+
+    def __le__(self, other: "Semver") -> bool:  # the others are these two with their sides changed
+        return self._rank() <= other._rank()
 
     def __hash__(self) -> int:
         return hash(self._rank())

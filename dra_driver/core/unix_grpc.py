@@ -6,11 +6,12 @@ server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
 import grpc
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 
@@ -19,8 +20,7 @@ MAX_TEXT: Final = 300
 """Characters of a subject's text that go into a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """One gRPC service: its generated module and its name in there."""
 
     messages: Any
@@ -44,9 +44,12 @@ class CallError(DraError):
 
 
 class Peer:
-    """One connection to one socket. It connects when it is first used and again after a loss. Thread-safe."""
+    """One connection to one socket. It connects when it is first used and again after a loss. Thread-safe.
 
-    def __init__(self, path: str) -> None:
+    With ``fails_fast``, a unary call fails while there is no connection; by default it waits for one.
+    """
+
+    def __init__(self, path: str, *, fails_fast: bool = False) -> None:
         options = (
             ("grpc.use_local_subchannel_pool", 1),  # in the shared pool a new connection inherits back-off
             ("grpc.default_authority", quote(path, safe="")),
@@ -56,6 +59,7 @@ class Peer:
             ("grpc.max_reconnect_backoff_ms", 500),
         )
         self.path = path
+        self._waits = not fails_fast
         self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
 
     def call(self, service: Service, method: str, request: Any, timeout_s: float) -> Any:
@@ -66,7 +70,7 @@ class Peer:
             response_deserializer=service.reader(method),
         )
         try:
-            return make(request, timeout=timeout_s, wait_for_ready=True)
+            return make(request, timeout=timeout_s, wait_for_ready=self._waits)
         except grpc.RpcError as error:
             raise _failed(method, error, timeout_s) from error
         except ValueError as error:
@@ -81,14 +85,18 @@ class Peer:
         )
         return PendingCall(method, make.future(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
 
-    def stream(self, service: Service, method: str, request: Any, timeout_s: float) -> "HealthStream":
-        """Open a stream of answers, which ends after ``timeout_s``."""
+    def stream(self, service: Service, method: str, request: Any, timeout_s: float | None) -> "HealthStream":
+        """Open a stream of answers, which ends after ``timeout_s``; None for no limit."""
         make = self._channel.unary_stream(
             service.path(method),
             request_serializer=type(request).SerializeToString,
             response_deserializer=service.reader(method),
         )
-        return HealthStream(method, make(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
+        return HealthStream(method, make(request, timeout=timeout_s, wait_for_ready=True), timeout_s or inf)
+
+    def watch(self, changed: Callable[[bool], None]) -> None:
+        """Connect now, stay connected, and call ``changed`` with whether the connection is up, after each change."""
+        self._channel.subscribe(lambda state: changed(state is grpc.ChannelConnectivity.READY), try_to_connect=True)
 
     def close(self) -> None:
         """Close the connection; calls in flight end. Idempotent."""
@@ -121,14 +129,15 @@ class HealthStream:
     def __init__(self, method: str, call: Any, timeout_s: float) -> None:
         self._method, self._call, self._timeout_s = method, call, timeout_s
 
-    def read(self, seen: Callable[[Any], bool], within_s: float) -> bool:
+    def read(self, seen: Callable[[Any], bool], within_s: float | None = None) -> bool:
         """Call ``seen`` with every message until it returns True; False if that takes longer than ``within_s``.
 
-        The stream is over afterwards when the time was. Raises CallError if the driver ends it.
+        The stream is over afterwards when the time was, or when it was closed. Raises CallError if the driver ends it.
         """
-        timer = threading.Timer(within_s, self._call.cancel)
+        timer = threading.Timer(threading.TIMEOUT_MAX if within_s is None else within_s, self._call.cancel)
         timer.daemon = True
-        timer.start()
+        if within_s is not None:
+            timer.start()
         try:
             for message in self._call:
                 if seen(message):

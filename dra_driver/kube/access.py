@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 _MOST_BYTES = 4 * 2**20
 _CLUSTER = frozenset(
@@ -43,8 +44,7 @@ _USER = frozenset(
 _PROXIES = ("https_proxy", "http_proxy", "all_proxy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(Struct, frozen=True, kw_only=True):
     """One way to reach an API server. Certificates are PEM; without ``ca`` the system's authorities count."""
 
     server: str

@@ -6,16 +6,16 @@ No endpoint reports feature gates; ``node/slices/features.py`` probes for their 
 import re
 from typing import Any
 
+from msgspec import Struct
+
 from dra_driver.core.errors import KubernetesApiError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.claims import Getter
 from dra_driver.kube.paths import version
 
 _LEADING_NUMBER = re.compile(r"\d{1,4}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerVersion:
+class ServerVersion(Struct, frozen=True, kw_only=True):
     """``git_version`` as the server prints it (``v1.36.2+k3s1``); ``minor`` of ``36+`` is 36."""
 
     git_version: str

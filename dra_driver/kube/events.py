@@ -10,12 +10,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct, field
+
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube import paths
 from dra_driver.kube.types import ObjectReference
 
@@ -42,8 +42,7 @@ class Writer(Protocol):
     def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(Struct):
     about: ObjectReference
     kind: EventType
     reason: str
@@ -52,8 +51,7 @@ class _Pending:
     count: int = 1
 
 
-@dataclass(slots=True)
-class _Written:
+class _Written(Struct):
     namespace: str
     name: str
     count: int

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 KEPT = 4
 """One reflector, four prepares, the publisher and the event recorder; more are opened and closed as needed."""
@@ -48,8 +48,7 @@ class TransportError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
+class RequestLimits(Struct, frozen=True, kw_only=True):
     """Seconds to connect and between bytes, and the moment (monotonic clock) when the whole request has to end."""
 
     connect_s: float
@@ -67,8 +66,7 @@ class RequestLimits:
         return self.deadline is not None and time.monotonic() > self.deadline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpServer:
+class HttpServer(Struct, frozen=True, kw_only=True):
     """Address of a server. ``path`` comes before the path of each request; ``make_tls`` is None for plain HTTP.
 
     ``server_name`` replaces ``host`` in the check of the certificate.

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 DEFAULT: Final = "default"
 _MAX_BYTES: Final = 16 << 20
 _TOLD: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kubeconfig:
+class Kubeconfig(Struct, frozen=True, kw_only=True):
     """``path`` None: as kubectl finds it. ``context`` None: the current one."""
 
     path: str | None = None

@@ -6,8 +6,9 @@ may hold them twice: kubectl writes what it applied into an annotation.
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 

@@ -11,11 +11,11 @@ was asked by an annotation has ended.
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 
@@ -34,8 +34,7 @@ _KERNEL: Final = "kernelVersion"
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnNode:
+class OwnNode(Struct, frozen=True, kw_only=True):
     """What the node process uses of its Node object.
 
     ``annotations`` have keys that begin with ``gpu.dra-driver.io/``; ``labels`` and ``allocatable`` (quantities as

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import quote
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -42,8 +44,7 @@ class PodFailedError(DraError):
     """The pod gave no report; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodPlace:
+class PodPlace(Struct, frozen=True, kw_only=True):
     """For whom the pod runs, and where: ``command`` is what the user typed, ``daemon_set`` that of the node process,
     ``namespace_flag`` the command's flag for its namespace."""
 
@@ -55,8 +56,7 @@ class PodPlace:
     namespace_flag: str = "--namespace"
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: a generic class notes its parameters in each value
-class PodLog(Generic[Report]):
+class PodLog(Struct, Generic[Report], frozen=True, kw_only=True):
     """What a log has: ``report`` finds the report, None without one; ``lines`` are what people are to see of it."""
 
     report: Callable[[str], Report | None]

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.types import WatchEvent
@@ -34,6 +35,7 @@ _BUSY = (429, 503)
 _GRACE_S = 10.0
 # A watch that ends at once without an event is a failure, however politely it ended.
 _TOO_SHORT_S = 1.0
+_UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
 class Stream(Protocol):
@@ -50,8 +52,7 @@ class ListWatch(Protocol):
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectorChange:
+class ReflectorChange(Struct, frozen=True):
     """One change of the copy. ``listed`` means any number of changes: the collection was listed again."""
 
     kind: Literal["listed", "added", "modified", "deleted"]
@@ -187,7 +188,7 @@ class Reflector:
         except KubernetesApiError as error:
             self._newest.failed(error)
             raise
-        named = {name: self._slim(item) for item in document["items"] if (name := key(item))}
+        named = {name: self._slimmed(item) for item in document["items"] if (name := key(item))}
         items = {name: item for name, item in named.items() if item is not None}
         with self._lock:
             self._items = items
@@ -251,7 +252,7 @@ class Reflector:
         name = key(item)
         if not name or not version or kind not in {"ADDED", "MODIFIED", "DELETED"}:
             raise ApiUnreachableError(f"watch {self._path}: a {kind} event for an object without name or version")
-        slim = self._slim(item)
+        slim = self._slimmed(item)
         with self._lock:
             if slim is None and name not in self._items:
                 self._version = version
@@ -264,6 +265,15 @@ class Reflector:
         self._version = version
         lowered: Any = kind.lower()
         yield ReflectorChange(lowered, name, slim)
+
+    def _slimmed(self, item: dict[str, Any]) -> Any:
+        """None for an object that `slim` cannot read: one object ends no list and no watch."""
+        try:
+            return self._slim(item)
+        except _UNREADABLE as error:
+            facts = {"path": self._path, "object": f"{key(item)} at version {_version(item)}", "error": repr(error)}
+            log.warning("cannot read an object; it counts as deleted", extra=facts)
+            return None
 
     def _made_progress(self) -> None:
         self._progress = True

@@ -9,21 +9,29 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver import __version__
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
-from dra_driver.core.lean_dataclasses import dataclass
+from dra_driver.core.errors import (
+    AnswerTooLargeError,
+    ApiUnreachableError,
+    ConfigurationError,
+    KubernetesApiError,
+    UnauthorizedError,
+)
 from dra_driver.kube.connection import Connection, Receive
 from dra_driver.kube.http import HttpAnswer, RequestLimits, TransportError
+from dra_driver.kube.reading import decoded
 from dra_driver.kube.status import error_from_response
 from dra_driver.kube.watch import WatchStream
 
 Query = Mapping[str, str]
 
-# etcd takes objects of at most 1.5 MiB; a page of a list is bounded by PAGE_SIZE of them, in practice far smaller.
+# Bounds the memory of one answer. etcd takes objects of at most 1.5 MiB, so a page of PAGE_SIZE can be larger.
 MAX_BODY_BYTES = 64 * 2**20
 PAGE_SIZE = 500
 _CHUNK_BYTES = 256 * 1024
@@ -31,8 +39,7 @@ SIDE_BY_SIDE = 4
 """Requests of one `RestClient.get_all` that are on their way at the same time: as many as connections are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True, kw_only=True):
     """Seconds. ``total_s`` bounds the whole answer, so that a server that sends single bytes cannot block a caller."""
 
     connect_s: float = 5.0
@@ -82,14 +89,20 @@ class RestClient:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
         ``within_s`` bounds all pages together. A resourceVersion in ``query`` is that of the first page; the others
-        belong to it by their token. Raises GoneError when the list took so long that its version was compacted: list
-        again.
+        belong to it by their token. A page that is too large is requested again with half of its objects, down to one.
+        Raises GoneError when the list took so long that its version was compacted: list again.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         asked = {**(query or {}), "limit": str(PAGE_SIZE)}
         items: list[Any] = []
         while True:
-            page = self._exchange(_Request("GET", path, asked, deadline=deadline))
+            try:
+                page = self._exchange(_Request("GET", path, asked, deadline=deadline))
+            except AnswerTooLargeError:
+                if asked["limit"] == "1":
+                    raise
+                asked["limit"] = str(int(asked["limit"]) // 2)
+                continue
             items.extend(_items(path, page))
             token = _metadata(page).get("continue")
             if not isinstance(token, str) or not token:
@@ -257,8 +270,7 @@ class RestClient:
         return bytes(body)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """One request; errors name it by ``str()``."""
 
     verb: str
@@ -287,7 +299,7 @@ def _broke(error: KubernetesApiError) -> bool:
 
 def _check_bounds(request: _Request, size: int, deadline: float) -> None:
     if size > MAX_BODY_BYTES:
-        raise KubernetesApiError(f"{request}: the answer is larger than {MAX_BODY_BYTES >> 20} MiB; refused")
+        raise AnswerTooLargeError(f"{request}: the answer is larger than {MAX_BODY_BYTES >> 20} MiB; refused")
     if time.monotonic() > deadline:
         raise ApiUnreachableError(f"{request}: the answer did not end in time; the API server or the network is slow")
 
@@ -302,8 +314,8 @@ def _unreachable(request: _Request, connection: Connection, error: TransportErro
 
 def _decoded(request: _Request, data: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = decoded(data, str(request))
+    except ValueError as error:
         start = data[:80].decode("utf-8", "replace")
         raise ApiUnreachableError(f"{request}: the answer is not JSON that can be read ({error}): {start!r}") from error
     if not isinstance(document, dict):

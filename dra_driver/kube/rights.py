@@ -4,8 +4,9 @@ Every authenticated user may ask this (the ClusterRole ``system:basic-user``).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.errors import KubernetesApiError
 
@@ -18,8 +19,7 @@ class Reviewer(Protocol):
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeededRight:
+class NeededRight(Struct, frozen=True, kw_only=True):
     """One right. ``name`` and ``namespace`` are "" for all."""
 
     verb: str

@@ -6,8 +6,10 @@ pkg/scheduler/framework/plugins (the kinds that each plugin reads).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ForbiddenError, GoneError, KubernetesApiError, NotFoundError
 from dra_driver.core.request_rights import missing_right
@@ -24,8 +26,7 @@ TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in
 """DeviceTaintRule is v1alpha3 up to Kubernetes 1.35, v1beta2 in 1.36 (off by default), v1 from 1.37."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterState:
+class ClusterState(Struct, frozen=True, kw_only=True):
     """Objects by kind, in the order of the API server. Readers must not change them.
 
     ``gaps`` are sentences about what could not be read; an empty list of a kind with a gap means unknown, not none.
@@ -48,8 +49,7 @@ class ClusterState:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StateKind:
+class StateKind(Struct, frozen=True):
     """One kind of a state: its field there, its name, and the version to write into files."""
 
     field: str

@@ -12,8 +12,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, overload
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -35,8 +36,7 @@ _MARK: Final = "${"
 _PLACE: Final = re.compile(r"\$\{(\d{1,3})\}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Template:
+class Template(Struct, frozen=True, eq=False):
     """The items of a templated field. ``varying`` are the attributes whose values differ between slices.
 
     ``varying`` is None when a value stands elsewhere, such as in the name of a device.
@@ -45,7 +45,7 @@ class Template:
     items: list[Any]
     values: int
     varying: frozenset[str] | None
-    with_values: frozenset[int] = field(repr=False)
+    with_values: frozenset[int]
     """``id`` of every list and dict that contains a value; the others are shared by all slices."""
 
     @classmethod

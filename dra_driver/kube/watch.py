@@ -4,12 +4,12 @@
 JSON object per line.
 """
 
-import json
 from collections.abc import Iterator
 from typing import cast
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.http import HttpAnswer, TransportError
+from dra_driver.kube.reading import decoded
 from dra_driver.kube.status import error_from_status
 from dra_driver.kube.types import WatchEvent
 
@@ -66,8 +66,8 @@ class WatchStream:
 
     def _event(self, line: bytes) -> WatchEvent:
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            event = decoded(line, self._request)
+        except ValueError as error:
             raise ApiUnreachableError(f"{self._request}: not JSON that can be read ({error}): {line[:80]!r}") from error
         if (
             not isinstance(event, dict)

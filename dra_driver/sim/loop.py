@@ -6,12 +6,13 @@ harmless.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from dra_driver.core.errors import DraError
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.recorder import StoreEventRecorder
 
 log = logging.getLogger(__name__)
 
@@ -20,34 +21,32 @@ RETRY_S = 0.2
 STOP_TIMEOUT_S = 10.0
 
 
-class ControllerLoop:
-    """Calls ``step`` in one thread, at the start and after changes of ``kinds``.
+class Controller:
+    """A named thread that calls `step` at the start and after changes of ``kinds``. Start it once, stop it once.
 
-    ``step`` returns after how many seconds to call it again without a change, None for never. After a DraError (a
-    conflict, a missing object) it is called again within 0.2 s, after any other exception, which is logged, within 1 s.
-    ``observe`` gets every change, in order, before the step that follows it, and must not modify the object.
+    After a DraError (conflict, missing object) `step` is called again within 0.2 s; after another exception, which is
+    logged, within 1 s. ``component`` is the source of the events, by default ``name``, and ``host`` its node.
     """
 
     def __init__(
-        self,
-        name: str,
-        store: Store,
-        kinds: Iterable[ResourceKind],
-        step: Callable[[], float | None],
-        *,
-        observe: Callable[[ObjectChange], None] = lambda _change: None,
+        self, name: str, store: Store, kinds: Iterable[ResourceKind], component: str = "", host: str = ""
     ) -> None:
         self._name = name
         self._store = store
+        self._recorder = StoreEventRecorder(store, component or name, host)
         self._kinds = tuple(kinds)
-        self._step = step
-        self._observe = observe
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    def step(self) -> float | None:
+        """Reconcile everything once; returns after how many seconds to do so without a change, None for never."""
+        raise NotImplementedError
+
+    def observe(self, change: ObjectChange) -> None:
+        """Get every change, in order, before the step that follows it. The object must not be modified."""
+
     def start(self) -> None:
-        """Start the thread. Call it once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -58,7 +57,6 @@ class ControllerLoop:
             self._thread.join(STOP_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Call ``step`` again now. Thread-safe."""
         self._changed.set()
 
     def _run(self) -> None:
@@ -67,8 +65,8 @@ class ControllerLoop:
                 self._changed.clear()
                 try:
                     for change in changes.take_all():
-                        self._observe(change)
-                    wait_s = self._step()
+                        self.observe(change)
+                    wait_s = self.step()
                 except DraError as error:
                     log.debug("step will be retried", extra={"loop": self._name, "reason": error})
                     wait_s = RETRY_S

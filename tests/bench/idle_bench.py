@@ -12,8 +12,10 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.connection import Connection

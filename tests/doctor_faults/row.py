@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dra_driver.diagnose.doctor.cluster import diagnose
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import DoctorReport
-from dra_driver.diagnose.doctor.scope import DoctorScope
 from tests.doctor_faults.cluster import SERVER, Cluster
 
 CLUSTER = DoctorScope()
@@ -22,7 +21,7 @@ class BrokenSetup:
     breaks: Callable[[Cluster], None]
     layer: Layer
     says: tuple[str, ...]
-    status: FindingStatus = FindingStatus.FAIL
+    status: Status = Status.FAIL
     scope: DoctorScope = CLUSTER
 
 
@@ -35,9 +34,9 @@ def examined(row: BrokenSetup) -> DoctorReport:
     return diagnose(facts, row.scope, clock=time.monotonic, took_s=time.monotonic() - began)
 
 
-def first_of(report: DoctorReport) -> LayerFinding | None:
+def first_of(report: DoctorReport) -> Finding | None:
     """What is said first: the first broken layer; else the first warning; else the first question without an answer."""
-    for status in (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.UNKNOWN):
+    for status in (Status.FAIL, Status.WARN, Status.UNKNOWN):
         found = next((finding for finding in report.findings if finding.status is status), None)
         if found is not None:
             return found

@@ -1,8 +1,8 @@
 """Broken set-ups of the API server, the installation and its rights."""
 
 from dra_driver.core.errors import ApiUnreachableError, ServerBusyError, UnauthorizedError
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.core.finding import Layer, Status
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from dra_driver.kube.status import error_from_response
 from tests.doctor_faults.cluster import Cluster, daemonset, driver_pod, event, told, unready
 from tests.doctor_faults.row import BrokenSetup
@@ -197,7 +197,7 @@ ROWS = (
         name="API server fails on some questions",
         breaks=half_of_the_questions_fail,
         layer=Layer.KUBERNETES,
-        status=FindingStatus.UNKNOWN,
+        status=Status.UNKNOWN,
         says=("503",),
     ),
     BrokenSetup(
@@ -220,7 +220,7 @@ ROWS = (
         name="feature gate DRAPartitionableDevices off",
         breaks=partition_gate_off,
         layer=Layer.KUBERNETES,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("DRAPartitionableDevices", "MIG partitions"),
     ),
     BrokenSetup(
@@ -245,14 +245,14 @@ ROWS = (
         name="user with a token of one namespace",
         breaks=user_without_rights,
         layer=Layer.KUBERNETES,
-        status=FindingStatus.UNKNOWN,
+        status=Status.UNKNOWN,
         says=("list", "403", "kubectl auth can-i"),
     ),
     BrokenSetup(
         name="user may not review rights",
         breaks=cannot_review_rights,
         layer=Layer.RIGHTS,
-        status=FindingStatus.UNKNOWN,
+        status=Status.UNKNOWN,
         says=("subjectaccessreviews",),
     ),
     BrokenSetup(
@@ -262,7 +262,7 @@ ROWS = (
         name="node processes without a DaemonSet",
         breaks=processes_without_daemonset,
         layer=Layer.DAEMONSET,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("no namespace has a DaemonSet", "sim up"),
     ),
     BrokenSetup(
@@ -293,7 +293,7 @@ ROWS = (
         name="controller crashes",
         breaks=controller_crashes,
         layer=Layer.DAEMONSET,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("dra-driver-controller-7d4f", "4 restarts", "libpython3.11.so.1.0", "no status"),
     ),
     BrokenSetup(
@@ -322,7 +322,7 @@ ROWS = (
         name="two images on the nodes",
         breaks=two_images,
         layer=Layer.DAEMONSET,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("0.0.9 on gpu-b",),
     ),
     BrokenSetup(
@@ -348,14 +348,14 @@ ROWS = (
         name="node cordoned",
         breaks=node_cordoned,
         layer=Layer.NODE,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("cordoned", "kubectl uncordon gpu-a"),
     ),
     BrokenSetup(
         name="node process that tells nothing",
         breaks=silent_node,
         layer=Layer.GPUS,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("node/gpu-b", "no GpuNode"),
         scope=DoctorScope(kind="node", name="gpu-b"),
     ),

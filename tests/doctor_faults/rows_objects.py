@@ -3,13 +3,13 @@
 import copy
 import json
 
+from dra_driver.core.finding import Layer, Status
 from dra_driver.core.model.gpu_node import (
     HealthWord,
     NodeProblem,
     PublishedForm,
 )
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from tests.doctor_faults.cluster import (
     Cluster,
     daemonset,
@@ -180,7 +180,7 @@ def all_drained(cluster: Cluster) -> None:
 
 
 GPU_A = DoctorScope(kind="node", name="gpu-a")
-WARN = FindingStatus.WARN
+WARN = Status.WARN
 
 ROWS = (
     BrokenSetup(

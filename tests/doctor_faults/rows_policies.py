@@ -5,6 +5,7 @@ from typing import Any
 
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_views import PolicyView
+from dra_driver.core.finding import Layer, Status
 from dra_driver.core.model.gpu_node import (
     NodePolicy,
     PolicyCount,
@@ -13,7 +14,6 @@ from dra_driver.core.model.gpu_node import (
     PolicyState,
     PolicyStatus,
 )
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
 from tests.doctor_faults.cluster import (
     DRIVER,
     Cluster,
@@ -109,7 +109,7 @@ def waiting_for_partition(cluster: Cluster) -> None:
     cluster.pods.append(workload(**by_template("slice")))
 
 
-WARN = FindingStatus.WARN
+WARN = Status.WARN
 
 ROWS = (
     BrokenSetup(

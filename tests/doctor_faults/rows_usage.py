@@ -3,9 +3,9 @@
 from typing import Any
 
 from dra_driver.config.usage_status import usage_status
+from dra_driver.core.finding import Layer, Status
 from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
 from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldUsage
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
 from tests.doctor_faults.cluster import Cluster, Obj, driver_pod
 from tests.doctor_faults.row import BrokenSetup
 from tests.doctor_faults.rows_policies import policy
@@ -47,28 +47,28 @@ ROWS = (
         name="a policy evicts over the grant, and the exporter is left out",
         breaks=evicts_without_exporter,
         layer=Layer.POLICIES,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("policy/share", "Evict", "without USAGE", "exporter.enabled"),
     ),
     BrokenSetup(
         name="a policy reclaims idle claims, and no exporter runs",
         breaks=reclaims_without_pods,
         layer=Layer.POLICIES,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("policy/share", "Reclaim", "no usage exporter runs"),
     ),
     BrokenSetup(
         name="usage exporter crashes",
         breaks=exporter_crashes,
         layer=Layer.DAEMONSET,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("dra-driver-exporter-x", "CrashLoopBackOff", "use of the GPUs"),
     ),
     BrokenSetup(
         name="processes of no claim on a GPU",
         breaks=foreign_processes,
         layer=Layer.GPUS,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("gpu/gpu-a/gpu-1", "2 processes with 9Gi", "python3"),
     ),
 )

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.core.finding import Layer, Status
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from tests.doctor_faults.cluster import Cluster, by_template, claim, event, exactly, template, workload
 from tests.doctor_faults.row import BrokenSetup
 from tests.fakes.dra_objects import allocated
@@ -147,14 +147,14 @@ ROWS = (
         name="pod with a claim and nvidia.com/gpu",
         breaks=asks_twice,
         layer=Layer.WORKLOAD,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("gets both",),
     ),
     BrokenSetup(
         name="pod that is not scheduled",
         breaks=not_scheduled,
         layer=Layer.WORKLOAD,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("cannot allocate all claims", "kubectl dra explain pod/train -n team-a"),
     ),
     BrokenSetup(
@@ -178,7 +178,7 @@ ROWS = (
         name="claim that does not end",
         breaks=claim_that_does_not_end,
         layer=Layer.PREPARE,
-        status=FindingStatus.WARN,
+        status=Status.WARN,
         says=("reserved for pods that are gone: gone",),
     ),
 )

@@ -5,9 +5,10 @@ at hand.
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,

@@ -12,8 +12,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.demo.cluster_pool import ClusterPool
-from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
+from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
 from tests.scenario.conftest import NODES, ROOT
 

@@ -7,10 +7,10 @@ the allocator's arithmetic) and simulated hardware must agree with it at every s
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import NoRoomError
 from dra_driver.core.model.gpu import Snapshot

@@ -16,15 +16,7 @@ from dra_driver.conformance.checks import (
 )
 from dra_driver.conformance.values import Check
 
-CHECKS: Final[tuple[Check, ...]] = (
-    *registration.CHECKS,
-    *slices.CHECKS,
-    *prepare.CHECKS,
-    *unprepare.CHECKS,
-    *shares.CHECKS,
-    *parallel.CHECKS,
-    *large.CHECKS,
-    *health.CHECKS,
-    *disturbed.CHECKS,
-    *restart.CHECKS,
+_MODULES: Final = (registration, slices, prepare, unprepare, shares, parallel, large, health, disturbed, restart)
+CHECKS: Final[tuple[Check, ...]] = tuple(
+    found for module in _MODULES for found in vars(module).values() if isinstance(found, Check)
 )

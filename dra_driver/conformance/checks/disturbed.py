@@ -9,13 +9,23 @@ from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import OTHER_DRIVER
 from dra_driver.conformance.checks.slices import CONTROLLER
 from dra_driver.conformance.published import devices, incomplete, taints
-from dra_driver.conformance.values import Check, UnableError, ViolationError
+from dra_driver.conformance.values import UnableError, ViolationError, full
 from dra_driver.core.errors import ConflictError
 
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 
 
+@full(
+    "disturbed-cdi-files",
+    "staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go:74-75, 90-95",
+    level="should",
+)
 def files_vanish(bench: Bench) -> None:
+    """CDI files that vanished are written again by the next prepare.
+
+    /var/run is empty after a reboot, and the kubelet calls NodePrepareResources again for the pods of the node
+    (kubernetes#141433).
+    """
     before = cdi_folder.files(bench.subject.cdi_dirs)
     claim = bench.claim()
     prepared = bench.prepared(claim)
@@ -30,44 +40,35 @@ def files_vanish(bench: Bench) -> None:
         raise ViolationError("after CDI files of the claim were deleted, a prepare gave other CDI ids")
 
 
+@full("disturbed-all-slices", f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756, 785")
 def all_slices_vanish(bench: Bench) -> None:
+    """Slices that the kubelet deleted are published again.
+
+    When kubelet starts up, no DRA driver has registered yet; it deletes all ResourceSlices of the node.
+    """
     before = bench.slices()
     for item in before:
         bench.cluster.delete_slice(item)
     _wait_for(bench, before, "the slices that were deleted")
 
 
+@full("disturbed-one-slice", f"{CONTROLLER}:64-69")
 def one_slice_vanishes(bench: Bench) -> None:
+    """A single slice that was deleted is published again.
+
+    A human mistake gets fixed: the controller syncs 30 s after the last event.
+    """
     before = bench.slices()
     bench.cluster.delete_slice(before[-1])
     _wait_for(bench, before, "the slice that was deleted")
 
 
-def slice_is_changed(bench: Bench) -> None:
-    _change(bench)
-
-
-def deleted_after_a_write(bench: Bench) -> None:
-    before = _change(bench)
-    for item in bench.cluster.slices():
-        bench.cluster.delete_slice(item)
-    _wait_for(bench, before, "the slices that were deleted soon after the driver had written them")
-
-
-def _change(bench: Bench) -> list[dict[str, Any]]:
-    """Make the driver write its slices: remove a device from one and wait until it is back."""
-    before = bench.slices()
-    for _ in range(5):
-        changed = next(item for item in bench.slices() if item["spec"].get("devices"))
-        changed["spec"]["devices"] = changed["spec"]["devices"][:-1] or [{"name": "not-a-device"}]
-        with suppress(ConflictError):
-            bench.cluster.update_slice(changed)
-            break
-    _wait_for(bench, before, "the device that another client removed from a slice")
-    return before
-
-
+@full("disturbed-other-slices", "staging/src/k8s.io/api/resource/v1/types.go:119-128")
 def other_slices_stay(bench: Bench) -> None:
+    """Slices of other drivers on the node are left alone.
+
+    Driver identifies the DRA driver providing the capacity information.
+    """
     node = bench.cluster.node
     spec: dict[str, Any] = {"driver": OTHER_DRIVER, "nodeName": node, "devices": [{"name": "other"}]}
     spec["pool"] = {"name": f"{node}/{OTHER_DRIVER}", "generation": 1, "resourceSliceCount": 1}
@@ -75,7 +76,7 @@ def other_slices_stay(bench: Bench) -> None:
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
     other = bench.cluster.create_slice(body)
     try:
-        all_slices_vanish(bench)
+        all_slices_vanish.run(bench)
         bench.pause(bench.limits.quiet_s)
         kept = {item["metadata"]["name"]: item for item in bench.cluster.slices(driver=OTHER_DRIVER)}
         found = kept.get(other["metadata"]["name"])
@@ -85,7 +86,12 @@ def other_slices_stay(bench: Bench) -> None:
         bench.cluster.delete_slice(other)
 
 
+@full("disturbed-taints", "staging/src/k8s.io/api/resource/v1/types.go:823-836", needs=("taints",))
 def taints_stay(bench: Bench) -> None:
+    """Taints, and the times of those that evict, are the same after slices were published again.
+
+    TimeAdded represents the time at which the taint was added; eviction counts from it.
+    """
     before = bench.slices()
     known = {(device.key, taint["key"]): taint for device, taint in taints(before)}
     for item in before:
@@ -104,6 +110,40 @@ def taints_stay(bench: Bench) -> None:
         return ""
 
     bench.wait(changed, bench.limits.publish_s, "the taints that devices had")
+
+
+@full("disturbed-changed-slice", f"{CONTROLLER}:64-69", level="should")
+def slice_is_changed(bench: Bench) -> None:
+    """A slice that another client changed is put right.
+
+    A human mistake gets fixed: the controller syncs 30 s after the last event.
+    """
+    _change(bench)
+
+
+@full("disturbed-after-write", f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756")
+def deleted_after_a_write(bench: Bench) -> None:
+    """Slices that are deleted soon after the driver wrote them are published again.
+
+    When kubelet starts up, it deletes all ResourceSlices of the node; that can be at any time.
+    """
+    before = _change(bench)
+    for item in bench.cluster.slices():
+        bench.cluster.delete_slice(item)
+    _wait_for(bench, before, "the slices that were deleted soon after the driver had written them")
+
+
+def _change(bench: Bench) -> list[dict[str, Any]]:
+    """Make the driver write its slices: remove a device from one and wait until it is back."""
+    before = bench.slices()
+    for _ in range(5):
+        changed = next(item for item in bench.slices() if item["spec"].get("devices"))
+        changed["spec"]["devices"] = changed["spec"]["devices"][:-1] or [{"name": "not-a-device"}]
+        with suppress(ConflictError):
+            bench.cluster.update_slice(changed)
+            break
+    _wait_for(bench, before, "the device that another client removed from a slice")
+    return before
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -127,67 +167,3 @@ def _wait_for(bench: Bench, before: list[dict[str, Any]], what: str) -> None:
         bench.wait(missing, bench.limits.publish_s, what)
     except UnableError as error:
         raise ViolationError(str(error)) from error
-
-
-CHECKS: Final = (
-    Check(
-        id="disturbed-cdi-files",
-        title="CDI files that vanished are written again by the next prepare",
-        rule="/var/run is empty after a reboot, and the kubelet calls NodePrepareResources again for the pods of the "
-        "node (kubernetes#141433).",
-        source="staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go:74-75, 90-95",
-        run=files_vanish,
-        profile="full",
-        level="should",
-    ),
-    Check(
-        id="disturbed-all-slices",
-        title="Slices that the kubelet deleted are published again",
-        rule="When kubelet starts up, no DRA driver has registered yet; it deletes all ResourceSlices of the node.",
-        source=f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756, 785",
-        run=all_slices_vanish,
-        profile="full",
-    ),
-    Check(
-        id="disturbed-one-slice",
-        title="A single slice that was deleted is published again",
-        rule="A human mistake gets fixed: the controller syncs 30 s after the last event.",
-        source=f"{CONTROLLER}:64-69",
-        run=one_slice_vanishes,
-        profile="full",
-    ),
-    Check(
-        id="disturbed-other-slices",
-        title="Slices of other drivers on the node are left alone",
-        rule="Driver identifies the DRA driver providing the capacity information.",
-        source="staging/src/k8s.io/api/resource/v1/types.go:119-128",
-        run=other_slices_stay,
-        profile="full",
-    ),
-    Check(
-        id="disturbed-taints",
-        title="Taints, and the times of those that evict, are the same after slices were published again",
-        rule="TimeAdded represents the time at which the taint was added; eviction counts from it.",
-        source="staging/src/k8s.io/api/resource/v1/types.go:823-836",
-        run=taints_stay,
-        profile="full",
-        needs=("taints",),
-    ),
-    Check(
-        id="disturbed-changed-slice",
-        title="A slice that another client changed is put right",
-        rule="A human mistake gets fixed: the controller syncs 30 s after the last event.",
-        source=f"{CONTROLLER}:64-69",
-        run=slice_is_changed,
-        profile="full",
-        level="should",
-    ),
-    Check(
-        id="disturbed-after-write",
-        title="Slices that are deleted soon after the driver wrote them are published again",
-        rule="When kubelet starts up, it deletes all ResourceSlices of the node; that can be at any time.",
-        source=f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756",
-        run=deleted_after_a_write,
-        profile="full",
-    ),
-)

@@ -7,7 +7,7 @@ from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, KUBELET
 from dra_driver.conformance.plugin import PrepareAnswer, check_complete, read_prepared
-from dra_driver.conformance.values import Check, ViolationError
+from dra_driver.conformance.values import ViolationError, full
 from dra_driver.core.unix_grpc import CallError, PendingCall
 
 CALLS: Final = 6
@@ -15,7 +15,13 @@ ROUNDS: Final = 10
 GIVEN_UP_S: Final = (0.001, 0.01, 0.05)
 
 
+@full("parallel-same-claim", f"{HELPER}:74-75, pkg/kubelet/cm/dra/plugin/dra_plugin.go:82")
 def same_claim(bench: Bench) -> None:
+    """Overlapping prepares of one claim give the same answer.
+
+    This call must be idempotent. After its deadline of 45 s, the kubelet calls again while the driver may still
+    work on the first call.
+    """
     claim = bench.claim()
     plugin = bench.plugin()
     answers = _all(bench, [plugin.begin_prepare([claim.key]) for _ in range(CALLS)])
@@ -27,7 +33,12 @@ def same_claim(bench: Bench) -> None:
         raise ViolationError(f"{CALLS} calls at the same time for one claim gave different answers")
 
 
+@full("parallel-claims", f"{KUBELET}:398-405", needs=("2-devices",))
 def different_claims(bench: Bench) -> None:
+    """Claims of two pods can be prepared at the same time.
+
+    The kubelet starts pods in parallel, and each calls NodePrepareResources.
+    """
     claims = [bench.claim() for _ in range(2)]
     plugin = bench.plugin()
     for claim, answer in zip(claims, _all(bench, [plugin.begin_prepare([claim.key]) for claim in claims]), strict=True):
@@ -36,7 +47,12 @@ def different_claims(bench: Bench) -> None:
             raise ViolationError(f"a claim failed while another one was prepared: {error}")
 
 
+@full("parallel-given-up", "test/e2e_node/dra_test.go:203, 270")
 def caller_gave_up(bench: Bench) -> None:
+    """A claim is prepared after calls that the kubelet gave up.
+
+    must keep pod in pending state if NodePrepareResources times out; the kubelet then calls again.
+    """
     claim = bench.claim()
     for seconds in GIVEN_UP_S:
         pending = bench.plugin().begin_prepare([claim.key])
@@ -47,7 +63,12 @@ def caller_gave_up(bench: Bench) -> None:
     bench.unprepared(claim.key)
 
 
+@full("parallel-unprepare", "test/e2e_node/dra_test.go:729")
 def unprepare_twice_at_once(bench: Bench) -> None:
+    """Overlapping unprepares of one claim all succeed.
+
+    must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts
+    """
     claim = bench.claim()
     bench.prepared(claim)
     plugin = bench.plugin()
@@ -62,7 +83,12 @@ def unprepare_twice_at_once(bench: Bench) -> None:
             raise ViolationError(f"an unprepare that overlaps another one failed: {error_text[:200]}")
 
 
+@full("parallel-nothing-piles-up", f"{HELPER}:98")
 def nothing_piles_up(bench: Bench) -> None:
+    """Ten claims leave no files behind.
+
+    UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.
+    """
     _one_claim(bench)
     before = len(cdi_folder.files(bench.subject.cdi_dirs))
     for _ in range(ROUNDS):
@@ -84,49 +110,3 @@ def _all(bench: Bench, pending: Sequence[PendingCall]) -> list[dict[str, Prepare
         return [read_prepared(call) for call in pending]
     except CallError as error:
         raise ViolationError(f"one of {len(pending)} calls at the same time failed: {error}") from error
-
-
-CHECKS: Final = (
-    Check(
-        id="parallel-same-claim",
-        title="Overlapping prepares of one claim give the same answer",
-        rule="This call must be idempotent. After its deadline of 45 s, the kubelet calls again while the driver may "
-        "still work on the first call.",
-        source=f"{HELPER}:74-75, pkg/kubelet/cm/dra/plugin/dra_plugin.go:82",
-        run=same_claim,
-        profile="full",
-    ),
-    Check(
-        id="parallel-claims",
-        title="Claims of two pods can be prepared at the same time",
-        rule="The kubelet starts pods in parallel, and each calls NodePrepareResources.",
-        source=f"{KUBELET}:398-405",
-        run=different_claims,
-        profile="full",
-        needs=("2-devices",),
-    ),
-    Check(
-        id="parallel-given-up",
-        title="A claim is prepared after calls that the kubelet gave up",
-        rule="must keep pod in pending state if NodePrepareResources times out; the kubelet then calls again.",
-        source="test/e2e_node/dra_test.go:203, 270",
-        run=caller_gave_up,
-        profile="full",
-    ),
-    Check(
-        id="parallel-unprepare",
-        title="Overlapping unprepares of one claim all succeed",
-        rule="must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts",
-        source="test/e2e_node/dra_test.go:729",
-        run=unprepare_twice_at_once,
-        profile="full",
-    ),
-    Check(
-        id="parallel-nothing-piles-up",
-        title="Ten claims leave no files behind",
-        rule="UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.",
-        source=f"{HELPER}:98",
-        run=nothing_piles_up,
-        profile="full",
-    ),
-)

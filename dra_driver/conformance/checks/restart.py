@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from dra_driver.conformance import registry
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER
 from dra_driver.conformance.claims import CheckClaim
+from dra_driver.conformance.plugin import is_served, served_socket
 from dra_driver.conformance.published import devices, incomplete
-from dra_driver.conformance.values import Check, ViolationError
+from dra_driver.conformance.values import ViolationError, full
 
 KILLS: Final = 3
 LATEST: Final = 1.5
@@ -18,23 +18,38 @@ LONGEST_S: Final = 1.0
 OTHER_SOCKET: Final = "dra-conformance-other.sock"
 
 
+@full("restart-registers", "test/e2e_node/dra_test.go:127", needs=("restart",))
 def registers_again(bench: Bench) -> None:
+    """A killed driver takes its sockets over and registers again.
+
+    must register after plugin restart
+    """
     bench.answers([])
     bench.restart()
     bench.answers([])
 
 
+@full("restart-endpoint", "test/e2e_node/dra_test.go:482", needs=("restart",))
 def connection_recovers(bench: Bench) -> None:
-    """The kubelet keeps a connection whose socket is made again; only its registration is new."""
+    """The DRA socket is served again when the driver has registered again.
+
+    must be functional after service reconnect
+    """
+    # The kubelet keeps a connection whose socket is made again; only its registration is new.
     old = bench.plugin().info.endpoint
     bench.restart()
     new = bench.plugin().info.endpoint
-    if not registry.is_served(Path(new), bench.limits.dial_s):
+    if not is_served(Path(new), bench.limits.dial_s):
         raise ViolationError(f"endpoint {new} accepts no connections after the restart (before it was {old})")
     bench.answers([])
 
 
+@full("restart-claims", f"{HELPER}:74-75, 106-108", needs=("restart",))
 def claims_are_kept(bench: Bench) -> None:
+    """A prepared claim has the same answer after a restart.
+
+    The driver might have been restarted in the meantime; the call must be idempotent.
+    """
     claim = bench.claim()
     before = bench.prepared(claim)
     bench.restart()
@@ -45,7 +60,12 @@ def claims_are_kept(bench: Bench) -> None:
         raise ViolationError(f"after the restart: {problem}")
 
 
+@full("restart-unprepare", f"{HELPER}:100-110", needs=("restart",))
 def unprepared_by_the_next(bench: Bench) -> None:
+    """A claim is unprepared by the next process, after its object is gone.
+
+    The DRA driver cannot assume that the matching PrepareResourceClaims call was handled by the same process.
+    """
     claim = _claim(bench)
     bench.prepared(claim)
     bench.cluster.delete_claim(claim.wire)
@@ -54,7 +74,12 @@ def unprepared_by_the_next(bench: Bench) -> None:
     bench.prepared(bench.claim(keys=claim.devices(), busy=True))
 
 
+@full("restart-in-use", f"{HELPER}:77-82", level="should", needs=("restart",))
 def still_in_use(bench: Bench) -> None:
+    """A device stays in use over a restart.
+
+    The DRA driver is the last line of defense against using the same device for two workloads.
+    """
     first = _claim(bench)
     bench.prepared(first)
     bench.restart()
@@ -63,7 +88,12 @@ def still_in_use(bench: Bench) -> None:
         raise ViolationError("after the restart, a device was prepared for a second claim")
 
 
+@full("restart-slices", "test/e2e_node/dra_test.go:885", needs=("restart",))
 def slices_stay(bench: Bench) -> None:
+    """The same devices are published after a restart.
+
+    must not be removed if plugin restarts quickly enough
+    """
     before = {device.key for device in devices(bench.slices())}
     bench.restart()
 
@@ -75,7 +105,13 @@ def slices_stay(bench: Bench) -> None:
     bench.wait(missing, bench.limits.publish_s, "the same devices after the restart")
 
 
+@full("restart-in-prepare", f"test/e2e_node/dra_test.go:704, {HELPER}:74-75", needs=("restart",))
 def killed_in_prepare(bench: Bench) -> None:
+    """A driver that was killed during prepare finishes or undoes it.
+
+    must run pod if NodePrepareResources is in progress for one plugin when Kubelet restarts; the call must be
+    idempotent.
+    """
     typical, _ = _typical_s(bench)
     for moment in _moments(typical):
         claim = _claim(bench)
@@ -89,7 +125,12 @@ def killed_in_prepare(bench: Bench) -> None:
         _use(bench, claim)
 
 
+@full("restart-in-unprepare", f"test/e2e_node/dra_test.go:729, {HELPER}:112-115", needs=("restart",))
 def killed_in_unprepare(bench: Bench) -> None:
+    """A driver that was killed during unprepare can be asked again.
+
+    must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts
+    """
     _, typical = _typical_s(bench)
     for moment in _moments(typical):
         claim = _claim(bench)
@@ -102,9 +143,14 @@ def killed_in_unprepare(bench: Bench) -> None:
         _use(bench, claim)
 
 
+@full("restart-other-sockets", "pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go:160-190", needs=("restart",))
 def other_sockets_stay(bench: Bench) -> None:
+    """Sockets of other plugins in the folder are left alone.
+
+    The registrar folder has the sockets of all plugins of the node.
+    """
     path = bench.subject.registrar_dir / OTHER_SOCKET
-    with registry.served_socket(path):
+    with served_socket(path):
         before = path.lstat().st_ino
         bench.restart()
         bench.answers([])
@@ -138,91 +184,3 @@ def _typical_s(bench: Bench) -> tuple[float, float]:
     middle = time.monotonic()
     bench.finish(claim)
     return min(middle - begin, LONGEST_S), min(time.monotonic() - middle, LONGEST_S)
-
-
-CHECKS: Final = (
-    Check(
-        id="restart-registers",
-        title="A killed driver takes its sockets over and registers again",
-        rule="must register after plugin restart",
-        source="test/e2e_node/dra_test.go:127",
-        run=registers_again,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-endpoint",
-        title="The DRA socket is served again when the driver has registered again",
-        rule="must be functional after service reconnect",
-        source="test/e2e_node/dra_test.go:482",
-        run=connection_recovers,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-claims",
-        title="A prepared claim has the same answer after a restart",
-        rule="The driver might have been restarted in the meantime; the call must be idempotent.",
-        source=f"{HELPER}:74-75, 106-108",
-        run=claims_are_kept,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-unprepare",
-        title="A claim is unprepared by the next process, after its object is gone",
-        rule="The DRA driver cannot assume that the matching PrepareResourceClaims call was handled by the same "
-        "process.",
-        source=f"{HELPER}:100-110",
-        run=unprepared_by_the_next,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-in-use",
-        title="A device stays in use over a restart",
-        rule="The DRA driver is the last line of defense against using the same device for two workloads.",
-        source=f"{HELPER}:77-82",
-        run=still_in_use,
-        profile="full",
-        level="should",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-slices",
-        title="The same devices are published after a restart",
-        rule="must not be removed if plugin restarts quickly enough",
-        source="test/e2e_node/dra_test.go:885",
-        run=slices_stay,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-in-prepare",
-        title="A driver that was killed during prepare finishes or undoes it",
-        rule="must run pod if NodePrepareResources is in progress for one plugin when Kubelet restarts; the call must "
-        "be idempotent.",
-        source=f"test/e2e_node/dra_test.go:704, {HELPER}:74-75",
-        run=killed_in_prepare,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-in-unprepare",
-        title="A driver that was killed during unprepare can be asked again",
-        rule="must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts",
-        source=f"test/e2e_node/dra_test.go:729, {HELPER}:112-115",
-        run=killed_in_unprepare,
-        profile="full",
-        needs=("restart",),
-    ),
-    Check(
-        id="restart-other-sockets",
-        title="Sockets of other plugins in the folder are left alone",
-        rule="The registrar folder has the sockets of all plugins of the node.",
-        source="pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go:160-190",
-        run=other_sockets_stay,
-        profile="full",
-        needs=("restart",),
-    ),
-)

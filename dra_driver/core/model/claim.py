@@ -1,15 +1,14 @@
 """A ResourceClaim on its node: identity, allocated devices, and the devices that are answered to the kubelet."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Literal
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRef:
+class ClaimRef(Struct, frozen=True, kw_only=True):
     """The claim's identity as the kubelet sends it."""
 
     namespace: str
@@ -20,8 +19,7 @@ class ClaimRef:
         return f"{self.namespace}/{self.name} (uid {self.uid})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatedDevice:
+class AllocatedDevice(Struct, frozen=True, kw_only=True):
     """One entry of ``status.allocation.devices.results``.
 
     ``request`` is ``main`` or ``main/sub`` (firstAvailable). ``share_id`` is set for one share of a device that allows
@@ -42,8 +40,7 @@ class AllocatedDevice:
         return self.request.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpaqueConfig:
+class OpaqueConfig(Struct, frozen=True, kw_only=True):
     """One entry of ``status.allocation.devices.config`` for this driver, parameters undecoded.
 
     An entry applies to a result when ``requests`` is empty or holds the result's request or its base request; of
@@ -55,8 +52,7 @@ class OpaqueConfig:
     parameters: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatedClaim:
+class AllocatedClaim(Struct, frozen=True, kw_only=True):
     """A claim with its allocation, reduced to this driver's results and configs, in the order of the API object."""
 
     ref: ClaimRef
@@ -64,8 +60,7 @@ class AllocatedClaim:
     configs: tuple[OpaqueConfig, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedDevice:
+class PreparedDevice(Struct, frozen=True, kw_only=True):
     """One device as answered to the kubelet (``Device`` of NodePrepareResourcesResponse).
 
     ``request_names`` are base requests and never empty: an empty list would match every request of the claim.

@@ -5,10 +5,10 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import field
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.ids import GpuUuid
 
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
@@ -25,8 +25,7 @@ _UUID_PREFIX: Final = "GPU-"
 _NOTHING: Final = ("", "false")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRequest:
+class DrainRequest(Struct, frozen=True, kw_only=True):
     """``every`` GPU, or those of ``gpus``. ``unknown`` are words of the annotation that are no UUID of a GPU."""
 
     every: bool = False

@@ -7,7 +7,7 @@ _gpuGetFabricStatus). With MIG it does not, because instances do not use the fab
 
 from enum import StrEnum
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 
 class FabricState(StrEnum):
@@ -18,8 +18,7 @@ class FabricState(StrEnum):
     COMPLETED = "completed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Struct, frozen=True, kw_only=True):
     """How far the probe of the fabric is, and how it ended.
 
     ``status`` is an nvmlReturn_t, which counts once the probe is completed; 0 is success. A GPU whose probe completed

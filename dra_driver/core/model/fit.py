@@ -6,23 +6,21 @@ A suggestion for a person, not a plan: it knows nothing of compute, and nothing 
 from collections.abc import Iterable
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 GIB: Final = 2**30
 MARGIN: Final = 1.2
 """Room above the peak: the window has not seen everything, and allocators of frameworks keep reserves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Struct, frozen=True, kw_only=True):
     """A MIG profile of the claim's GPU."""
 
     name: str
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnoughMemory:
+class EnoughMemory(Struct, frozen=True, kw_only=True):
     """What would be enough. ``profile`` is the smallest MIG profile, None if none is smaller than what the claim has;
     ``share_bytes`` is a whole number of GiB."""
 

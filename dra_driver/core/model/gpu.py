@@ -6,7 +6,8 @@ A field is ``None`` when the hardware or driver does not report it.
 from enum import StrEnum
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.mig import MigInstance, MigProfile
@@ -26,8 +27,7 @@ class ConfidentialCompute(StrEnum):
     DEVTOOLS = "devtools"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """One physical GPU.
 
     ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs
@@ -79,16 +79,14 @@ class Gpu:
         return next((profile for profile in self.mig_profiles if profile.profile_id == profile_id), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutGpu:
+class LeftOutGpu(Struct, frozen=True, kw_only=True):
     """A GPU on the node that cannot be used. ``label`` is its UUID, else its PCI address or NVML index."""
 
     label: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     """An immutable inventory of one node, GPUs in order of ``minor``.
 
     ``driver_version`` and ``nvml_version`` are as NVML prints them (``580.65.06``, ``13.580.65.06``);

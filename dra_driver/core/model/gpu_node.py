@@ -4,9 +4,10 @@ The schemas with the bounds of every field are generated from ``config/schemas/`
 other. The node process writes GpuNodes, and the controller adds them up to the status of policies.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldUsage
 from dra_driver.core.model.terms import Taint
@@ -54,8 +55,7 @@ class PolicyState(StrEnum):
     OUTRANKED = "Outranked"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGpu:
+class NodeGpu(Struct, frozen=True, kw_only=True):
     """One GPU. ``memory`` is a quantity; ``policy`` is "" where none applies; ``message`` is about its health."""
 
     name: str
@@ -72,8 +72,7 @@ class NodeGpu:
     taints: tuple[Taint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePolicy:
+class NodePolicy(Struct, frozen=True, kw_only=True):
     """A policy that selects GPUs of the node. ``gpus`` and the lists after it are names of GPUs (``gpu-0``).
 
     ``generation`` is that of the object, None for a file. ``waiting_for`` are claims as ``namespace/name``. A refused
@@ -93,16 +92,14 @@ class NodePolicy:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProblem:
+class NodeProblem(Struct, frozen=True, kw_only=True):
     """``reason`` is one word in CamelCase, ``message`` a sentence."""
 
     reason: str
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuNodeStatus:
+class GpuNodeStatus(Struct, frozen=True, kw_only=True):
     """The status of one GpuNode without the time of its last change. Versions are as their sources print them."""
 
     driver_name: str
@@ -119,8 +116,7 @@ class GpuNodeStatus:
     usage: ToldUsage = NO_USAGE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyPlace:
+class PolicyPlace(Struct, frozen=True, kw_only=True):
     """GPUs of one node in the status of a policy."""
 
     node: str
@@ -130,8 +126,7 @@ class PolicyPlace:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyCount:
+class PolicyCount(Struct, frozen=True, kw_only=True):
     """Nodes and GPUs of the fleet, and the first `MAX_NAMES` of them by the nodes' names."""
 
     nodes: int = 0
@@ -139,8 +134,7 @@ class PolicyCount:
     places: tuple[PolicyPlace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyStatus:
+class PolicyStatus(Struct, frozen=True, kw_only=True):
     """What the fleet made of one policy; its conditions are the writer's business."""
 
     observed_generation: int | None = None

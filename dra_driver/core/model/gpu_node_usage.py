@@ -6,7 +6,8 @@ The controller evicts from what stands here and nothing else. The schema is gene
 
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 
 MAX_TOLD: Final = 32
@@ -14,16 +15,14 @@ MAX_TOLD: Final = 32
 MAX_TOLD_PODS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldPod:
+class ToldPod(Struct, frozen=True, kw_only=True):
     """A pod in the claim's namespace."""
 
     name: str
     uid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldOverGrant:
+class ToldOverGrant(Struct, frozen=True, kw_only=True):
     """A claim over its grant on ``gpu`` (``gpu-0``). ``used`` and ``granted`` are quantities, ``since`` is RFC 3339.
 
     ``pods`` are those with processes there, the one with most memory first. With ``action`` Evict the controller evicts
@@ -43,8 +42,7 @@ class ToldOverGrant:
     grace_s: int = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldForeign:
+class ToldForeign(Struct, frozen=True, kw_only=True):
     """Processes on ``gpu`` that belong to no claim; ``memory`` is a quantity, None where it is not known."""
 
     gpu: str
@@ -54,8 +52,7 @@ class ToldForeign:
     commands: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldIdle:
+class ToldIdle(Struct, frozen=True, kw_only=True):
     """A claim without use since ``since``. With ``action`` Reclaim the controller evicts its pods when this still
     stands after ``after_min`` minutes more."""
 
@@ -67,8 +64,7 @@ class ToldIdle:
     action: IdleAction = IdleAction.REPORT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldUsage:
+class ToldUsage(Struct, frozen=True, kw_only=True):
     """All of one node.
 
     ``checked_at`` (RFC 3339) is renewed several times a minute while the controller is asked to act: without that, an

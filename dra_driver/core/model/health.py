@@ -6,7 +6,8 @@ conditions as taints, on the kubelet's health stream, as events and as metrics.
 
 from enum import StrEnum
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.ids import GpuUuid
 
 
@@ -17,8 +18,7 @@ class HealthEventKind(StrEnum):
     DOUBLE_BIT_ECC = "double-bit-ecc"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthEvent:
+class HealthEvent(Struct, frozen=True, kw_only=True):
     """Equal events of one GPU within one wait, ``count`` of them.
 
     ``xid`` is set for `HealthEventKind.XID`. ``gi_id`` and ``ci_id`` are None when NVML does not attribute the event to
@@ -46,8 +46,7 @@ class RecoveryAction(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthReading:
+class HealthReading(Struct, frozen=True, kw_only=True):
     """One look at the health of one GPU. A field is None when hardware or driver do not report it.
 
     ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned, or with
@@ -93,8 +92,7 @@ class Severity(StrEnum):
     EVICT = "evict"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthCondition:
+class HealthCondition(Struct, frozen=True, kw_only=True):
     """One cause on one GPU or one of its GPU instances, as it is now.
 
     ``gi_id`` None: the GPU in all of its forms. ``value`` is the taint's value (an XID's number, a recovery action, or

@@ -5,7 +5,8 @@
 
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.health import HealthCause
 
 DEFAULT_GRACE_S: Final = 60.0
@@ -14,8 +15,7 @@ GRACE_ATTRIBUTE: Final = "gpu.dra-driver.io/evictionGraceSeconds"
 controller reads ResourceSlices alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRules:
+class HealthRules(Struct, frozen=True, kw_only=True):
     """Changes of the default rules for one GPU. Numbers of XIDs, and causes.
 
     ``taint_xids`` taint in addition to those that do by default. ``ignored_xids`` and ``ignored_causes`` never taint;

@@ -7,15 +7,15 @@ a profile at a placement, existing or not: a GI with one CI that spans it.
 
 import re
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
 
 _PARTITION = re.compile(r"gpu-(0|[1-9][0-9]*)-mig-(.+)-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
 _FOREIGN_TO_LABELS = re.compile(r"[^a-z0-9-]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigProfile:
+class MigProfile(Struct, frozen=True, kw_only=True):
     """One size of partition of a GPU, as NVML reports it.
 
     ``name`` is ``1g.10gb+me``, without NVML's prefix "MIG ". ``starts`` are the placements, ascending; each covers
@@ -38,8 +38,7 @@ class MigProfile:
     ofa_engines: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeInstance:
+class ComputeInstance(Struct, frozen=True, kw_only=True):
     """One CI. ``spans``: it has all of its GPU instance. ``uuid`` is None when it cannot be read."""
 
     ci_id: int
@@ -47,8 +46,7 @@ class ComputeInstance:
     spans: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigInstance:
+class MigInstance(Struct, frozen=True, kw_only=True):
     """One GPU instance that exists, with its compute instances in order of id.
 
     ``owned`` is True when this driver's journal says that the driver created it (or is about to create or destroy it);
@@ -75,8 +73,7 @@ class MigInstance:
         return self.start < start + size and start < self.start + self.size
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PartitionId:
+class PartitionId(Struct, frozen=True, order=True):
     """One partition of one GPU, whether it exists or not."""
 
     gpu_uuid: GpuUuid
@@ -96,8 +93,7 @@ def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -
     return DeviceName(f"gpu-{minor}-mig-{label}-{profile_id}-{start}")
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionName:
+class PartitionName(Struct, frozen=True):
     """The parts of a partition's device name, without the profile's text."""
 
     minor: int

@@ -1,18 +1,16 @@
 """How a GPU is connected by NVLink, as plain values."""
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvLinkPeer:
+class NvLinkPeer(Struct, frozen=True, kw_only=True):
     """A GPU at the other end of ``links`` NVLinks. ``pci_bus_id`` is in sysfs form, ``0000:65:00.0``."""
 
     pci_bus_id: str
     links: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvLinks:
+class NvLinks(Struct, frozen=True, kw_only=True):
     """The links of one GPU that have been up since the process started: a link that goes down stays.
 
     ``peers`` are in order of address. ``switch_links`` lead to NVSwitches. ``clique`` is ``<cluster UUID>.<number>`` of

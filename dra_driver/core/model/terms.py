@@ -5,12 +5,12 @@ out.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
@@ -49,8 +49,7 @@ class Form(StrEnum):
     SHARE = "share"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharingTerms:
+class SharingTerms(Struct, frozen=True, kw_only=True):
     """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number of shares.
 
     ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 takes none and is
@@ -64,8 +63,7 @@ class SharingTerms:
     reserved_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taint:
+class Taint(Struct, frozen=True, kw_only=True):
     """A taint of the published device (KEP-5055). ``time_added`` is RFC 3339 in UTC; None: the API server sets it."""
 
     key: str
@@ -79,8 +77,7 @@ DETACHED_TAINT: Final = "gpu.dra-driver.io/detached"
 none; its value says why in a word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithheldPartitions:
+class WithheldPartitions(Struct, frozen=True, kw_only=True):
     """New claims must not get partitions that do not exist yet, for the ``reason``, a sentence.
 
     They stay published with ``taint``, because a claim may already be waiting for one: the scheduler would count a
@@ -93,8 +90,7 @@ class WithheldPartitions:
     refused: frozenset[PartitionId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTerms:
+class GpuTerms(Struct, frozen=True, kw_only=True):
     """What one GPU may be published as. The default applies without a policy: whole or partitions, not shared.
 
     ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
@@ -141,8 +137,7 @@ def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
     return terms.get(gpu_uuid, DEFAULT_TERMS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Use(Struct, frozen=True, kw_only=True):
     """One device that a claim in the journal has (admin access apart), in any state of the claim.
 
     ``partition`` is set for `Form.PARTITION`. ``created_by_driver`` is False for an instance of another manager that

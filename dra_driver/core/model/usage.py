@@ -1,12 +1,12 @@
 """What is in use on the GPUs of a node at one moment, as values. ``hardware/gpu/`` reads it, ``node/usage/`` says
 whose it is."""
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.ids import GpuUuid, MigUuid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessUsage:
+class ProcessUsage(Struct, frozen=True, kw_only=True):
     """One process on one GPU, or on one of its GPU instances.
 
     ``pid`` is the host's. ``gi_id`` is None on a GPU without MIG mode. ``memory_bytes`` is None where the driver does
@@ -23,8 +23,7 @@ class ProcessUsage:
     memory_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceUsage:
+class InstanceUsage(Struct, frozen=True, kw_only=True):
     """One GPU instance. Memory is in bytes; ``sm_percent`` is 0 to 100 of the instance, None where nothing tells it
     (GPM needs Hopper or newer)."""
 
@@ -35,8 +34,7 @@ class InstanceUsage:
     sm_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUsage:
+class GpuUsage(Struct, frozen=True, kw_only=True):
     """One look at one GPU. Everything is None where hardware or driver do not report it.
 
     Memory is in bytes: ``memory_used`` is what processes have, without ``memory_reserved`` of the driver (version 2 of

@@ -7,7 +7,8 @@ controller acts on some.
 from datetime import datetime
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.usage_rules import OverGrantAction
 
@@ -20,8 +21,7 @@ MAX_COMMANDS: Final = 5
 MAX_COMMAND: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsingPod:
+class UsingPod(Struct, frozen=True, kw_only=True):
     """One pod and no later one of the same name."""
 
     namespace: str
@@ -29,8 +29,7 @@ class UsingPod:
     uid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverGrant:
+class OverGrant(Struct, frozen=True, kw_only=True):
     """The processes of ``claim`` together have more memory of ``device`` than the claim was granted.
 
     ``pods`` have processes there, the one with most memory first; never empty, because only memory counts that is
@@ -47,8 +46,7 @@ class OverGrant:
     action: OverGrantAction = OverGrantAction.REPORT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unattributed:
+class Unattributed(Struct, frozen=True, kw_only=True):
     """Processes on a GPU that belong to no claim, since ``since`` (UTC).
 
     ``bytes_used`` is None where the driver does not tell the memory of one of them. ``commands`` are names of their
@@ -63,16 +61,14 @@ class Unattributed:
     commands: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleClaim:
+class IdleClaim(Struct, frozen=True, kw_only=True):
     """A claim that has not used its devices since ``since`` (UTC), as far back as it was watched."""
 
     claim: ClaimRef
     since: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageFindings:
+class UsageFindings(Struct, frozen=True, kw_only=True):
     """All of one node, as of ``written`` (UTC)."""
 
     written: datetime

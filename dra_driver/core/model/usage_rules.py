@@ -7,7 +7,7 @@ evicts.
 from enum import StrEnum
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 DEFAULT_OVERHEAD_BYTES: Final = 512 * 2**20
 """What a process takes beyond its allocations: a CUDA context with its kernels and libraries takes 300 to 500 MiB on
@@ -28,8 +28,7 @@ class IdleAction(StrEnum):
     RECLAIM = "Reclaim"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRules:
+class UsageRules(Struct, frozen=True, kw_only=True):
     """Rules for one GPU.
 
     A share may have ``overhead_bytes`` for each of its processes on top of its grant. ``grace_s`` is how long it is

@@ -1,55 +1,62 @@
 """Checks of DeviceClasses: that those of the driver are there, can be evaluated, and select published devices."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
+
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.driver_view import driver_names, gpu_nodes, own_slices, shown
-from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.wire import Wire, dicts, name_of, text
-from dra_driver.diagnose.doctor.workload_view import used_classes
+from dra_driver.diagnose.doctor.facts import ClusterFacts, Wire, dicts, name_of, text
+from dra_driver.diagnose.doctor.views import (
+    PARTITIONS,
+    WHOLE,
+    driver_names,
+    expressions,
+    gpu_nodes,
+    is_for,
+    own_slices,
+    shown,
+    used_classes,
+)
 from dra_driver.kube.published.names import TYPE_MIG
 from dra_driver.scheduler.cel import DeviceView, Program, compile_selector
 
-WHOLE: Final = "gpu.nvidia.com"
-PARTITIONS: Final = "mig.nvidia.com"
 MOST_DEVICES: Final = 5000
 """Devices on which a class is tried; the nodes of a fleet repeat each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassMatch:
+class ClassMatch(Struct, frozen=True, kw_only=True):
     """How often a class matched of the devices it was tried on; ``problem`` is why it cannot be evaluated."""
 
     matched: bool = False
     problem: str = ""
 
 
-def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("classes-present", Layer.CLASSES, "the DeviceClasses of the driver")
+def _present(facts: ClusterFacts) -> Iterator[Finding]:
     names = {name_of(item) for item in facts.items("classes")}
     if not (facts.items_or_none(fact.DAEMONSETS) or facts.items_or_none("slices")):
         return
     for name, status, what in (
-        (WHOLE, FindingStatus.FAIL, "whole GPUs"),
-        (PARTITIONS, FindingStatus.WARN, "MIG partitions"),
+        (WHOLE, Status.FAIL, "whole GPUs"),
+        (PARTITIONS, Status.WARN, "MIG partitions"),
     ):
         if name not in names:
-            yield PRESENT.finding(
+            yield finding(
                 status,
-                f"class/{name}",
                 "does not exist",
-                expected=f"the DeviceClass that claims for {what} name",
-                do="kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade.",
+                f"the DeviceClass that claims for {what} name",
+                "kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade.",
+                f"class/{name}",
             )
         else:
-            yield PRESENT.finding(FindingStatus.OK, f"class/{name}", "exists")
+            yield ok("exists", f"class/{name}")
 
 
-def _match(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("classes-match", Layer.CLASSES, "that DeviceClasses select devices")
+def _match(facts: ClusterFacts) -> Iterator[Finding]:
     views = device_views(own_slices(facts))
     if not views:
         return
@@ -61,20 +68,19 @@ def _match(facts: ClusterFacts) -> Iterator[LayerFinding]:
             continue
         match = match_of(item, views)
         if match.problem:
-            yield MATCH.finding(
-                FindingStatus.FAIL,
-                f"class/{name}",
+            yield fail(
                 f"its selector cannot be evaluated: {match.problem}",
-                expected="selectors that hold for every device",
-                do="kubectl dra lint class.yaml says where; one such error ends the scheduling of a pod on all nodes.",
+                "selectors that hold for every device",
+                "kubectl dra lint class.yaml says where; one such error ends the scheduling of a pod on all nodes.",
+                f"class/{name}",
             )
         elif not match.matched and (name == WHOLE or name in used):
             yield _no_match(item, facts, used.get(name, ()), drivers)
         elif match.matched and name == WHOLE:
-            yield MATCH.finding(FindingStatus.OK, f"class/{name}", "selects published devices")
+            yield ok("selects published devices", f"class/{name}")
 
 
-def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> LayerFinding:
+def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
     name = name_of(item)
     asked = f"; {shown(list(users))} asks for it" if users else ""
     is_foreign = not is_for(item, drivers)
@@ -88,8 +94,8 @@ def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Se
         seen = f"no published device matches it{asked}"
         do = "kubectl dra explain claim/NAME shows which clause rejects which devices; GPUs that a policy divides are "
         do += "published in that form."
-    status = FindingStatus.FAIL if name == WHOLE or users else FindingStatus.WARN
-    return MATCH.finding(status, f"class/{name}", seen, expected="a class that selects devices", do=do)
+    status = Status.FAIL if name == WHOLE or users else Status.WARN
+    return finding(status, seen, "a class that selects devices", do, f"class/{name}")
 
 
 def _why_no_partitions(facts: ClusterFacts) -> str:
@@ -101,31 +107,20 @@ def _why_no_partitions(facts: ClusterFacts) -> str:
     return "no partition of this kind is offered"
 
 
-def _extended(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("extended-resources", Layer.CLASSES, "extended resources of DeviceClasses")
+def _extended(facts: ClusterFacts) -> Iterator[Finding]:
     by_resource: dict[str, list[str]] = {}
     for item in facts.items("classes"):
         if resource := text(item, "spec", "extendedResourceName"):
             by_resource.setdefault(resource, []).append(name_of(item))
     for resource, names in sorted(by_resource.items()):
         if len(names) > 1:
-            yield EXTENDED.finding(
-                FindingStatus.WARN,
-                f"class/{names[0]}",
+            yield warn(
                 f"several classes have the extended resource {resource}: {shown(sorted(names))}",
-                expected="one class for an extended resource",
-                do="Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
+                "one class for an extended resource",
+                "Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
+                f"class/{names[0]}",
             )
-
-
-def expressions(item: Wire) -> list[str]:
-    """The CEL expressions of a class."""
-    return [found for selector in dicts(item, "spec", "selectors") if (found := text(selector, "cel", "expression"))]
-
-
-def is_for(item: Wire, drivers: Sequence[str]) -> bool:
-    """Whether the class names one of the drivers."""
-    joined = " ".join(expressions(item))
-    return any(f'"{driver}"' in joined or f"'{driver}'" in joined for driver in drivers)
 
 
 def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
@@ -152,13 +147,4 @@ def _holds(programs: Sequence[Program], view: DeviceView) -> bool:
     return all(program.evaluate(view) for program in programs)
 
 
-PRESENT: Final = LayerCheck[ClusterFacts](
-    name="classes-present", layer=Layer.CLASSES, about="the DeviceClasses of the driver", look=_present
-)
-MATCH: Final = LayerCheck[ClusterFacts](
-    name="classes-match", layer=Layer.CLASSES, about="that DeviceClasses select devices", look=_match
-)
-EXTENDED: Final = LayerCheck[ClusterFacts](
-    name="extended-resources", layer=Layer.CLASSES, about="extended resources of DeviceClasses", look=_extended
-)
-CHECKS: Final = (PRESENT, MATCH, EXTENDED)
+CHECKS: Final = (_present, _match, _extended)

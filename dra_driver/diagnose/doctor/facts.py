@@ -1,16 +1,84 @@
-"""What is known of a cluster: the answer to each question, or why there is none.
+"""Facts of a cluster: the answer to each question, or why there is none; and reading fields of objects of any shape.
 
-A fact that is missing ends the check that needs it, and no other. Facts are the API objects as they were read, reduced
-to the fields that checks need and without secrets, so that they can travel in a support bundle.
-"""
+A missing fact ends only the check that needs it. Facts are the API objects as they were read, reduced to the fields
+that checks need and without secrets, so that they can travel in a support bundle."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from dra_driver.diagnose.doctor.check import UnansweredError
-from dra_driver.diagnose.doctor.wire import Wire, text
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from dra_driver.core.finding import UnansweredError
 from dra_driver.kube.state import KINDS, ClusterState
+
+Wire = Mapping[str, Any]
+
+
+def at(item: object, *path: str) -> object:
+    """The value at a path of names; None where there is none."""
+    for name in path:
+        if not isinstance(item, Mapping):
+            return None
+        item = item.get(name)
+    return item
+
+
+def text(item: object, *path: str) -> str:
+    """The text at a path, else empty."""
+    value = at(item, *path)
+    return value if isinstance(value, str) else ""
+
+
+def number(item: object, *path: str) -> int:
+    """The whole number at a path, else 0."""
+    value = at(item, *path)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def mapping(item: object, *path: str) -> Wire:
+    """The object at a path, else an empty one."""
+    value = at(item, *path)
+    return value if isinstance(value, Mapping) else {}
+
+
+def dicts(item: object, *path: str) -> list[Wire]:
+    """The objects of the list at a path; slices of large snapshots have lists of another type."""
+    value = at(item, *path)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return []
+    return [each for each in value if isinstance(each, Mapping)]
+
+
+def name_of(item: object) -> str:
+    """``metadata.name``."""
+    return text(item, "metadata", "name")
+
+
+def namespace_of(item: object) -> str:
+    """``metadata.namespace``."""
+    return text(item, "metadata", "namespace")
+
+
+def labels_of(item: object) -> Wire:
+    """``metadata.labels``."""
+    return mapping(item, "metadata", "labels")
+
+
+def subject_of(kind: str, item: object) -> str:
+    """``pod/team-a/train``, ``node/gpu-a``."""
+    return "/".join(part for part in (kind, namespace_of(item), name_of(item)) if part)
+
+
+def is_ready(item: object) -> bool:
+    """Whether the condition Ready of a pod or node is True."""
+    return condition_of(item, "Ready").get("status") == "True"
+
+
+def condition_of(item: object, kind: str) -> Wire:
+    """The condition of that type in ``status.conditions``, else an empty object."""
+    return next((each for each in dicts(item, "status", "conditions") if each.get("type") == kind), {})
+
 
 STATE_KINDS: Final = tuple(kind.field for kind in KINDS)
 """Facts with the objects of a cluster state, by its field names."""
@@ -49,23 +117,21 @@ NODE_DAEMONSET: Final = "dra-driver-node"
 NAMESPACE: Final = "dra-driver"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unanswered:
-    """Why a question has no answer: ``seen`` as a phrase, ``do`` as a sentence."""
+class Unanswered(Struct, frozen=True, kw_only=True):
+    """Why a question has no answer: ``seen`` as a phrase, ``fix`` as a sentence."""
 
     seen: str
-    do: str
+    fix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFacts:
+class ClusterFacts(Struct, frozen=True, kw_only=True):
     """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for people."""
 
     answers: Mapping[str, Any]
     source: str = ""
     about_workload: bool = False
     """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
-    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    derived: dict[str, Any] = field(default_factory=dict)
     """What `driver_view` has computed once for all checks."""
 
     def items(self, name: str) -> Sequence[Wire]:
@@ -104,18 +170,18 @@ class ClusterFacts:
         named = {
             name if name in STATE_KINDS else name.replace("_", "-"): list(items) for name, items in changed.items()
         }
-        return replace(self, answers={**self.answers, **named})
+        return replace(self, answers={**self.answers, **named}, derived={})
 
     def _known(self, name: str) -> Any:
         found = self.answers.get(name, _NOT_READ)
         if isinstance(found, Unanswered):
-            raise UnansweredError(found.seen, found.do)
+            raise UnansweredError(found.seen, found.fix)
         return found
 
 
 _NOT_READ: Final = Unanswered(
     seen="it was not read",
-    do="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
+    fix="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
 )
 
 
@@ -126,12 +192,12 @@ def facts_of_state(state: ClusterState) -> ClusterFacts:
         items = getattr(state, kind.field)
         gap = next((gap for gap in state.gaps if gap.startswith(f"{kind.resource}:")), "")
         if gap and not items:
-            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", do=_NOT_READ.do)
+            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", fix=_NOT_READ.fix)
         else:
             answers[kind.field] = list(items)
     answers[PARTLY_READ] = []
     for name in EXTRA[:-1]:
-        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", do=_NOT_READ.do)
+        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", fix=_NOT_READ.fix)
     if state.server_version:
         answers[VERSION] = {"gitVersion": state.server_version}
     if state.slices or state.classes:

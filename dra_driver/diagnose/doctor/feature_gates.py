@@ -6,8 +6,9 @@ are normally set alike. Stages and defaults: kubernetes/kubernetes pkg/features/
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _LINE: Final = re.compile(
     r'^kubernetes_feature_enabled\{name="(D[A-Za-z0-9]{2,80})",stage="[A-Z]*"\} ([01])$', re.MULTILINE
@@ -15,8 +16,7 @@ _LINE: Final = re.compile(
 _RELEVANT: Final = ("DRA", "DynamicResourceAllocation")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateUse:
+class GateUse(Struct, frozen=True, kw_only=True):
     """``without`` is what does not work while the gate is off; ``default_since`` the minor version that turned it on.
 
     ``needed`` gates switch off all of device allocation.

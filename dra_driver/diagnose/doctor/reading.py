@@ -1,12 +1,13 @@
 """Asks the API server for the facts, one question after another, within a total time.
 
-A question that is refused or fails leaves its fact unanswered, with the right that is missing, and stops no other. Only
-if the API server does not answer at all, or does not take the credentials, are no more questions asked.
-"""
+A question that is refused or fails leaves its fact unanswered, with the missing permission, and stops no other. Only
+if the API server does not answer at all, or rejects the credentials, are no more questions asked."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -16,23 +17,97 @@ from dra_driver.core.errors import (
     NotFoundError,
     UnauthorizedError,
 )
-from dra_driver.core.request_rights import right_in
+from dra_driver.core.request_rights import AccessRight, right_in
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.driver_rights import REVIEWS, DriverRight, review_of, rights_of_driver
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered
+from dra_driver.diagnose.doctor.facts import (
+    NODE_DAEMONSET,
+    ClusterFacts,
+    Unanswered,
+    Wire,
+    dicts,
+    is_ready,
+    name_of,
+    namespace_of,
+    number,
+    text,
+)
 from dra_driver.diagnose.doctor.feature_gates import gates_in
-from dra_driver.diagnose.doctor.redaction import redacted
 from dra_driver.diagnose.doctor.reduce import (
     is_about_devices,
+    redacted,
     reduced_daemonset,
     reduced_driver_pod,
     visible_devices,
     without_notes,
 )
-from dra_driver.diagnose.doctor.wire import Wire, dicts, is_ready, name_of, namespace_of, number
 from dra_driver.kube import paths
 from dra_driver.kube.state import KINDS, MAX_EVENTS, StateKind, read_kind
 from dra_driver.kube.state_parts import is_relevant_event, reduced
+
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_RESOURCE: Final = "resource.k8s.io"
+_GPU: Final = "gpu.dra-driver.io"
+
+
+class DriverRight(Struct, frozen=True, kw_only=True):
+    """``account`` is ``namespace/name`` of a ServiceAccount."""
+
+    account: str
+    right: AccessRight
+
+
+def rights_of_driver(daemonsets: Sequence[Wire] | Unanswered, namespaces: Sequence[str]) -> list[DriverRight]:
+    """What the node processes of the listed DaemonSets need; those of the chart's defaults where none is known."""
+    known = () if isinstance(daemonsets, Unanswered) else daemonsets
+    found = [item for item in known if name_of(item) == NODE_DAEMONSET]
+    if not found:
+        return []
+    return [
+        DriverRight(account=f"{namespace_of(item)}/{_account(item)}", right=right)
+        for item in found
+        if namespace_of(item) in namespaces
+        for right in _of_node_process(item)
+    ]
+
+
+def review_of(right: DriverRight) -> dict[str, Any]:
+    """The SubjectAccessReview."""
+    namespace, _, name = right.account.partition("/")
+    wanted = right.right
+    attributes = {
+        "verb": wanted.verb,
+        "group": wanted.group,
+        "resource": wanted.resource,
+        "subresource": wanted.subresource,
+        "namespace": wanted.namespace,
+    }
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+    spec = {
+        "user": f"system:serviceaccount:{namespace}:{name}",
+        "groups": groups,
+        "resourceAttributes": {key: value for key, value in attributes.items() if value},
+    }
+    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+
+
+def _account(daemonset: Wire) -> str:
+    return text(daemonset, "spec", "serviceAccountName") or "default"
+
+
+def _of_node_process(daemonset: Wire) -> Iterator[AccessRight]:
+    for verb in ("list", "watch", "create", "update", "delete"):
+        yield AccessRight(verb=verb, resource="resourceslices", group=_RESOURCE)
+    yield AccessRight(verb="get", resource="resourceclaims", group=_RESOURCE, namespaced=True)
+    for verb in ("get", "list", "watch"):
+        yield AccessRight(verb=verb, resource="nodes")
+    if text(daemonset, "spec", "settings", "POLICY_OBJECTS") != "false":
+        yield AccessRight(verb="list", resource="gpupolicies", group=_GPU)
+        yield AccessRight(verb="watch", resource="gpupolicies", group=_GPU)
+    if text(daemonset, "spec", "settings", "GPU_NODE") != "false":
+        yield AccessRight(verb="create", resource="gpunodes", group=_GPU)
+        yield AccessRight(verb="patch", resource="gpunodes", group=_GPU, subresource="status")
+    yield AccessRight(verb="create", resource="events", namespace="default", namespaced=True)
+
 
 TOTAL_S: Final = 30.0
 """For all questions together."""
@@ -242,27 +317,28 @@ def unanswered(error: KubernetesApiError) -> Unanswered:
     if isinstance(error, ForbiddenError):
         return refusal(str(error))
     if isinstance(error, UnauthorizedError):
-        return Unanswered(seen=str(error), do="Get new credentials for the kubeconfig; kubectl get nodes fails, too.")
+        return Unanswered(seen=str(error), fix="Get new credentials for the kubeconfig; kubectl get nodes fails, too.")
     if isinstance(error, ApiUnreachableError):
         return Unanswered(
-            seen=str(error), do="Check the address in the kubeconfig and the network, or give more time with --timeout."
+            seen=str(error),
+            fix="Check the address in the kubeconfig and the network, or give more time with --timeout.",
         )
-    return Unanswered(seen=str(error), do="Repeat; if it stays, look at the log of the API server.")
+    return Unanswered(seen=str(error), fix="Repeat; if it stays, look at the log of the API server.")
 
 
 def refusal(message: str) -> Unanswered:
     """A 403 as the right that is missing."""
     right = right_in(message)
     if right is None:
-        return Unanswered(seen=message, do="Ask an administrator for the right that the message names.")
+        return Unanswered(seen=message, fix="Ask an administrator for the right that the message names.")
     return Unanswered(
         seen=f"the API server does not let this user {right} (403)",
-        do=f"Ask an administrator for the right to {right}; to check it: {right.auth_can_i}",
+        fix=f"Ask an administrator for the right to {right}; to check it: {right.auth_can_i}",
     )
 
 
 _APPS: Final = "/apis/apps/v1"
 _RESOURCE_GROUP: Final = "/apis/resource.k8s.io"
 _NOT_ASKED: Final = Unanswered(
-    seen="not asked, because the API server does not answer", do="Make the API server answer first."
+    seen="not asked, because the API server does not answer", fix="Make the API server answer first."
 )

@@ -11,10 +11,12 @@ import json
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import name_process
@@ -25,8 +27,7 @@ _C_LIBRARIES: Final = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1
 _MAX_VIEW: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimView:
+class ClaimView(Struct, frozen=True, kw_only=True):
     """What the program sees. ``folder`` is an empty folder that becomes its root, "" for this process' own root.
 
     ``files`` are pairs of source and path in the root; ``nodes`` have path, major and minor. ``library`` is opened.

@@ -13,12 +13,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.diagnose.hardware.emit import NAME_BYTES, last_call
-from dra_driver.diagnose.hardware.task import Task, own_module
+from msgspec.structs import replace
+
+from dra_driver.diagnose.hardware.child import NAME_BYTES, Task, last_call, own_module
 from dra_driver.diagnose.hardware.values import Reading
 from dra_driver.hardware.sharing import control, orphan_processes
 

@@ -1,8 +1,7 @@
 """Opens a node's claims as a node process does, on a node where none runs: for repair and cleanup.
 
 The caller holds the lock of the node process (`no_node_process`), so that none starts meanwhile; one that tries ends
-with status 2 and is started again.
-"""
+with status 2 and is started again."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.config.settings import NodeSettings
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, KubernetesApiError
 from dra_driver.core.files import lock_file
+from dra_driver.diagnose.node_state.state import Places, read_state
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.sharing.mps_files import MpsFolders
@@ -140,3 +140,36 @@ class _NoApi:
         within_s: float | None = None,  # noqa: ARG002 - the interface's
     ) -> list[dict[str, Any] | KubernetesApiError]:
         return [self._error for _ in paths]
+
+
+RUNNING = (
+    "a node process runs on this node, and repairs its state by itself: files within seconds, GPU settings within "
+    "30 s, the rest within ten minutes or at its restart; look again then, or stop it first"
+)
+
+
+def repair(settings: NodeSettings, places: Places) -> tuple[str, ...]:
+    """Make journal, files and hardware agree; returns sentences about what could not be repaired.
+
+    A damaged journal is kept aside and rebuilt. Prepared claims stay prepared. Raises ConfigurationError while a node
+    process runs, or when the folder does not exist.
+    """
+    refuse_while_running(places)
+    problems: list[str] = []
+    with no_node_process(places.plugin), stopped_node(settings) as claims:
+        problems += claims.service.recover().problems
+        try:
+            claims.service.reclaim_orphans()
+            if claims.service.rebuild_pending:
+                problems.append("the journal is not completely rebuilt: a node process goes on with it")
+        except DraError as error:
+            problems.append(str(error))
+    return tuple(dict.fromkeys(problems))
+
+
+def refuse_while_running(places: Places) -> None:
+    """Raises ConfigurationError."""
+    if not places.plugin.is_dir():
+        raise ConfigurationError(f"{places.plugin} does not exist: there is nothing to repair")
+    if read_state(places).runs:
+        raise ConfigurationError(RUNNING)

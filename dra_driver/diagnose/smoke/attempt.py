@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -55,8 +57,7 @@ class SmokeApi(Protocol):
     def delete(self, path: str, *, propagation: str | None = None) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TryTask:
+class TryTask(Struct, frozen=True, kw_only=True):
     """What to try. ``name`` is that of Job and claim; ``spec`` the claim's; ``slices`` describe the node's devices."""
 
     name: str
@@ -66,8 +67,7 @@ class TryTask:
     slices: Sequence[Wire]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class Tools(Struct, frozen=True, kw_only=True):
     """What all tries of a run share.
 
     ``allocated`` returns the allocation results that a claim of this name has or had: a claim is deallocated in the

@@ -1,8 +1,9 @@
 """Whether a node has a free device of a kind, as `explain` answers it: what is busy is no failure. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.diagnose.smoke.kinds import TryKind
@@ -22,8 +23,7 @@ _BUSY: Final = {
 _TAINTED: Final = "tainted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Struct, frozen=True, kw_only=True):
     """``busy`` is why there is nothing to try, "" if that is not why; ``answer`` is what `explain` says."""
 
     fits: bool

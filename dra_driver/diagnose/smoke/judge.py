@@ -1,8 +1,9 @@
 """What a pod's state, its log and its events say about one try. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.diagnose.smoke.objects import CONTAINER
 from dra_driver.diagnose.smoke.report import TryLayer
@@ -24,8 +25,7 @@ _LONGEST: Final = 400
 _MOST_LINES: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TryProblem:
+class TryProblem(Struct, frozen=True, kw_only=True):
     """Why a try failed; ``lines`` are quoted from the container's log."""
 
     layer: TryLayer
@@ -33,8 +33,7 @@ class TryProblem:
     lines: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenBeside:
+class SeenBeside(Struct, frozen=True, kw_only=True):
     """What was allocated and what the container listed; ``problem`` is None if both are the same."""
 
     device: str

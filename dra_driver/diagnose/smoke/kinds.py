@@ -5,8 +5,9 @@ attribute ``sharingStrategy``: ``device.allowMultipleAllocations`` does not comp
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.kube.published.names import MEMORY, PROFILE, SHARING_STRATEGY, TYPE, TYPE_GPU, TYPE_MIG
 
@@ -21,8 +22,7 @@ _SHARE_MEMORY: Final = "64Mi"
 """Of a share; `nvidia-smi -L` needs none, and what is asked for is taken from others meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TryKind:
+class TryKind(Struct, frozen=True, order=True):
     """One kind: ``name`` is the MIG profile, or the strategy by which GPUs are shared, "" for whole GPUs."""
 
     form: Form

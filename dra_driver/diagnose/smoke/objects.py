@@ -11,8 +11,9 @@ tolerates all taints of nodes, as a DaemonSet's pods do, and none of devices.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.diagnose.smoke.kinds import REQUEST
 
@@ -28,8 +29,7 @@ TTL_S: Final = 10
 _OTHER_USER: Final = 65532
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSettings:
+class PodSettings(Struct, frozen=True, kw_only=True):
     """How the pods run. ``user`` is the numeric user, None to leave it to the cluster (as OpenShift wants it)."""
 
     namespace: str

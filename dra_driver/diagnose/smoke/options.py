@@ -1,8 +1,9 @@
 """What a smoke test is asked to do, and which rights it needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.diagnose.smoke.kinds import FORMS, Form
 from dra_driver.kube.rights import NeededRight
@@ -10,8 +11,7 @@ from dra_driver.kube.rights import NeededRight
 _RESOURCE: Final = "resource.k8s.io"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmokeOptions:
+class SmokeOptions(Struct, frozen=True, kw_only=True):
     """``nodes`` are names; without any and without ``all_nodes``, each kind is tried once, on one of its nodes.
 
     ``image`` is "" for that of the DaemonSet. ``parallel`` is the number of nodes at the same time, ``most_nodes`` the

@@ -1,8 +1,9 @@
 """Which kinds are tried on which nodes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.smoke.attempt import next_step
@@ -16,8 +17,7 @@ _MOST_ASKED: Final = 200
 """Nodes among which one with a free device of each kind is looked for."""
 
 
-@dataclass(slots=True, kw_only=True)
-class SmokePlan:
+class SmokePlan(Struct, kw_only=True):
     """``tries`` are kinds by node, ``settled`` what needs no try, ``notes`` what was left out."""
 
     tries: dict[str, list[TryKind]] = field(default_factory=dict)

@@ -4,9 +4,10 @@ Fields of the JSON are never renamed or removed while ``schemaVersion`` stays th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.diagnose.smoke.kinds import TryKind
 
@@ -44,8 +45,7 @@ class TryLayer(StrEnum):
     """The claim was not given back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TryResult:
+class TryResult(Struct, frozen=True, kw_only=True):
     """One kind on one node. ``kind`` is None for what concerns the whole node.
 
     ``device`` is the allocated device, ``expected`` and ``seen`` are UUIDs (a partition that exists only for its claim
@@ -65,8 +65,7 @@ class TryResult:
     seconds: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class SmokeReport:
+class SmokeReport(Struct, kw_only=True):
     """All tries, in the order of nodes and kinds. ``left`` are objects that could not be deleted."""
 
     run: str

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.diagnose.smoke.kinds import Form, TryKind, kinds_of
 from dra_driver.kube.state import ClusterState

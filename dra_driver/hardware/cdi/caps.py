@@ -10,8 +10,9 @@ opens the next instance with its id. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
 import os
 import re
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
-from dra_driver.core.lean_dataclasses import dataclass
 
 MODE = 0o444
 """Default mode of the module's nodes: readable, which is enough to open a capability."""
@@ -22,8 +23,7 @@ _MINOR_LIMIT = 1 << 20  # the kernel's MINORBITS
 _LINE = re.compile(r"DeviceFile(Minor|Mode):\s*(\d{1,10})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capability:
+class Capability(Struct, frozen=True, kw_only=True):
     """One node: ``nvidia-cap<minor>`` and its permission bits."""
 
     minor: int

@@ -4,7 +4,8 @@ import os
 import re
 from pathlib import Path
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 _PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -12,8 +13,7 @@ _DRM_NAME = re.compile(r"card\d{1,4}|renderD\d{1,4}")
 _DEV_FILE = re.compile(r"(\d{1,10}):(\d{1,10})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrmNode:
+class DrmNode(Struct, frozen=True, kw_only=True):
     """One node below ``/dev/dri``: ``card1`` or ``renderD129``."""
 
     name: str

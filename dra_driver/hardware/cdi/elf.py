@@ -12,7 +12,7 @@ import re
 import stat
 import struct
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 EM_X86_64 = 62
 EM_AARCH64 = 183
@@ -31,8 +31,7 @@ _MAX_SONAME = 255  # NAME_MAX: it becomes a file name
 _SAFE_SONAME = re.compile(rb"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedObject:
+class SharedObject(Struct, frozen=True, kw_only=True):
     """A library's machine (``EM_…`` of elf.h) and its SONAME, None without a usable one."""
 
     machine: int

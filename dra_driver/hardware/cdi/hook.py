@@ -31,8 +31,9 @@ import os
 import stat
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.semver import Semver
 from dra_driver.hardware.cdi.hook_version import HookVersions, UnknownVersionError
 from dra_driver.hardware.cdi.spec import Hook
@@ -56,16 +57,14 @@ NODE_MODIFICATION = Semver(1, 18, 0)
 _ENV = ("NVIDIA_CTK_DEBUG=false",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiHook:
+class CdiHook(Struct, frozen=True, kw_only=True):
     """A hook that may be used: its path on the host and its version, at least `FLOOR`."""
 
     path: str
     version: Semver
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookChoice:
+class HookChoice(Struct, frozen=True, kw_only=True):
     """The hook to use, None for soname mode; ``note`` says why a hook that was found or chosen is not used."""
 
     hook: CdiHook | None = None

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.semver import Semver
 from dra_driver.hardware.driver_root.enter import enter
 
@@ -33,8 +34,7 @@ class UnknownVersionError(Exception):
     """The version cannot be read; the text is a sentence without the path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Identity:
+class _Identity(Struct, frozen=True, kw_only=True):
     """A file at one moment. ``modified_ns`` alone would miss a file that is replaced by one of the same time."""
 
     root: str

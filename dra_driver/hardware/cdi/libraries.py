@@ -9,8 +9,9 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.hardware.cdi.elf import read_shared_object
 from dra_driver.hardware.cdi.layout import (
     BINARIES,
@@ -33,8 +34,7 @@ _ModeTest = Callable[[int], bool]
 _MAX_LIBRARIES = 512  # a full driver has about seventy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class Library(Struct, frozen=True, kw_only=True):
     """A shared library: inside path of the real file, and its SONAME (None without one)."""
 
     path: str
@@ -56,16 +56,14 @@ class Library:
         return self.file_name.partition(".so")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFile:
+class DriverFile(Struct, frozen=True, kw_only=True):
     """Any other file: inside path of the real one, and the path that it gets in containers."""
 
     path: str
     container_path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderState:
+class FolderState(Struct, frozen=True, kw_only=True):
     """A folder at one moment, by this process' path; ``inode`` and ``modified_ns`` are 0 when it is missing."""
 
     path: str
@@ -82,8 +80,7 @@ class FolderState:
         return cls(path=path, inode=status.st_ino, modified_ns=status.st_mtime_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFiles:
+class DriverFiles(Struct, frozen=True, kw_only=True):
     """The files of one driver installation, in a stable order.
 
     ``multiarch`` is ``x86_64-linux-gnu`` or ``aarch64-linux-gnu``. ``watched`` are the folders whose change may
@@ -126,8 +123,7 @@ def discover(root: DriverRoot, driver_version: str | None = None) -> DriverFiles
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True, kw_only=True):
     """A driver found by its main library; ``linked`` when the loader's name (``libcuda.so.1``) leads to it."""
 
     version: str

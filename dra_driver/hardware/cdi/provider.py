@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi import edits
@@ -36,8 +37,7 @@ LOOK_S: Final = 60.0
 """How long the watches of folders and mounts are relied on: a network file system tells them nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Base:
+class _Base(Struct, frozen=True, kw_only=True):
     """One base document and its sources."""
 
     files: DriverFiles

@@ -7,10 +7,9 @@ out, as the reference library does.
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
 from typing import Any
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
 
 KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions that consumers accept, oldest first. They match exactly: 0.6.1 and 0.9.0 are not accepted."""
@@ -20,7 +19,7 @@ WIRE_NAMES = {"clos_id": "closID"}
 
 
 def wire_name(name: str) -> str:
-    """The JSON key of a dataclass field: ``container_path`` -> ``containerPath``."""
+    """The JSON key of a field: ``container_path`` -> ``containerPath``."""
     first, *rest = name.split("_")
     return WIRE_NAMES.get(name, first + "".join(word.title() for word in rest))
 
@@ -39,7 +38,7 @@ class _Element:
 @functools.cache
 def _keys(kind: Any) -> tuple[tuple[str, str], ...]:
     """Names of the fields and their JSON keys; the same for every element of a kind, and needed in every prepare."""
-    return tuple((each.name, wire_name(each.name)) for each in fields(kind))
+    return tuple((name, wire_name(name)) for name in kind.__struct_fields__)
 
 
 def _is_empty(value: object) -> bool:
@@ -57,8 +56,7 @@ def _wire_value(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceNode(_Element):
+class DeviceNode(_Element, Struct, frozen=True, kw_only=True):
     """A device node to create in the container.
 
     ``host_path`` is the node on the host from which the runtime takes the numbers when ``type`` or ``major`` is
@@ -77,8 +75,7 @@ class DeviceNode(_Element):
     gid: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount(_Element):
+class Mount(_Element, Struct, frozen=True, kw_only=True):
     """A mount. CDI adds no option by itself: without ``bind`` or ``rbind`` no container starts."""
 
     host_path: str
@@ -87,8 +84,7 @@ class Mount(_Element):
     type: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hook(_Element):
+class Hook(_Element, Struct, frozen=True, kw_only=True):
     """An OCI hook. ``args[0]`` is the program's own name; ``timeout`` is in seconds."""
 
     hook_name: str
@@ -98,8 +94,7 @@ class Hook(_Element):
     timeout: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntelRdt(_Element):
+class IntelRdt(_Element, Struct, frozen=True, kw_only=True):
     """Intel Resource Director Technology. This driver never writes it; it is here so that validation covers the whole
     document."""
 
@@ -110,16 +105,14 @@ class IntelRdt(_Element):
     enable_monitoring: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetDevice(_Element):
+class NetDevice(_Element, Struct, frozen=True, kw_only=True):
     """A host network interface moved into the container. This driver never writes it, see `IntelRdt`."""
 
     host_interface_name: str
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerEdits(_Element):
+class ContainerEdits(_Element, Struct, frozen=True, kw_only=True):
     """Changes of a container: for one device or, at the top of a document, for any of its devices."""
 
     env: tuple[str, ...] = ()
@@ -151,8 +144,7 @@ class ContainerEdits(_Element):
 _NOTHING = ContainerEdits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiDevice(_Element):
+class CdiDevice(_Element, Struct, frozen=True, kw_only=True):
     """One device of a document; a container requests it as ``<kind>=<name>``."""
 
     name: str
@@ -160,8 +152,7 @@ class CdiDevice(_Element):
     container_edits: ContainerEdits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiSpec(_Element):
+class CdiSpec(_Element, Struct, frozen=True, kw_only=True):
     """A whole document. ``kind`` is ``<vendor>/<class>``; the version is computed."""
 
     kind: str

@@ -6,14 +6,13 @@ Every method raises OSError, which the writer translates.
 import os
 import stat
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 FileIdentity = tuple[int, int, int, int, int, int]
 """Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileAge:
+class FileAge(Struct, frozen=True, kw_only=True):
     """A plain file's modification time, seconds since the epoch."""
 
     modified_s: float

@@ -9,14 +9,13 @@ import os
 import re
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 _LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
 _LINE: Final = re.compile(r"^gpu([0-9]{1,4})/(gi[0-9]{1,4}(?:/ci[0-9]{1,4})?)/access ([0-9]{1,7})$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapabilityFile:
+class CapabilityFile(Struct, frozen=True, kw_only=True):
     """An access file. ``gone``: the module has such files, but not this one, so the instance does not exist."""
 
     path: str

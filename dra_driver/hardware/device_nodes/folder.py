@@ -9,7 +9,8 @@ import stat
 from enum import StrEnum
 from typing import Final, Protocol
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.hardware.device_nodes.names import char_link
 from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
@@ -25,8 +26,7 @@ class Found(StrEnum):
     OTHER = "file of another kind"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct, frozen=True, kw_only=True):
     """One path at one moment; ``numbers``, ``mode``, ``uid`` and ``gid`` are a character device's."""
 
     found: Found

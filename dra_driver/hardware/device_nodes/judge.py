@@ -1,13 +1,13 @@
 """Decide what has to happen at a node's path. Pure."""
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.hardware.device_nodes.folder import Found, Seen
 from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 from dra_driver.hardware.device_nodes.params import NodeParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeVerdict:
+class NodeVerdict(Struct, frozen=True, kw_only=True):
     """At most one of the three.
 
     ``make``: make the node, in place of what is there. ``missing``: why it must not be made; containers without a

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DeviceLostError, DeviceNodeError, DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.hardware.device_nodes.capability_files import CapabilityFile, capability_file
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Stamp
 from dra_driver.hardware.device_nodes.names import CONTROL_NODES, NodeKind, expected_numbers, kind_of
@@ -52,8 +53,7 @@ class NodeTools(Protocol):
     def make(self, minors: Sequence[int], access_files: Sequence[str], *, modeset: bool) -> Outcome | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
+class _Node(Struct, frozen=True, kw_only=True):
     path: str
     kind: NodeKind
     numbers: NodeNumbers

@@ -12,8 +12,9 @@ import re
 import stat
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.core.lean_dataclasses import dataclass
 
 CONTROL_MINOR = 255
 MODESET_MINOR = 254
@@ -33,8 +34,7 @@ def registered_names(text: str) -> dict[int, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Majors:
+class Majors(Struct, frozen=True, kw_only=True):
     """Majors of NVIDIA's character devices; None for a module that is not loaded.
 
     ``modeset`` is 195 as well, and listed by recent modules only; with older ones its node in ``/dev`` has the number.
@@ -89,8 +89,7 @@ def _parsed(data: bytes) -> Majors:
     return Majors.parse(data.decode("ascii", "replace"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeNumbers:
+class NodeNumbers(Struct, frozen=True, kw_only=True):
     """Major and minor of a character device."""
 
     major: int

@@ -8,10 +8,10 @@ other value than 1 forbids programs to touch the nodes. The nodes of nvidia-uvm 
 """
 
 import re
-from dataclasses import replace
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
 
 _LIMIT: Final = 65536  # the file has some 60 short lines and the module's RegistryDwords
 _LINE: Final = re.compile(r"^(\w{1,64}):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
@@ -21,8 +21,7 @@ _LIMITS: Final = {"DeviceFileUID": 2**32 - 2, "DeviceFileGID": 2**32 - 2, "Devic
 _OTHERS: Final = 0o006
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeParams:
+class NodeParams(Struct, frozen=True, kw_only=True):
     """Owner and permission bits of nodes. ``modify``: whether programs may make and change them.
 
     ``problem`` says what of the file was not understood; then ``modify`` is False, because the administrator may have

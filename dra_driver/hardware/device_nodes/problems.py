@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 KEEP_S: Final = 600.0
 """A problem that a prepare found is forgotten after this time, unless it is found again."""
@@ -18,8 +18,7 @@ class ProblemKind(StrEnum):
     PERMISSION = "permission"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """One problem of the node at ``path``; ``text`` is a sentence with a next step."""
 
     kind: ProblemKind

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, LinkState, Seen, link_end, link_state
 from dra_driver.hardware.device_nodes.judge import judge
 from dra_driver.hardware.device_nodes.names import CAPABILITIES, char_link, char_target
@@ -12,8 +13,7 @@ from dra_driver.hardware.device_nodes.params import NodeParams
 _CHAR: Final = "/dev/char"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Settled(Struct, frozen=True, kw_only=True):
     """How it went. ``mode`` is that of the node, if it is there.
 
     ``missing``: why there is no node. ``refusal``: what is there instead, which a container must not get.

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.enter import enter
 from dra_driver.hardware.driver_root.folders import PROGRAM_FOLDERS
@@ -34,8 +35,7 @@ class RunProgram(Protocol):
     def __call__(self, arguments: Sequence[str], *, environment: Mapping[str, str], within_s: float) -> Ended: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """How a tool ended. ``said`` is a part of a sentence about it: "nvidia-modprobe ended with status 1".
 
     ``late``: it was killed at its limit.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300
@@ -28,8 +28,7 @@ Sleep = Callable[[float], None]
 Prepare = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal.
 
     ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck``: not even SIGKILL ended it,

@@ -9,14 +9,15 @@ import os
 import stat
 from pathlib import PurePosixPath
 
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 _MAX_LINKS = 40  # the kernel's MAXSYMLINKS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverRoot:
+class DriverRoot(Struct, frozen=True, kw_only=True):
     """A driver's folder and the parent of its ``/dev``, each as this process and the runtime see it.
 
     ``root`` and ``dev_root`` are this process' paths; ``host_root`` and ``host_dev_root`` the runtime's, by default
@@ -43,7 +44,7 @@ class DriverRoot:
                 f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
             )
         normal = str(PurePosixPath(path)).rstrip("/")
-        object.__setattr__(self, name, normal)
+        force_setattr(self, name, normal)
         return normal
 
     @classmethod

@@ -6,10 +6,11 @@ The file and the YAML library are loaded at the first call, so a node with real 
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.yaml_nesting import check_nesting
@@ -17,8 +18,7 @@ from dra_driver.core.yaml_nesting import check_nesting
 MODELS_FILE = Path(__file__).with_name("models.yaml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
+class Engines(Struct, frozen=True, kw_only=True):
     """Hardware engines of a MIG instance; None where the count is not known."""
 
     copy: int | None
@@ -28,8 +28,7 @@ class Engines:
     ofa: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogProfile:
+class CatalogProfile(Struct, frozen=True, kw_only=True):
     """One MIG profile of a board.
 
     ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo and ``profile_id`` the id that it returns.
@@ -50,8 +49,7 @@ class CatalogProfile:
     compute_instance_enum: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigTable:
+class MigTable(Struct, frozen=True, kw_only=True):
     """How a board divides. ``resetless``: MIG mode can be switched without resetting the GPU."""
 
     compute_slices: int
@@ -61,16 +59,14 @@ class MigTable:
     profiles: tuple[CatalogProfile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvLinkTable:
+class NvLinkTable(Struct, frozen=True, kw_only=True):
     """How many NVLinks a board has. They lead to NVSwitches, or to another GPU where a bridge is fitted."""
 
     to_switches: bool
     links: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuModel:
+class GpuModel(Struct, frozen=True, kw_only=True):
     """One board. ``pci_device_id`` is the lower 16 bits. None means that a value is not known."""
 
     key: str

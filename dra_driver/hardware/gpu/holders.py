@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,7 @@ ADVICE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHolder:
+class GpuHolder(Struct, frozen=True, kw_only=True):
     """A process that has a GPU open. ``capabilities``: it has device nodes of MIG instances open, too."""
 
     pid: int
@@ -56,8 +55,7 @@ class GpuHolder:
         return f"{self.name} (process {self.pid}{', with MIG instances' if self.capabilities else ''})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class Scan(Struct, frozen=True, kw_only=True):
     """What was found in ``proc``; ``complete`` is False when a limit ended the scan."""
 
     proc: Path

@@ -11,10 +11,11 @@ Times are seconds of any clock. One that jumps back neither prolongs the withhol
 nor counts old refusals for longer than ``WITHIN_S``.
 """
 
-from dataclasses import replace
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.mig import PartitionId
 
 LIMIT: Final = 3
@@ -23,8 +24,7 @@ WITHHELD_S: Final = 600.0
 ONE_CALL_S: Final = 45.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutRefusals:
+class CutRefusals(Struct, frozen=True, kw_only=True):
     """The refusals of one GPU that still count, with their times: at most ``LIMIT``, ascending.
 
     ``partitions`` are those whose creation was refused: claims wait for them. ``withheld_since`` is None unless

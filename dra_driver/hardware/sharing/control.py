@@ -10,10 +10,11 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CommandError, DriverUnavailableError
 from dra_driver.hardware.driver_root import process
@@ -38,8 +39,7 @@ _REFUSED: Final = re.compile(
 Users = Literal["one", "all"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlProgram:
+class ControlProgram(Struct, frozen=True, kw_only=True):
     """The program below ``root``, the driver's root as this process sees it or a function that finds it.
 
     ``private`` gives each daemon its own mount namespace (see ``namespace.py``); without it, daemon and program use the

@@ -8,11 +8,11 @@ import json
 import re
 from binascii import crc32
 from collections.abc import Mapping
-from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+
 from dra_driver.core.model.ids import GpuUuid
 
 MAX_DEVICES: Final = 64
@@ -23,8 +23,7 @@ _ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _DEVICE: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsDaemon:
+class MpsDaemon(Struct, frozen=True, kw_only=True):
     """One daemon and the limits of its clients. Raises ValueError, with a sentence, for values out of bounds.
 
     ``devices`` are the UUIDs of the GPUs or MIG devices that clients see, ascending. ``gpus`` are the whole GPUs among

@@ -145,12 +145,8 @@ class MpsHostSettings:
         ),
         "one",
     )
-    log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
-        log_format(TELEMETRY), "text"
-    )
-    log_level: LogLevel = setting(  # noqa: RUF009 - same
-        log_level(TELEMETRY), "info"
-    )
+    log_format: LogFormat = setting(log_format(TELEMETRY), "text")
+    log_level: LogLevel = setting(log_level(TELEMETRY), "info")
 
 
 def add_parser(subparsers: Any) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError, MpsUnavailableError, StorageError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.driver_root.process import Clock, Sleep
 from dra_driver.hardware.gpu.backend import ComputeMode, ComputeModes
@@ -36,8 +37,7 @@ LEAST_REMOVE_S: Final = 1.0
 _STEP_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsDirectories:
+class MpsDirectories(Struct, frozen=True, kw_only=True):
     """A daemon's folders as paths for the container runtime: the pipes, and the ``/dev/shm`` of daemon and clients."""
 
     pipe: Path

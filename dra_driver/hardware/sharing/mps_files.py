@@ -15,13 +15,14 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.hardware.sharing.daemon import MpsDaemon, check_id
 from dra_driver.hardware.sharing.safe_rmtree import REMOVE_S, remove_tree
 
@@ -39,8 +40,7 @@ PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Struct, frozen=True, kw_only=True):
     """A daemon's status, written by the MPS host.
 
     ``generation`` is that of the description it belongs to, ``reason`` a sentence for a state other than ready,

@@ -18,9 +18,10 @@ These are raw system calls through the C library: Python has none of them before
 import ctypes
 import os
 import signal
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 _TMP: Final = "/tmp"  # noqa: S108 - of the namespace, with a file system of its own
 PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - CUDA's default
@@ -38,8 +39,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     """The child's view of the file system.
 
     ``root`` is the driver's root, or '' for this process' own. ``parent`` is the process that creates this value.

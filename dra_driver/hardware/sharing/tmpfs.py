@@ -10,9 +10,10 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.hardware.sharing.selinux import container_label
 
@@ -27,16 +28,14 @@ _FLAGS: Final = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TmpfsBounds:
+class TmpfsBounds(Struct, frozen=True, kw_only=True):
     """The most that one file system holds: ``size_bytes`` in ``files`` files, folders and links."""
 
     size_bytes: int
     files: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mounted:
+class Mounted(Struct, frozen=True, kw_only=True):
     """What is mounted at a path: the type and source of the file system."""
 
     kind: str

@@ -10,8 +10,9 @@ chart.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.kube.published.names import PROFILE, SHARING_STRATEGY, TYPE, TYPE_MIG
 
@@ -26,16 +27,14 @@ _STRATEGIES: Final = {"MPS": "mps", "TimeSlicing": "time-slicing"}
 ClassState = Literal["missing", "present", "changed", "foreign", "taken", "unused"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Offer:
+class Offer(Struct, frozen=True, order=True):
     """A profile or a sharing strategy that devices have."""
 
     attribute: str
     value: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassPlan:
+class ClassPlan(Struct, frozen=True, kw_only=True):
     """What is to be done about one class. ``wanted`` and ``present`` are the objects; ``reason`` is for people."""
 
     name: str

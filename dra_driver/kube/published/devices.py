@@ -4,7 +4,8 @@ Pure. Devices share parts with each other (a node with eight GPUs has hundreds t
 must not change a returned dict below its first level.
 """
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, MigProfile, partition_name
 from dra_driver.core.model.terms import SharingTerms
@@ -15,8 +16,7 @@ from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 from dra_driver.kube.types import Device, DeviceCapacity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileParts:
+class ProfileParts(Struct, frozen=True, kw_only=True):
     """What all partitions of one profile of one GPU have in common."""
 
     profile: MigProfile

@@ -11,7 +11,8 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.gpu import NO_LINKS, Gpu
 from dra_driver.core.model.ids import GpuUuid
 
@@ -19,8 +20,7 @@ DIRECT: Final = "direct"
 SWITCH: Final = "switch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Island:
+class Island(Struct, frozen=True, kw_only=True):
     """``members`` are two or more, sorted by UUID. ``kind`` is `DIRECT` (a bridge pair has two members) or `SWITCH`."""
 
     members: tuple[GpuUuid, ...]

@@ -10,8 +10,9 @@ container.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from dra_driver.kube.published.names import PARENT_UUID, PROFILE, TYPE, TYPE_MIG, UUID
 
@@ -23,8 +24,7 @@ UNKNOWN: Final = "(unknown)"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
+class Partition(Struct, frozen=True, order=True):
     """A MIG device. ``uuid`` is "" if unknown: a ResourceSlice has no UUID for a device that does not exist yet."""
 
     parent: str
@@ -32,8 +32,7 @@ class Partition:
     uuid: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+class Devices(Struct, frozen=True, kw_only=True):
     """``gpus`` are the UUIDs of whole GPUs, ``parents`` those of GPUs with a MIG device in ``partitions``."""
 
     gpus: tuple[str, ...] = ()

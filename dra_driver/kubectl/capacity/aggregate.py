@@ -4,8 +4,9 @@ Computes the states of GPUs and the sums behind ``fits``, ``bySum`` and ``strand
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.quantity import NANO, Quantity
 from dra_driver.kube.published import MEMORY
@@ -22,8 +23,7 @@ _DEVICES: Final = ""
 """Key of the sums of kinds that consume no counters: the number of devices."""
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(Struct):
     """One request in one place. ``most`` is how many claims the units behind ``left`` would serve when unused."""
 
     in_use: int = 0
@@ -49,8 +49,7 @@ class _Line:
             self.demand[stem] = min(value, self.demand.get(stem, value))
 
 
-@dataclass(slots=True)
-class _Model:
+class _Model(Struct):
     states: dict[str, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     lines: dict[SyntheticRequest, _Line] = field(default_factory=dict)

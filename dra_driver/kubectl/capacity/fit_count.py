@@ -6,8 +6,9 @@ units are counted once.
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.quantity import Format, Quantity
@@ -37,8 +38,7 @@ _KEPT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Struct, frozen=True, kw_only=True):
     """The scheduler's features and quirks, the shares to try, and the time limit of all trials together."""
 
     features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
@@ -48,8 +48,7 @@ class Options:
     clock: Callable[[], float] = time.monotonic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitCounts:
+class FitCounts(Struct, frozen=True, kw_only=True):
     """How often requests fit in a unit now, and without any allocations (``empty``).
 
     For ``capped`` requests the count is a lower bound. ``problem`` says why nothing was counted.

@@ -5,9 +5,10 @@ The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest gene
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
@@ -22,8 +23,7 @@ PENDING: Final = "pending"
 DELETING: Final = "deleting"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Struct, frozen=True, kw_only=True):
     """A claim that has a device or a share of it.
 
     ``pods`` are the pods for which it is reserved (other users as ``resource/name``); ``consumed`` is what a share
@@ -38,8 +38,7 @@ class Holder:
     consumed: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRow:
+class DeviceRow(Struct, frozen=True, kw_only=True):
     """One device. ``node`` is "" when the device is not bound to a node.
 
     ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
@@ -66,8 +65,7 @@ class DeviceRow:
     left: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDevice:
+class ClaimDevice(Struct, frozen=True, kw_only=True):
     """A device of a claim, and the request that it serves. ``consumed`` is what a share consumes."""
 
     request: str
@@ -79,8 +77,7 @@ class ClaimDevice:
     admin_access: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRow:
+class ClaimRow(Struct, frozen=True, kw_only=True):
     """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` describe its requests.
 
     ``age_s`` is None when the creation time is unknown.

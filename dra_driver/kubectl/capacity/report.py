@@ -18,14 +18,14 @@ The fields are the schema of the output: new ones may be added, but none is rena
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 SCHEMA_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
+class Gpus(Struct, frozen=True, kw_only=True):
     """GPUs (or other whole devices) of a model; ``total`` is the sum of the others."""
 
     total: int = 0
@@ -36,8 +36,7 @@ class Gpus:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Struct, frozen=True, kw_only=True):
     """Bytes: of all GPUs, of free ones, and the rest of fragmented ones. 0 if devices do not publish their memory."""
 
     total: int = 0
@@ -45,8 +44,7 @@ class Memory:
     fragmented: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCapacity:
+class RequestCapacity(Struct, frozen=True, kw_only=True):
     """One request. ``in_use`` counts allocated devices of its kind; with ``at_least``, ``fits`` is a lower bound."""
 
     request: str
@@ -60,8 +58,7 @@ class RequestCapacity:
     at_least: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCapacity:
+class ModelCapacity(Struct, frozen=True, kw_only=True):
     """One model of one driver, on one node or in total."""
 
     driver: str
@@ -71,8 +68,7 @@ class ModelCapacity:
     requests: Sequence[RequestCapacity] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCapacity:
+class NodeCapacity(Struct, frozen=True, kw_only=True):
     """One node; ``node`` is "" for devices that several nodes reach. ``problem`` is why it takes no ordinary pods."""
 
     node: str
@@ -80,8 +76,7 @@ class NodeCapacity:
     models: Sequence[ModelCapacity]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrandedShape:
+class StrandedShape(Struct, frozen=True, kw_only=True):
     """A request that fits nowhere although the total would suffice."""
 
     driver: str
@@ -91,8 +86,7 @@ class StrandedShape:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityReport:
+class CapacityReport(Struct, frozen=True, kw_only=True):
     """The whole report. ``notes`` say what could not be counted, ``gaps`` what could not be read."""
 
     source: str = ""
@@ -108,8 +102,8 @@ def to_wire(value: Any, kind: str = "") -> Any:
     """Converts to JSON values with names in camelCase; with ``kind`` to a document with a schema version."""
     if kind:
         return {"schemaVersion": SCHEMA_VERSION, "kind": kind, **to_wire(value)}
-    if is_dataclass(value):
-        return {_camel(f.name): to_wire(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Struct):
+        return {_camel(name): to_wire(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(name): to_wire(item) for name, item in value.items()}
     return [to_wire(item) for item in value] if isinstance(value, list | tuple) else value

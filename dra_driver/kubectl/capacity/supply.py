@@ -5,8 +5,9 @@ Numbered counters such as ``memory-slice-0`` to ``memory-slice-7`` are added up 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kube.published import MEMORY
 from dra_driver.kubectl.capacity.kinds import DeviceKind
@@ -21,8 +22,7 @@ Sums = dict[str, int]
 _NUMBER: Final = re.compile(r"-?\d+\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitSupply:
+class UnitSupply(Struct, frozen=True, kw_only=True):
     """Sums of one unit, in billionths (memory in billionths of a byte).
 
     ``demands`` is the minimum that a device of each kind consumes of the counters; kinds without counters have none.

@@ -4,9 +4,11 @@ A row is a GPU with all its partitions, or a device of another driver that says 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
@@ -20,8 +22,7 @@ UNKNOWN: Final = ""
 _PARTITION: Final = "-mig-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyRow:
+class TopologyRow(Struct, frozen=True, kw_only=True):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
     ``island`` is the name of its NVLink island, ``linked`` the devices of that island on the node, itself included.

@@ -5,8 +5,10 @@ of one unit does not affect other units, so units are counted separately, and eq
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity.kinds import DeviceKind, gpu_uuid_of, kind_of
@@ -15,8 +17,7 @@ from dra_driver.scheduler.allocation import Pool, PoolDevice, nano, untolerated
 Wire = Mapping[str, Any]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Unit:
+class Unit(Struct, kw_only=True, eq=False):
     """``offered`` devices can be tried; ``elsewhere`` are allocated ones of other nodes that consume the same counters.
 
     ``overdrawn``: allocated devices consume more than the pool has, which blocks all devices with counters.

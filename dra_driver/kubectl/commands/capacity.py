@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError

@@ -8,8 +8,10 @@ Source: kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, co
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from dra_driver.core.command_line.main import parser_of
 from dra_driver.kubectl.commands.kubectl import ABOUT, SUBCOMMANDS
@@ -23,8 +25,7 @@ Names = Callable[[str, "AskedCluster"], list[str]]
 Candidates = tuple[list[tuple[str, str]], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedCluster:
+class AskedCluster(Struct, frozen=True, kw_only=True):
     """Where the line looks for objects: the values of these options so far, "" where it has none."""
 
     namespace: str = ""

@@ -6,8 +6,9 @@ Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.commands.kubeconfig import namespace_of

@@ -10,9 +10,9 @@ from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
 
 if TYPE_CHECKING:
+    from dra_driver.diagnose.doctor.cluster import DoctorScope
     from dra_driver.diagnose.doctor.on_node import PodListApi
     from dra_driver.diagnose.doctor.report import DoctorReport
-    from dra_driver.diagnose.doctor.scope import DoctorScope
 
 
 def add_on_node_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import asdict
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import NotFoundError

@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import asdict
 
 from dra_driver.config.schema import printable
 from dra_driver.core.command_line.table import show
@@ -95,7 +96,7 @@ def _print_devices(uses: "Sequence[ClaimDeviceUse]", output: str) -> None:
     from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 
     if output == "csv":
-        names = [item.name for item in fields(ClaimDeviceUse)]
+        names = list(ClaimDeviceUse.__struct_fields__)
         values = [[getattr(use, name) for name in names] for use in uses]
         print_csv(names, [[",".join(cell) if isinstance(cell, tuple) else cell for cell in row] for row in values])
         return

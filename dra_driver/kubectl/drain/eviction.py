@@ -1,7 +1,8 @@
 """Asks the API server to evict one pod of a node that is drained, and says what that means for the wait."""
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConflictError, ForbiddenError, NotFoundError, ServerBusyError
 from dra_driver.kube.evictions import Creator, causes_text, create_eviction
@@ -11,8 +12,7 @@ RETRY_S: Final = 5.0
 """Between two tries of one pod; ``kubectl drain`` waits as long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionAnswer:
+class EvictionAnswer(Struct, frozen=True, kw_only=True):
     """``waits``: not now, try again after ``after_s``; ``refused``: it will not be evicted. ``why`` is a phrase."""
 
     result: Literal["evicted", "gone", "waits", "refused"]

@@ -1,8 +1,9 @@
 """Which GPUs a node publishes, and whether new claims can still get them. From ResourceSlices; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.drain import DRAINED_TAINT
@@ -15,8 +16,7 @@ _PARTITION: Final = "-mig-"
 """Between the GPU's name and the rest of a partition's name (``model.mig.partition_name``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedGpu:
+class PublishedGpu(Struct, frozen=True, kw_only=True):
     """One GPU in all of its forms. ``name`` is that of the whole GPU, ``devices`` are the names of all forms.
 
     ``drained``: all devices have the taint of a drain, ``marked``: some have; ``detached``: some have that of a detach.

@@ -4,8 +4,9 @@ A pod that came by an extended resource (``nvidia.com/gpu: 1``) has a claim, too
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.evictions import NO_EVICTION
@@ -19,8 +20,7 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 _OVER: Final = ("Succeeded", "Failed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderPod:
+class HolderPod(Struct, frozen=True, kw_only=True):
     """A pod for which a claim is reserved. ``controller`` is ``ReplicaSet/web``, "" for a pod without one.
 
     ``kept`` says in a phrase why it is not evicted, "" for no reason. ``found`` is False for a pod that is not listed.
@@ -39,8 +39,7 @@ class HolderPod:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHolder:
+class DeviceHolder(Struct, frozen=True, kw_only=True):
     """One device of one claim. ``gpu`` is the GPU's name; ``users`` are others than pods, as ``resource/name``."""
 
     namespace: str
@@ -58,8 +57,7 @@ class DeviceHolder:
         return self.form != "admin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainScope:
+class DrainScope(Struct, frozen=True, kw_only=True):
     """The GPUs that are drained: ``gpus`` of a driver and pool, None for all of them."""
 
     driver: str

@@ -5,8 +5,9 @@ Each change is a merge patch that holds for one resourceVersion: two people who 
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError, ConflictError, NotFoundError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
@@ -46,8 +47,7 @@ def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], Drain
     return _change(api, node, DRAIN_ANNOTATION, decide)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetachEnd:
+class DetachEnd(Struct, frozen=True, kw_only=True):
     """What became of a detach. ``ended``: it was of ``drain`` and is over. ``foreign`` is the reason of one that stays
     because something else asked for it; ``needed_by`` are the drained GPUs for which one of ``drain`` stays."""
 

@@ -1,8 +1,9 @@
 """What a drain or undrain has done so far, for people and as JSON."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+
+from msgspec import Struct, field
 
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.kubectl.drain.holders import DeviceHolder
@@ -12,8 +13,7 @@ DrainResult = Literal["unfinished", "done", "failed", "interrupted"]
 _FORMS: Final = {"whole": "whole GPU", "partition": "partition", "share": "share", "admin": "admin access"}
 
 
-@dataclass(slots=True, kw_only=True)
-class DrainReport:
+class DrainReport(Struct, kw_only=True):
     """Filled step by step, so that it is right whenever the command ends.
 
     ``gpus`` are the UUIDs in question. ``annotation`` is the value that the Node has now. ``free`` and ``detached`` are

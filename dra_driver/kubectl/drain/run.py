@@ -4,8 +4,9 @@ Every step can be repeated, and the state between two of them is one that the no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.drain import DRAIN_ANNOTATION
@@ -27,8 +28,7 @@ class DrainFailedError(DraError):
     """A step did not come to its end in time; the message says which, what was seen and what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainOptions:
+class DrainOptions(Struct, frozen=True, kw_only=True):
     """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: for the whole node alone."""
 
     node: str

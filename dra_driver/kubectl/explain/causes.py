@@ -3,9 +3,10 @@
 The codes are part of the output schema: new ones may be added, existing ones are never renamed.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 
@@ -39,8 +40,7 @@ class CauseCode(StrEnum):
     POOL_UNUSABLE = "poolUnusable"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     """``message`` is a sentence, ``fix`` what to do about it (may be empty), ``object`` the object concerned.
 
     With ``blocks`` the pod cannot be placed before this changes; otherwise the cause is only additional information.

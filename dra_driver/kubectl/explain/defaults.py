@@ -6,8 +6,9 @@ pass unchanged.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.objects import Wire, spec_of

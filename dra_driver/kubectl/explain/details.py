@@ -5,8 +5,9 @@ inspected one by one; the verdict covers all devices.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
@@ -34,8 +35,7 @@ _SHORT: Final = {
 }
 
 
-@dataclass(slots=True)
-class Details:
+class Details(Struct):
     """Result of the inspection. ``headline`` completes the sentence "cannot fit: …"."""
 
     requests: Sequence[RequestSummary] = ()
@@ -46,8 +46,7 @@ class Details:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Inspected:
+class _Inspected(Struct, frozen=True):
     """What the inspection of a node has found, to be counted again for nodes like it."""
 
     message: str

@@ -6,8 +6,10 @@ allocation of its other claims.
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.kube.state import ClusterState
@@ -37,8 +39,7 @@ MAX_DETAILED: Final = 150_000
 _EMPTY: Final = NodeUsage()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeResult:
+class NodeResult(Struct, frozen=True, kw_only=True):
     """Result for one node. ``message`` is empty when it fits. ``allocations`` has one entry per claim of ``claims``.
 
     Results of `Evaluation.nodes` with the same ``like``, unless it is None, differ in the names of nodes and pools
@@ -59,8 +60,7 @@ class NodeResult:
         return not self.message
 
 
-@dataclass(slots=True)
-class Observed:
+class Observed(Struct):
     """Events of one allocation attempt: the cause per request and device, and the pools that were left out."""
 
     causes: dict[tuple[int, str], dict[DeviceId, DeviceCause]] = field(default_factory=dict)

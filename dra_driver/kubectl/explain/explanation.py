@@ -5,9 +5,11 @@ Defines the order of these steps and the verdict. The reasons of devices come fr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
 from dra_driver.kube.state import ClusterState, with_objects
@@ -43,8 +45,7 @@ _MAX_NODES: Final = 10
 _UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(Struct, frozen=True):
     """An explanation, and the node that would take the subject, if any."""
 
     report: Explanation

@@ -6,8 +6,9 @@ node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.explain.objects import Wire, name_of, namespace_of, spec_of, status_of
@@ -19,8 +20,7 @@ EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-cla
 _MAX_CONTAINERS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendedRequest:
+class ExtendedRequest(Struct, frozen=True, kw_only=True):
     """One extended resource of one container, and the DeviceClass that provides it (None: no class does)."""
 
     request: str

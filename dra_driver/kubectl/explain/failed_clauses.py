@@ -1,9 +1,10 @@
 """Finds the clauses of a selector that reject a device, and the device's values that they read."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.scheduler.cel import AttributeRefs, DeviceView, compile_selector, find_attribute_refs, split_conjuncts
@@ -14,8 +15,7 @@ _MAX_SHOWN: Final = 160
 _MAX_VALUES: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedClause:
+class FailedClause(Struct, frozen=True, kw_only=True):
     """A false clause: its text, and in ``place`` its number ("clause 2 of 3"; "" for the whole expression).
 
     ``seen`` lists the values that the clause reads, such as ``memory = 40Gi``.

@@ -5,8 +5,9 @@ compares the results. At most `MAX_NODES` nodes are tried.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.kubectl.explain.causes import Cause, CauseCode

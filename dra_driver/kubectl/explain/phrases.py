@@ -1,8 +1,9 @@
 """Sentences about one rejected device, for each of the allocator's causes: why, the values found, and the fix."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
@@ -44,8 +45,7 @@ _PASSING: Final = {
 """What to do about taints that the driver sets for a condition of the hardware or a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class RejectionReason:
+class RejectionReason(Struct, frozen=True):
     """Why one device was rejected. Devices are grouped by ``code`` and ``message``; ``seen`` differs within a group.
 
     ``fix`` is what to do, if more is known than the code says; ``instead`` is an alternative to it.

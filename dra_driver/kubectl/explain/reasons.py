@@ -6,8 +6,9 @@ under its selector, because freeing it would not help.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.kubectl.explain.failed_clauses import failed_clauses, is_selected_by, signature
 from dra_driver.kubectl.explain.holders import DeviceHolders
@@ -34,8 +35,7 @@ _MAX_SEEN: Final = 3
 _MAX_DISTINCT: Final = 2000
 
 
-@dataclass(slots=True)
-class Group:
+class Group(Struct):
     """Devices with the same code and message."""
 
     devices: int = 0
@@ -55,8 +55,7 @@ class Group:
         self.examples += [f"{device} on {node}" for device in found.examples[:room]]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRejections:
+class NodeRejections(Struct, frozen=True):
     """The devices that one request did not get on one node, grouped as in `Funnel`. Nodes that are alike share it."""
 
     devices: int

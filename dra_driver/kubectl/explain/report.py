@@ -5,9 +5,10 @@ The fields are the schema of the output: later versions may add fields, but neve
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.explain.causes import Cause
 
@@ -29,8 +30,7 @@ class Answer(StrEnum):
     ALLOCATED = "allocated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The verdict; ``nodes_fit`` of ``nodes_total`` nodes can take the subject."""
 
     answer: Answer
@@ -39,8 +39,7 @@ class Verdict:
     nodes_total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class Reason(Struct, frozen=True, kw_only=True):
     """Why a group of devices was rejected. ``seen`` are values found, most frequent first; ``examples`` are devices."""
 
     code: str
@@ -51,8 +50,7 @@ class Reason:
     examples: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSummary:
+class RequestSummary(Struct, frozen=True, kw_only=True):
     """One request of one claim (``request`` is ``main`` or ``main/sub``) and what happened to the devices.
 
     ``devices`` were checked on all nodes together, ``fitting`` of them were not rejected. ``nodes_short`` is the number
@@ -69,8 +67,7 @@ class RequestSummary:
     reasons: Sequence[Reason]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearestMiss:
+class NearestMiss(Struct, frozen=True, kw_only=True):
     """The device or node that comes closest, the reasons that reject it, and the fix."""
 
     device: str
@@ -80,8 +77,7 @@ class NearestMiss:
     fix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReason:
+class NodeReason(Struct, frozen=True, kw_only=True):
     """Nodes that cannot take the pod for one reason. ``by_devices`` is False if the reason is unrelated to devices."""
 
     message: str
@@ -90,8 +86,7 @@ class NodeReason:
     examples: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLine:
+class DeviceLine(Struct, frozen=True, kw_only=True):
     """One device of a node. ``code`` is the code of a reason, or ``given``, or ``free``."""
 
     request: str
@@ -100,8 +95,7 @@ class DeviceLine:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDetail:
+class NodeDetail(Struct, frozen=True, kw_only=True):
     """Output of ``--node``. ``allocation`` lists the devices that would be allocated, as request=device."""
 
     name: str
@@ -111,8 +105,7 @@ class NodeDetail:
     allocation: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """The whole explanation. ``scheduler`` is the scheduler's last message from the pod's condition."""
 
     subject: str
@@ -136,9 +129,9 @@ def to_wire(report: Explanation) -> dict[str, Any]:
 
 
 def _wire(value: Any, renamed: Mapping[str, str] | None = None) -> Any:
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         names = renamed or {}
-        return {names.get(f.name) or _camel(f.name): _wire(getattr(value, f.name)) for f in fields(value)}
+        return {names.get(f) or _camel(f): _wire(getattr(value, f)) for f in value.__struct_fields__}
     if isinstance(value, list | tuple):
         return [_wire(item) for item in value]
     return str(value) if isinstance(value, StrEnum) else value

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.kubectl.explain.objects import Wire, name_of, spec_of
 
 _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSpec:
+class RequestSpec(Struct, frozen=True, kw_only=True):
     """One request or subrequest. ``count`` is None for all devices. ``device_class`` is None when it does not exist.
 
     ``selector_cache`` is for those who look at many devices with it.
@@ -28,7 +28,7 @@ class RequestSpec:
     tolerations: Sequence[Wire]
     capacity: Mapping[str, Any]
     admin_access: bool
-    selector_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    selector_cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def count_text(self) -> str:

@@ -8,8 +8,9 @@ attributes, which are refused without theirs.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.explain.objects import Wire
@@ -34,8 +35,7 @@ _FIELDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerModel:
+class SchedulerModel(Struct, frozen=True, kw_only=True):
     """Behaviour and feature gates that `explain` assumes of the scheduler."""
 
     features: SchedulerFeatures = field(default_factory=SchedulerFeatures)

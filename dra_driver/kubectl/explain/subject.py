@@ -6,8 +6,9 @@ staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which claim belong
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
@@ -31,8 +32,7 @@ MAX_USERS: Final = 256
 """Limit of consumers of one claim (ResourceClaimReservedForMaxSize)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectClaim:
+class SubjectClaim(Struct, frozen=True, kw_only=True):
     """One claim of the subject. ``entry`` is its name in the pod; ``claim`` is None when it cannot be determined.
 
     ``source`` is ``claim``, ``template`` or ``extended``. With ``exists`` the claim is an object of the cluster.
@@ -46,8 +46,7 @@ class SubjectClaim:
     problem: Cause | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """``pod`` is None for a claim alone. The claim for ``extended_requests`` depends on the node."""
 
     kind: str

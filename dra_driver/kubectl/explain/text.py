@@ -5,9 +5,11 @@ Long lists are cut. Control characters in texts of objects are replaced, so they
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, RequestSummary
 
@@ -141,6 +143,6 @@ def _printable(value: Any) -> Any:
         return "".join(character if character.isprintable() else "?" for character in " ".join(value.split()))
     if isinstance(value, tuple | list):
         return tuple(_printable(item) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: _printable(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, Struct):
+        return replace(value, **{name: _printable(getattr(value, name)) for name in value.__struct_fields__})
     return value

@@ -6,9 +6,11 @@ values differ between machines, so that lint never relies on an invented value.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
 from dra_driver.core.model.nvlink import NvLinks
@@ -48,8 +50,7 @@ LARGEST_MEMORY: Final = "320Gi"
 _LABEL: Final = re.compile(r"(\d+)gb")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownDevice:
+class KnownDevice(Struct, frozen=True, kw_only=True):
     """A device on which expressions are evaluated.
 
     ``label`` is its name in messages. The values of ``varying`` attributes are invented. ``unsure`` are names that

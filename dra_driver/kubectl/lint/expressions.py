@@ -4,15 +4,15 @@ In the syntax tree (`dra_driver.scheduler.cel.parser`), ``device.attributes["d"]
 ``has()`` and names bound by ``cel.bind`` are all references.
 """
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.kubectl.lint.nodes import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector
-from dra_driver.scheduler.cel.lexer import tokens
+from dra_driver.scheduler.cel.lexer import SourceText, tokens
 from dra_driver.scheduler.cel.parser import parse, terminals
-from dra_driver.scheduler.cel.source import SourceText
 from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
 from dra_driver.scheduler.cel.syntax import Literal as Constant
 
@@ -22,8 +22,7 @@ _CLOSING: Final = frozenset(")]}")
 COMPARISONS: Final = frozenset({"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@in"})
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A read of an attribute or capacity. ``tested``: a missing value is no error there."""
 
     table: Table
@@ -37,8 +36,7 @@ class Reference:
         return self.name if self.domain == driver else f"{self.domain}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A comparison of a reference with constants. ``offset`` is the position of the first constant."""
 
     reference: Reference
@@ -47,8 +45,7 @@ class Comparison:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedClause:
+class ParsedClause(Struct, frozen=True):
     """One operand of the outermost ``&&``, which can be evaluated alone."""
 
     text: str
@@ -58,8 +55,7 @@ class ParsedClause:
     quantities: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedSelector:
+class ParsedSelector(Struct, frozen=True):
     """A selector that compiles.
 
     ``domains`` are the domains that it reads and ``drivers`` the names that ``device.driver`` is compared with, each

@@ -1,16 +1,17 @@
 """Findings of lint, and the report that contains them, with the stable schema of ``-o json``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.kubectl.lint.rules import RANK, RULES, Severity
 
 SCHEMA_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
 
     ``object`` is ``Kind namespace/name``, ``path`` the field (``spec.devices.requests[0].exactly``), ``hint`` what to
@@ -45,8 +46,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintReport:
+class LintReport(Struct, frozen=True, kw_only=True):
     """All findings, by file and position. ``left_out`` counts those above the limit per file."""
 
     findings: Sequence[Finding] = ()

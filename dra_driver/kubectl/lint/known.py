@@ -6,8 +6,10 @@ Equal devices of a cluster are kept once, so each is evaluated only once.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kubectl.lint.catalog_devices import VARYING, KnownDevice, catalog_devices
@@ -19,8 +21,7 @@ _IDENTITY: Final = VARYING - (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownObjects:
+class KnownObjects(Struct, frozen=True, kw_only=True):
     """Known objects. Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster.
 
     Namespaces map to their labels. ``version`` of the API server is (1, 36), None when it is not known.

@@ -1,8 +1,9 @@
 """Kubernetes objects in a text, and the parts of them that lint checks: claims, classes, and pods in any kind."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.lint.nodes import Spot, YamlNode
 
@@ -12,8 +13,7 @@ MAX_OBJECTS: Final = 50_000
 _MAX_SEARCHED: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestText:
+class ManifestText(Struct, frozen=True):
     """A file's name and text. ``allowed`` maps lines to the rules that comments suppress there."""
 
     name: str
@@ -22,8 +22,7 @@ class ManifestText:
     allowed_in_file: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """One object. ``namespace`` is ``default`` when it has none."""
 
     text: ManifestText

@@ -7,8 +7,9 @@ evaluated on fewer devices; the limit is in cost units, so that equal runs give 
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CelEvaluationError
 from dra_driver.core.quantity import Quantity
@@ -22,8 +23,7 @@ COST_BUDGET: Final = 1_000_000
 _MISSING: Final = re.compile(r"no such key: (\S+)\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchResult:
+class MatchResult(Struct, frozen=True, kw_only=True):
     """Result of a chain of selectors on a device.
 
     ``selector`` is the first one with the verdict ``no`` or ``fails``; ``failed`` are all false clauses.

@@ -4,8 +4,9 @@ Accessors never raise: they return None or nothing when a value has another shap
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 MAX_PLAIN_NODES: Final = 20_000
 
@@ -59,8 +60,7 @@ class YamlNode:
         return repr(shown) if isinstance(self.value, str) else shown
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(Struct, frozen=True):
     """A node and the path that leads to it, such as ``spec.devices.requests[0]``."""
 
     node: YamlNode

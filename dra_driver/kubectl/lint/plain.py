@@ -6,8 +6,9 @@ on with the next document.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.lint.nodes import YamlNode
 from dra_driver.kubectl.lint.reading import YamlProblem, read
@@ -19,8 +20,7 @@ _HELM: Final = "; a Helm template must be rendered first (helm template RELEASE 
 _Place = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainDocument:
+class PlainDocument(Struct, frozen=True, kw_only=True):
     """One document: its number in the text from 1, the line it begins at, and the line of each value by its path."""
 
     number: int

@@ -5,8 +5,9 @@ selects is not evaluated.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.config.policy import KIND, policy_problems
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice

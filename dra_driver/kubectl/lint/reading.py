@@ -7,10 +7,10 @@ YAML 1.1), except that times stay text. After an error, reading continues at the
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 from dra_driver.kubectl.lint.nodes import YamlNode
 
@@ -32,8 +32,7 @@ _WORDS: Final[dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class YamlProblem:
+class YamlProblem(Struct, frozen=True):
     """A problem in the YAML text. ``duplicate`` marks a duplicate key."""
 
     line: int

@@ -4,16 +4,16 @@ Identifiers never change their meaning, because comments and pipelines refer to 
 rule with an example and a fix.
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
+
+from msgspec import Struct
 
 Severity = Literal["error", "warning", "info"]
 RANK: Final = MappingProxyType({"error": 0, "warning": 1, "info": 2})
 
 
-@dataclass(frozen=True, slots=True)
-class LintRule:
+class LintRule(Struct, frozen=True):
     """One rule. ``severity`` is the default; a check may choose another when it has more information."""
 
     id: str

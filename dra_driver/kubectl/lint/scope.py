@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, KnownDevice
@@ -23,8 +24,7 @@ WELL_KNOWN: Final[Mapping[str, str]] = {
 """Classes of this driver and of NVIDIA's, used unless the input or the cluster defines them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassInfo:
+class ClassInfo(Struct, frozen=True, kw_only=True):
     """A DeviceClass. ``selectors`` is None when one does not compile; ``devices`` are the known ones that it selects.
 
     ``drivers`` are the drivers that its selectors name, or else those of ``devices``.

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -16,8 +16,7 @@ STDIN: Final = "-"
 _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestSource:
+class ManifestSource(Struct, frozen=True, kw_only=True):
     """A text and its name. ``problem`` says why there is no text. ``named_by_user``: not found in a folder."""
 
     name: str

@@ -6,8 +6,9 @@ Templates of the same content in one namespace are one; their names say what the
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.kube.published import names
 from dra_driver.kubectl.migrate.node_terms import NodeTerms
@@ -18,8 +19,7 @@ _MAX_SELECTORS: Final = 32
 _MIB: Final = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWish:
+class DeviceWish(Struct, frozen=True, kw_only=True):
     """``count`` units of a resource for one request of a claim; ``memory_mib`` is of one whole GPU, for shares."""
 
     meaning: ResourceMeaning
@@ -35,8 +35,7 @@ class DeviceWish:
         return f"gpu-share{_times(self.count)}" if form.form == "share" else f"gpu{_times(self.count)}"
 
 
-@dataclass(slots=True)
-class TemplateBook:
+class TemplateBook(Struct):
     """The templates of a run, by namespace and content. ``profiles`` are the MIG profiles that anything asks for."""
 
     profiles: set[str] = field(default_factory=set)

@@ -5,9 +5,10 @@ mig-parted's has one file with all layouts; the node label nvidia.com/mig.config
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Final
+
+from msgspec.structs import replace
 
 from dra_driver.kubectl.migrate import mig_parted, plugin_config
 from dra_driver.kubectl.migrate.gathered import Gathered

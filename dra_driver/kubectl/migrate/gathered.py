@@ -1,15 +1,15 @@
 """What the configurations among the inputs say together, before policies and claims are made of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 PLUGIN_LABEL = "nvidia.com/device-plugin.config"
 MIG_LABEL = "nvidia.com/mig.config"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicatedResource:
+class ReplicatedResource(Struct, frozen=True, kw_only=True):
     """A resource that the device plugin offers several times. ``renamed`` is the name that it gives it, if any."""
 
     name: str
@@ -17,8 +17,7 @@ class ReplicatedResource:
     renamed: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginConfig:
+class PluginConfig(Struct, frozen=True, kw_only=True):
     """The part of a device plugin's config that policies are made of. ``strategy``: MPS, TimeSlicing or empty."""
 
     name: str
@@ -28,8 +27,7 @@ class PluginConfig:
     replicated: Sequence[ReplicatedResource] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLayout:
+class GpuLayout(Struct, frozen=True, kw_only=True):
     """One entry of a mig-parted config: which GPUs, and their profiles with counts; None where MIG is off.
 
     ``minors`` None: all GPUs. ``products`` empty: of any product.
@@ -40,16 +38,14 @@ class GpuLayout:
     profiles: Mapping[str, int] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigLayout:
+class MigLayout(Struct, frozen=True, kw_only=True):
     """A named config of mig-parted."""
 
     name: str
     entries: Sequence[GpuLayout]
 
 
-@dataclass(slots=True)
-class Gathered:
+class Gathered(Struct):
     """Filled by the translators of configurations.
 
     ``plugin_default`` and ``mig_default`` are the configs of nodes without a label. ``standalone``: names of plugin

@@ -9,8 +9,9 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.semver import from_loose
 from dra_driver.hardware.gpu import catalog
@@ -76,8 +77,7 @@ class UntranslatableLabelError(Exception):
     """No condition on a device says what the label says; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceForm:
+class DeviceForm(Struct, frozen=True, kw_only=True):
     """What a container's devices are: ``whole``, ``partition`` of a profile such as ``1g.10gb+me``, or ``share``.
 
     ``single``: partitions that the device plugin offers as ``nvidia.com/gpu`` (MIG strategy ``single``), so that the
@@ -89,8 +89,7 @@ class DeviceForm:
     single: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Label:
+class _Label(Struct, frozen=True, kw_only=True):
     """A label: ``equals`` gives the condition for a value, ``present`` the condition that there is a label.
 
     ``number`` gives the condition for "greater than" (True) or "less than" (False) a number.
@@ -101,8 +100,7 @@ class _Label:
     number: Callable[[bool, int], str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductLabel:
+class ProductLabel(Struct, frozen=True, kw_only=True):
     """The parts of a value of ``gpu.product``: ``NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`` or ``Tesla-T4-SHARED``."""
 
     name: str

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 Path = tuple[str | int, ...]
 """Keys and indexes from the top of a document."""
@@ -11,8 +12,7 @@ Path = tuple[str | int, ...]
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputDocument:
+class InputDocument(Struct, frozen=True, kw_only=True):
     """One document of a file, as plain values.
 
     ``number`` counts the file's documents from 1. ``lines`` has the line of each value where it is known. ``inside`` is

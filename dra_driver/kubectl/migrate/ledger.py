@@ -5,9 +5,10 @@ field without one, so that no field is lost without being named.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.migrate.input import InputDocument, Path, path_text
 
@@ -24,8 +25,7 @@ class FieldOutcome(StrEnum):
     NOT_CARRIED = "not carried over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationNote:
+class MigrationNote(Struct, frozen=True, kw_only=True):
     """What became of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
 
     outcome: FieldOutcome

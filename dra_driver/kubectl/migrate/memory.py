@@ -1,8 +1,9 @@
 """How much memory the GPU of a share has: by the pod's labels, by those of nodes, or as the user says."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.hardware.gpu import catalog
 from dra_driver.kubectl.migrate.gfd_labels import product_label, sanitised
@@ -13,8 +14,7 @@ _PERCENT, _LEAST_MIB, _MOST_MIB = 3, 256, 1024
 """What the NVIDIA driver keeps where it is not known, as ``kube/published/shares.py`` estimates it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryKnowledge:
+class MemoryKnowledge(Struct, frozen=True, kw_only=True):
     """``said_mib``: as the user says, 0 if not. ``least_mib``: the least of the nodes that are among the inputs."""
 
     said_mib: int = 0

@@ -4,8 +4,9 @@ Source: core/v1 types.go NodeSelector, NodeAffinity: terms are alternatives, the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.kubectl.migrate.gfd_labels import DeviceForm, UntranslatableLabelError, condition, is_gfd
 from dra_driver.kubectl.migrate.input import Path, at, list_at, mapping_at
@@ -26,8 +27,7 @@ def keeps_labels(path: Path, text: str) -> bool:
 Translate = Callable[[str, str, Sequence[str]], Mapping[DeviceForm, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTerms:
+class NodeTerms(Struct, frozen=True, kw_only=True):
     """What a pod's conditions on nodes became, for each form of device that it asks for.
 
     ``required`` all hold. ``preferred`` are tried first, in this order.

@@ -7,8 +7,10 @@ devices"), so it names the request of one of them where that has at least as man
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.kubectl.migrate import node_terms
 from dra_driver.kubectl.migrate.claims import DeviceWish, TemplateBook
@@ -27,8 +29,7 @@ UNKNOWN_MEMORY: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodOptions:
+class PodOptions(Struct, frozen=True, kw_only=True):
     """``driver`` is the name of the DRA driver. ``keep``: pods that could go on unchanged are left as they are."""
 
     driver: str
@@ -37,8 +38,7 @@ class PodOptions:
     memory: MemoryKnowledge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
+class _Ask(Struct, frozen=True, kw_only=True):
     """One resource of one container. ``reusable``: of an init container that ends before the others start."""
 
     list_name: str

@@ -5,8 +5,10 @@ GPUs whole that a config shares, their policies are joined.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.kubectl.migrate.gathered import MIG_LABEL, PLUGIN_LABEL, Gathered, GpuLayout, PluginConfig
 from dra_driver.kubectl.migrate.mig_parted import layout_policy_name
@@ -21,8 +23,7 @@ _LAYOUT_PRIORITY: Final = 20
 _JOINED_PRIORITY: Final = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyDraft:
+class PolicyDraft(Struct, frozen=True, kw_only=True):
     """A policy before it is written. ``nodes``: names, None for all nodes; ``label`` chose them before."""
 
     name: str

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import names
@@ -23,8 +25,7 @@ class NoDeviceError(Exception):
     """No device of this driver is what the resource was; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceMeaning:
+class ResourceMeaning(Struct, frozen=True, kw_only=True):
     """What one unit of a resource is. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
 
     form: DeviceForm
@@ -35,8 +36,7 @@ class ResourceMeaning:
     selector: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownResources:
+class KnownResources(Struct, frozen=True, kw_only=True):
     """What the configurations among the inputs say. ``of`` maps names that they share or rename to their meaning."""
 
     driver: str

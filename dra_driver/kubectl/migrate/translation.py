@@ -1,8 +1,9 @@
 """All inputs to all outputs: configurations first, then the objects that depend on what they say. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.migrate import (
@@ -48,8 +49,7 @@ _KEPT_COSTS: Final = (
 _IDENTITY: Final = "identifies the object; it is not carried to another object"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrateOptions:
+class MigrateOptions(Struct, frozen=True, kw_only=True):
     """``driver``: the DRA driver's name. ``keep``: leave pods as they are that can go on through extended resources.
 
     ``gpu_memory_mib``: the memory of one GPU that replicas share, 0 if it is not given.
@@ -60,8 +60,7 @@ class MigrateOptions:
     gpu_memory_mib: int = 0
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(Struct):
     """What came of all inputs. ``workloads`` are changed objects with the file that they came from."""
 
     policies: list[dict[str, Any]] = field(default_factory=list)

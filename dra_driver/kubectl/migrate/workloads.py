@@ -5,8 +5,9 @@ Fields that only the API server sets are left out, so that what was read from a 
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.migrate import pods
 from dra_driver.kubectl.migrate.claims import TemplateBook
@@ -26,8 +27,7 @@ _JOB_LABELS: Final = frozenset({"controller-uid", "batch.kubernetes.io/controlle
                                 "batch.kubernetes.io/job-name"})  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedWorkload:
+class TranslatedWorkload(Struct, frozen=True, kw_only=True):
     """``value`` is the changed object, None where it stays as it is.
 
     ``can_stay``: it asks for devices, and classes with an extended resource could serve it unchanged.

@@ -4,11 +4,11 @@ Everything is None where it is not known, and a sum with an unknown part has ``p
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDeviceUse:
+class ClaimDeviceUse(Struct, frozen=True, kw_only=True):
     """One device of one claim. Memory is in bytes, energy in joules, times in seconds; ``sm_ratio`` is 0 to 1 of the
     device: the last value, or the mean over the window where Prometheus has it.
 
@@ -35,8 +35,7 @@ class ClaimDeviceUse:
     held_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemory:
+class GpuMemory(Struct, frozen=True, kw_only=True):
     """Who uses the memory of one GPU, in bytes: claims, processes of no claim, and what the driver reserves. Together
     they are ``used_bytes`` where all are known."""
 
@@ -52,8 +51,7 @@ class GpuMemory:
     power_watts: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UseReport:
+class UseReport(Struct, frozen=True, kw_only=True):
     """What one source told. ``window_s`` is what peaks, energy and idleness are about; ``gaps`` are sentences about
     what could not be read or cannot be true. ``gpus`` are those whose whole use it tells."""
 
@@ -64,8 +62,7 @@ class UseReport:
     gpus: Sequence[GpuMemory] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UseSum:
+class UseSum(Struct, frozen=True, kw_only=True):
     """The devices of one claim, pod, namespace or node together. ``partial`` names the fields that lack a part."""
 
     key: tuple[str, ...]

@@ -7,8 +7,9 @@ adds, ``node``, tells claims of one name on two nodes apart where it is there.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.usage.exporter_answer import MAX_BYTES, text

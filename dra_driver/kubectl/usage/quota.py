@@ -6,8 +6,9 @@ kubernetes/kubernetes pkg/quota/v1/evaluator/core/resource_claims.go.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.usage.exporter_answer import text
@@ -17,8 +18,7 @@ CLAIMS: Final = "count/resourceclaims.resource.k8s.io"
 _REQUESTS: Final = "requests."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaRow:
+class QuotaRow(Struct, frozen=True, kw_only=True):
     """One limit of one quota. ``hard`` and ``used`` are counts, ``used`` None until Kubernetes has counted; ``idle``
     are devices of idle claims that count against it, None where that is not known."""
 
@@ -36,8 +36,7 @@ class QuotaRow:
         return None if self.used is None else max(0, self.hard - self.used)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnlimitedClass:
+class UnlimitedClass(Struct, frozen=True, kw_only=True):
     """Devices of a class that a namespace has, and no quota counts."""
 
     namespace: str

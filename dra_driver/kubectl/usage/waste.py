@@ -5,8 +5,9 @@ for at least the time that was asked for; one that was seen for less time is not
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from dra_driver.core.model.fit import EnoughMemory, Profile, fit
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
@@ -21,8 +22,7 @@ class WasteFinding(Enum):
     USED = "used"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WasteRow:
+class WasteRow(Struct, frozen=True, kw_only=True):
     """One device of one claim, and what was found. ``held_bytes`` is what it has; ``enough`` what would have fitted,
     for `WasteFinding.OVERSIZE`."""
 
@@ -32,8 +32,7 @@ class WasteRow:
     enough: EnoughMemory | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSize:
+class DeviceSize(Struct, frozen=True, kw_only=True):
     """How large a claim's device is, None where that is not known, and the MIG profiles of its GPU."""
 
     memory_bytes: int | None = None

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -50,8 +50,7 @@ _GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpuno
 _SPLIT: Final = "<!--split-->"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageSources:
+class PageSources(Struct, frozen=True, kw_only=True):
     """What the pages show. ``use`` is None where no exporter can be asked; ``about`` names the cluster."""
 
     cluster: Periodic[SeenCluster]

@@ -1,9 +1,10 @@
 """Lines of a chart as coordinates of an SVG. Pure: no style, so that the page needs none in its text (CSP)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.kubectl.web.use_history import Point
 
@@ -11,8 +12,7 @@ WIDTH: Final = 600
 HEIGHT: Final = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UseChart:
+class UseChart(Struct, frozen=True, kw_only=True):
     """Lines of one chart, each "" where nothing is known. ``top`` is the memory in bytes at its upper edge.
 
     ``limit`` is where the grant is, from the upper edge; None when the grant is the top.

@@ -8,8 +8,9 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.web.heap import heap
@@ -20,8 +21,7 @@ MAX_KEPT: Final = 500
 _STOP_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkedOut:
+class WorkedOut(Struct, frozen=True, kw_only=True):
     """``value`` of the state with this number; ``problem`` is why there is none."""
 
     number: int

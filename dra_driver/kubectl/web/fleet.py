@@ -8,8 +8,10 @@ memory slices, as NVML counts them.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu
 from dra_driver.core.model.gpu_node_usage import NO_USAGE
@@ -35,8 +37,7 @@ Key = tuple[str, str, str]
 _MAX_SLICES: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(Struct, frozen=True, kw_only=True):
     """A device of a claim. ``consumed`` is what a share consumes, empty for whole devices."""
 
     namespace: str
@@ -46,8 +47,7 @@ class Grant:
     admin: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
-class _Found:
+class _Found(Struct, kw_only=True):
     """One GPU while its slices are read."""
 
     name: str

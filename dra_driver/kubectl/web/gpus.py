@@ -1,8 +1,9 @@
 """Nodes and GPUs as the page shows them, with what claims hold drawn to scale. Values only; ``fleet.py`` makes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 FREE: Final = "free"
 WHOLE: Final = "whole"
@@ -10,8 +11,7 @@ PARTITION: Final = "partition"
 SHARE: Final = "share"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """What one claim has of a GPU: ``start`` and ``width`` in percent of the GPU, ``form`` one of the above.
 
     ``memory_bytes`` is what the claim was granted, 0 where it is not published. ``device`` is the published device.
@@ -30,8 +30,7 @@ class Part:
     admin: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPlace:
+class GpuPlace(Struct, frozen=True, kw_only=True):
     """Where a GPU is: NUMA nodes, PCIe root, NVLink island with the kind of its links, clique of a fabric.
 
     Empty where the driver publishes nothing.
@@ -47,8 +46,7 @@ class GpuPlace:
 NOWHERE: Final = GpuPlace()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow:
+class GpuRow(Struct, frozen=True, kw_only=True):
     """One GPU of a node. ``slices`` is the number of memory slices of MIG, 0 where it is not published.
 
     ``offers`` are the forms that claims could get now (``whole``, ``3g.40gb``, ``share``); ``health`` is "" where
@@ -88,8 +86,7 @@ class GpuRow:
         return self.health == "Unhealthy" or (not self.health and bool(self.taints))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeRow(Struct, frozen=True, kw_only=True):
     """One node with its GPUs. ``problem`` is why it takes no ordinary pods, "" without one."""
 
     name: str
@@ -109,8 +106,7 @@ class NodeRow:
         return any(not gpu.parts and not gpu.is_sick for gpu in self.gpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Struct, frozen=True, kw_only=True):
     """Of the whole fleet, in GPUs and nodes."""
 
     nodes: int = 0
@@ -122,8 +118,7 @@ class Totals:
     sick: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenFleet:
+class SeenFleet(Struct, frozen=True, kw_only=True):
     """All nodes that have GPUs, by name."""
 
     nodes: Sequence[NodeRow] = ()

@@ -1,15 +1,15 @@
 """Search and pages of a list. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
+
+from msgspec import Struct
 
 MAX_QUERY: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(Struct, frozen=True, kw_only=True):
     """``rows`` of one page; ``number`` counts from 1. ``total`` rows match, of ``of`` in all."""
 
     rows: Sequence[Any]

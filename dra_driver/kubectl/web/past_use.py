@@ -5,9 +5,10 @@ Its answers are believed as little as in ``kubectl/usage/history.py``: a value t
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
 from dra_driver.kubectl.usage.exporter_answer import MAX_BYTES, text

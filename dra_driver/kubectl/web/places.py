@@ -1,8 +1,9 @@
 """Where GPUs are and which are linked, as their published attributes say (docs/topology.md). Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web.gpus import NOWHERE, GpuPlace, GpuRow, NodeRow, SeenFleet
@@ -11,16 +12,14 @@ _DIRECT: Final = "direct"
 _MAX_NUMA: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkedGpus:
+class LinkedGpus(Struct, frozen=True, kw_only=True):
     """GPUs of one node of which each reaches each other by NVLink; ``kind`` is in words."""
 
     kind: str
     gpus: Sequence[GpuRow]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearGpus:
+class NearGpus(Struct, frozen=True, kw_only=True):
     """GPUs of one node with one NUMA node and PCIe root; both are "" where they are not published."""
 
     numa: str

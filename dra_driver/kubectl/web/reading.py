@@ -9,9 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.config.schema import printable
 from dra_driver.core.errors import DraError, ForbiddenError
@@ -35,16 +37,14 @@ _STOP_S: Final = 2.0
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFailure:
+class ReadFailure(Struct, frozen=True, kw_only=True):
     """Why the last reading failed, and since when readings fail."""
 
     sentence: str
     since: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastRead(Generic[Value]):
+class LastRead(Struct, Generic[Value], frozen=True, kw_only=True):
     """A value, when it was read last and how long that took. ``number`` counts values that differ."""
 
     value: Value
@@ -150,8 +150,7 @@ class Periodic(Generic[Value]):
                     self._wanted.wait()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenCluster:
+class SeenCluster(Struct, frozen=True, kw_only=True):
     """What one reading of the cluster found: its objects, what GpuNodes say, and both as the page shows them.
 
     ``gaps`` are sentences about what could not be read, as far as it matters.

@@ -1,9 +1,10 @@
 """Rows of the tables: claims, waiting pods, events. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
@@ -13,8 +14,7 @@ from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
 Wire = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDeviceRow:
+class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
     """A device of a claim; ``gpu`` is "" where the GPU is not known. ``use`` is None where it is not measured."""
 
     request: str
@@ -25,8 +25,7 @@ class ClaimDeviceRow:
     use: ClaimDeviceUse | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimOnPage:
+class ClaimOnPage(Struct, frozen=True, kw_only=True):
     """A claim with its devices."""
 
     claim: ClaimRow
@@ -79,8 +78,7 @@ def _view(claim: ClaimRow, places: Mapping[Key, tuple[GpuRow, Part]], uses: Uses
     return ClaimOnPage(claim=claim, devices=tuple(devices))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """Pods that wait, of one owner: they have one reason, and the first is explained."""
 
     namespace: str
@@ -127,8 +125,7 @@ def _waits(pod: Wire) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
+class EventRow(Struct, frozen=True, kw_only=True):
     """One warning of the cluster."""
 
     at: str

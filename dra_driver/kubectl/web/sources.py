@@ -1,8 +1,9 @@
 """Where the page's objects come from: the API server, or a file that `kubectl dra snapshot` wrote."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from dra_driver.config.status import node_status_of
 from dra_driver.core.errors import ForbiddenError, NotFoundError

@@ -2,9 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
@@ -15,8 +17,7 @@ MAX_SAMPLES: Final = 240
 MAX_POINTS: Final = 500_000
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """Bytes and a ratio from 0 to 1 at a time; None is not known."""
 
     at: datetime
@@ -36,8 +37,7 @@ class UseSample(NamedTuple):
         return len(self.uses) + len(self.gpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UseNow:
+class UseNow(Struct, frozen=True, kw_only=True):
     """The last report, its devices by claim, its GPUs by node and name, and all samples."""
 
     report: UseReport

@@ -5,11 +5,11 @@ stands where tests have another implementation.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import field
 from typing import Literal, Protocol
 
+from msgspec import Struct, field
+
 from dra_driver.core.errors import DraError, NotPermittedError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -97,8 +97,7 @@ def _ignore(_event: Event) -> None:
     """Counts nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareDependencies:
+class HardwareDependencies(Struct, frozen=True, kw_only=True):
     """Changes GPUs; the caller holds the GPU's lock. Errors: `HardwareError`, `StorageError`.
 
     ``changed`` is called after every change that a new snapshot would show; ``fabric`` reads the state of a GPU in the
@@ -112,8 +111,7 @@ class HardwareDependencies:
     fabric: Callable[[GpuUuid], Fabric | None] = _no_fabric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDependencies:
+class ClaimDependencies(Struct, frozen=True, kw_only=True):
     """Everything that the claim service uses.
 
     ``pool`` is this node's pool name. ``hardware`` is None in a process that may not change GPUs: it prepares whole

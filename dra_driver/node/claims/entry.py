@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NewType
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
 from dra_driver.core.model.mig import MigInstance, PartitionId
@@ -29,8 +30,7 @@ class State(StrEnum):
     UNPREPARING = "unpreparing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceIds:
+class InstanceIds(Struct, frozen=True, kw_only=True):
     """The ids of a partition that exists; the names of its device files are made from them."""
 
     gi_id: int
@@ -46,8 +46,7 @@ class InstanceIds:
         return cls(gi_id=instance.gi_id, ci_id=device.ci_id, uuid=device.uuid)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedPartition:
+class AssignedPartition(Struct, frozen=True, kw_only=True):
     """A partition that is assigned to a claim. ``size`` is in memory slices.
 
     ``created_by_driver``: this driver creates the partition for the claim and destroys it afterwards. Otherwise another
@@ -67,8 +66,7 @@ class AssignedPartition:
         return same_gpu and mine.start < its.start + other.size and its.start < mine.start + self.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedShare:
+class AssignedShare(Struct, frozen=True, kw_only=True):
     """What one share of a GPU consumes, and how much the GPU had to share when the claim was prepared.
 
     Memory is in bytes, None on a GPU without memory of its own. ``percent`` is 0 to 100; 0 is a share that asked for no
@@ -82,8 +80,7 @@ class AssignedShare:
     max_shares: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedSharing:
+class AssignedSharing(Struct, frozen=True, kw_only=True):
     """How a device is shared: between claims when ``share`` is set (by policy), else inside the claim (by its config).
 
     ``daemon`` is set under MPS; for a partition only once the partition exists. ``interval`` is Default under MPS.
@@ -95,8 +92,7 @@ class AssignedSharing:
     daemon: MpsDaemon | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedDevice:
+class AssignedDevice(Struct, frozen=True, kw_only=True):
     """One result of a claim's allocation as it was prepared. ``request`` is the base request.
 
     ``share_id`` alone does not make it a share: a claim that consumes all of a shared GPU has the whole GPU.
@@ -147,8 +143,7 @@ def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
     return tuple(sorted({device.gpu_uuid for device in devices if not device.admin_access}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptToken:
+class AttemptToken(Struct, frozen=True, kw_only=True):
     """Which process works on an entry, and in which of its attempts.
 
     A process compares it to notice that another process took the entry over.
@@ -158,8 +153,7 @@ class AttemptToken:
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One claim in the journal. ``changed_at`` is in seconds since the epoch, for people only."""
 
     ref: ClaimRef
@@ -175,16 +169,14 @@ class Entry:
         return any(device.changes_hardware for device in self.devices)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Struct, frozen=True, kw_only=True):
     """One device that is assigned to a claim, without admin access."""
 
     uid: ClaimUid
     device: AssignedDevice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanedPartition:
+class OrphanedPartition(Struct, frozen=True, kw_only=True):
     """A partition that this driver created for a claim that is no longer in the journal.
 
     An older version of the driver, which runs beside this one during an update, removes claims but knows no partitions;
@@ -196,8 +188,7 @@ class OrphanedPartition:
     partition: AssignedPartition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
+class Conflict(Struct, frozen=True, kw_only=True):
     """``wanted`` cannot be assigned while the ``holders`` have their devices.
 
     ``other`` is the first device that excludes it. It is None when the sum of all shares is too large; ``shortage``
@@ -210,8 +201,7 @@ class Conflict:
     shortage: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
+class Blocked(Struct, frozen=True, kw_only=True):
     """Why a claim could not be begun.
 
     ``by``: entries of claims with conflicting devices, or the claim's own entry. ``orphaned_partitions``: overlapping

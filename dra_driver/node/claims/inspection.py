@@ -5,9 +5,10 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.model.claim import ClaimRef
@@ -45,8 +46,7 @@ _BUSY_S: Final = 5.0
 _TABLES: Final = frozenset(("claim", "device", "mig", "sharing", "gpu_note", "note"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuNote:
+class GpuNote(Struct, frozen=True, kw_only=True):
     """A setting of a GPU that this driver changed: its key, its value, and the boot in which it was changed."""
 
     gpu: GpuUuid
@@ -55,8 +55,7 @@ class GpuNote:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalContent:
+class JournalContent(Struct, frozen=True, kw_only=True):
     """All that a journal has. ``rebuild_pending``: it is new, and claims that were prepared before may be missing."""
 
     entries: tuple[Entry, ...] = ()

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import (
     ApiUnreachableError,
     DeviceInUseError,
@@ -23,7 +25,6 @@ from dra_driver.core.errors import (
     RetryableError,
     ServerBusyError,
 )
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.prepare_gate import PreparesPausedError
 
@@ -41,16 +42,14 @@ class GpuLockedError(RetryableError):
     """Another call or another process is working on a GPU of the claim."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallBudget:
+class CallBudget(Struct, frozen=True, kw_only=True):
     """When a call began and when all its claims must be answered, in seconds of the `WakeableClock`."""
 
     started: float
     deadline: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True, kw_only=True):
     """For how many seconds from the start of a call each kind of error is waited for.
 
     - ``call_s`` bounds all claims of the call together; the kubelet gives up after 45 s.

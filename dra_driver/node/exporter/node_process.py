@@ -12,9 +12,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from dra_driver.config.usage_findings import FILE as FINDINGS
 from dra_driver.config.usage_findings import FOLDER, RENEW_S, encode

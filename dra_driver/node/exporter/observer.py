@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.node.exporter.log_links import LogLinks
 from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
@@ -21,8 +22,7 @@ from dra_driver.node.usage.values import JoinedUsage
 from dra_driver.node.usage.watchdog import WatchdogState, watch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(Struct, frozen=True, kw_only=True):
     """What is read at each look."""
 
     assignments: AssignmentsReader
@@ -32,8 +32,7 @@ class Sources:
     pods: PodResourcesReader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookResult:
+class LookResult(Struct, frozen=True, kw_only=True):
     """The result of one look. ``window_s`` is how much of the window was seen."""
 
     joined: JoinedUsage

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage_findings import MAX_COMMAND
 from dra_driver.node.usage.cgroups import place_of
 from dra_driver.node.usage.sources import ProcessFacts, Unread
@@ -22,8 +23,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SLACK_S: Final = 2 / _TICKS
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """Facts of one process, which is the same one as long as it began at the same tick."""
 
     start: int

@@ -6,11 +6,11 @@ and what is unknown is left out. Format 1 only grows: later versions add fields 
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.health import HealthCause, Severity
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health.fault import MOST_DETAIL, MOST_ID, FaultKey, Faults, HealthFault
@@ -25,8 +25,7 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 _MOST_TIME: Final = 1e12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRecord:
+class HealthRecord(Struct, frozen=True, kw_only=True):
     """What is remembered of a node. ``boot_id`` is the boot whose monotonic clock the times are of.
 
     ``forgotten`` are GPUs whose faults up to that time are dropped on purpose.

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.health import HealthCause, Severity
 
 MOST_ID: Final = 65535
@@ -43,8 +44,7 @@ class FaultKey(NamedTuple):
     xid: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthFault:
+class HealthFault(Struct, frozen=True, kw_only=True):
     """``detail`` is what was read: a recovery action, numbers of links, the reason why a GPU does not answer.
 
     ``since`` is when it reached ``severity``. ``opened`` is when it began or came back, ``seen`` when it was seen last,

@@ -27,11 +27,12 @@ Events of one moment may come in any order and any number of portions: the fault
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from math import nextafter
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.health import (
     HealthCause,
     HealthEvent,
@@ -53,8 +54,7 @@ FAILED: Final = "failed"
 PENDING: Final = "pending"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(Struct, frozen=True, kw_only=True):
     """When and by which rules something is judged. ``clock``: monotonic seconds; ``wall``: seconds of the epoch."""
 
     clock: float

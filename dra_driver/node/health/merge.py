@@ -9,8 +9,9 @@ The result does not depend on the order of the two, and merging twice changes no
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf, nextafter
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health.codec import MOST_GPUS, HealthRecord

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.ids import GpuUuid
 
@@ -17,8 +18,7 @@ class HealthState(StrEnum):
     EVICT = "evict"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHealth:
+class DeviceHealth(Struct, frozen=True, kw_only=True):
     """The state of one GPU (``gi_id`` None) or of a GPU instance with conditions of its own.
 
     ``seconds`` is how long it has had this state. `HealthState.RECOVERING`: recovery was seen for every condition, and
@@ -31,8 +31,7 @@ class DeviceHealth:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthStatus:
+class HealthStatus(Struct, frozen=True, kw_only=True):
     """Everything at one moment. ``xids`` counts XIDs since this process started, by GPU and number.
 
     Numbers are texts: an XID that the table does not have is ``other``, so that there are few different ones.

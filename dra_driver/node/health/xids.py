@@ -3,7 +3,8 @@
 from enum import StrEnum
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.node.health.xid_table import ROWS
 
 _REPORTED_SINCE: Final = 565
@@ -20,8 +21,7 @@ class XidRecovery(StrEnum):
     CONTACT_SUPPORT = "contact-support"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """``reported``: a driver that has the recovery action at all (NVML field 230) reports one if this XID needs it."""
 
     number: int

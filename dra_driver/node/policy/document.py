@@ -10,12 +10,12 @@ PyYAML is loaded at the first YAML text and not with this module: most nodes hav
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.config.schema import Step, printable
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 MAX_DEPTH: Final = 32
 _WORDS: Final[Mapping[str, Any]] = {
@@ -27,8 +27,7 @@ _INT: Final = re.compile(r"[-+]?[0-9]{1,40}")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """One document. ``lines`` has the line number (from 1) of values by their paths; JSON has none."""
 
     value: Any

@@ -11,9 +11,10 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 MAX_FILES: Final = 64
 MAX_FILE_BYTES: Final = 256 * 1024
@@ -25,8 +26,7 @@ _ATTEMPTS: Final = 3
 Print = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyFile:
+class PolicyFile(Struct, frozen=True):
     """A file's name without its folder, and its bytes."""
 
     name: str

@@ -17,8 +17,9 @@ be free. The taint does not affect pods that are scheduled already.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import PartitionId

@@ -9,17 +9,17 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, policy_problems
 from dra_driver.config.schema import printable
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.node.policy.resolve import like
 
 MAX_KEPT_BYTES: Final = 1024 * 1024
 """Limit of all objects of one node together; a ConfigMap with policy files has as much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyObject:
+class PolicyObject(Struct, frozen=True, kw_only=True):
     """One object. ``data`` is its JSON without status and without the metadata that nodes do not use.
 
     ``data`` is None for an object of which only the name is kept, and ``size`` is then what it had, in bytes.
@@ -31,8 +31,7 @@ class PolicyObject:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadObject:
+class ReadObject(Struct, frozen=True, kw_only=True):
     """An object as a mapping, or the ``problem`` with it in one sentence."""
 
     name: str

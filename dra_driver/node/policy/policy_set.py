@@ -7,10 +7,11 @@ In a set every document is a valid GpuPolicy and names are unique. Files and obj
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
 from dra_driver.config.schema import FieldProblem, printable
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.node.policy.document import Document, UnreadableError, read_documents
 from dra_driver.node.policy.folder import PolicyFile
 from dra_driver.node.policy.objects import ReadObject
@@ -19,8 +20,7 @@ MAX_POLICIES: Final = 128
 _MAX_SHOWN: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySet:
+class PolicySet(Struct, frozen=True):
     """Policies in the order of their files, then those of objects. ``written`` are they as in the files or objects.
 
     ``generations`` has the names of those that are objects with their ``metadata.generation``; None where objects of
@@ -32,8 +32,7 @@ class PolicySet:
     generations: Mapping[str, int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
+class Complaint(Struct, frozen=True):
     """A problem in a file; ``line`` is None when it is not known."""
 
     file: str

@@ -8,9 +8,10 @@ expression engine would cost each node more memory than everything else in this 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection
 from dra_driver.core.errors import ConfigurationError

@@ -5,7 +5,8 @@ both as it was stays in force, although it may conflict with a newer one there, 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.config.policy import GpuPolicy
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -16,8 +17,7 @@ from dra_driver.node.policy.policy_set import PolicySet
 from dra_driver.node.policy.resolve import agree, matches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySets:
+class PolicySets(Struct, frozen=True, kw_only=True):
     """Sets of a node: the newest that is valid (None without one), the one in force, and why the newest is not.
 
     ``refused`` has the problem of single objects, by name.
@@ -67,8 +67,7 @@ def _generations(newest: PolicySet, good: PolicySet) -> Mapping[str, int | None]
     return {**only_good, **(newest.generations or {})}
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
+class _Rank(Struct, frozen=True):
     """Of the policies that select one GPU those of the highest priority, and whether they agree."""
 
     first: tuple[str, ...]
@@ -87,8 +86,7 @@ def _rank(policies: Iterable[GpuPolicy], gpu: Gpu, node_name: str) -> _Rank:
     return _Rank(names, agree(first, gpu))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _View:
+class _View(Struct, frozen=True, kw_only=True):
     """``ranks`` are those of the newest policies, ``good`` of those in force."""
 
     found: PolicySets

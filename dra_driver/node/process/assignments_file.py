@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
@@ -42,8 +43,7 @@ RETRY_S: Final = 5.0
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedGpu:
+class ReportedGpu(Struct, frozen=True, kw_only=True):
     """A GPU of the node and what its policy says of its use."""
 
     device: DeviceName

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
@@ -43,8 +44,7 @@ TERMINATING: Final = "because it is being terminated"
 """In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevices:
+class HeldDevices(Struct, frozen=True, kw_only=True):
     """A prepared claim and its devices."""
 
     ref: ClaimRef

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -28,7 +30,6 @@ from dra_driver.core.errors import (
     ServerBusyError,
 )
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
@@ -52,8 +53,7 @@ EVENT: Final = "ClaimStatusNotWritten"
 FILE: Final = "claim-status.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True, kw_only=True):
     """One device of a prepared claim. ``data`` is what is shown of it."""
 
     pool: str
@@ -62,8 +62,7 @@ class DeviceFacts:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimFacts:
+class ClaimFacts(Struct, frozen=True, kw_only=True):
     """A prepared claim. ``since`` is when it was prepared, in seconds of the Unix epoch."""
 
     ref: ClaimRef

@@ -20,7 +20,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.drain import DETACH_ANNOTATION, clean
 from dra_driver.kube.own_node import OwnNode
 
@@ -33,8 +34,7 @@ MAX_FILE_BYTES: Final = 4096
 _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetachRequest:
+class DetachRequest(Struct, frozen=True, kw_only=True):
     """``source`` is the annotation, file or label as a noun; ``ends`` says what to do to end the request."""
 
     source: str

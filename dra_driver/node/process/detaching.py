@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.backend import Detachable
@@ -64,8 +65,7 @@ class Phase(Enum):
     REATTACHING = "reattaching"
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(Struct, frozen=True):
     """``note`` says what is waited for. Replaced as a whole, so that any thread reads it without a lock."""
 
     phase: Phase = Phase.ATTACHED

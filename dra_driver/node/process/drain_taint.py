@@ -6,8 +6,9 @@ and a refused prepare would only leave them waiting. Who drains ends those pods.
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.drain import DRAIN_ANNOTATION, DRAINED_TAINT, NOT_DRAINED, DrainRequest
 from dra_driver.core.model.gpu import Snapshot

@@ -15,10 +15,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
@@ -34,8 +35,7 @@ GRACE_S: Final = 20.0
 """Seconds; a probe takes a few. Shorter than a prepare waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricHistory:
+class FabricHistory(Struct, frozen=True, kw_only=True):
     """What is known about the fabric of one GPU: since when it is not ready, and whether it was before."""
 
     not_ready_since: float | None = None

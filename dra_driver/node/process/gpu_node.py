@@ -12,9 +12,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver import __version__
 from dra_driver.config.policy import API_VERSION
@@ -30,7 +32,6 @@ from dra_driver.core.errors import (
     KubernetesApiError,
     NotFoundError,
 )
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.gpu_node import (
@@ -245,8 +246,7 @@ def _steady(status: GpuNodeStatus) -> GpuNodeStatus:
 _FORMS = {Form.PARTITION: PublishedForm.PARTITIONS, Form.SHARE: PublishedForm.SHARED, Form.WHOLE: PublishedForm.WHOLE}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeFacts(Struct, frozen=True, kw_only=True):
     """What the node process knows at one moment.
 
     ``terms`` are those that are published. ``missing`` are GPUs of the snapshot that are not found any more. With
@@ -264,8 +264,7 @@ class NodeFacts:
     usage: ToldUsage = NO_USAGE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
+class Versions(Struct, frozen=True, kw_only=True):
     """What the node runs, as far as it is known."""
 
     node_process: str

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ConfigurationError, DetachedError, DriverUnavailableError, StorageError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.cdi import DriverRoot
@@ -37,8 +38,7 @@ MPS = "mps"
 """The folder, below the driver's own, that the node process and ``dra-driver mps-host`` share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(Struct, frozen=True, kw_only=True):
     """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date.
 
     ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as

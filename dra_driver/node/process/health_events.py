@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
@@ -27,16 +28,14 @@ QUIET_S: Final = 60.0
 _Key = tuple[GpuUuid, int | None, HealthCause]
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(Struct, frozen=True):
     """The last event about a key. ``condition`` is None after its end was reported."""
 
     at: float
     condition: HealthCondition | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(Struct, frozen=True, kw_only=True):
     """An event about a condition that began, got worse or ended. ``gpu`` is the condition's, as far as it is known."""
 
     condition: HealthCondition

@@ -6,11 +6,12 @@ and does not know GPUs, so a GPU's condition is said of each of its devices that
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import DeviceName, GpuUuid, PoolName
@@ -32,8 +33,7 @@ class DeviceState(Enum):
     UNHEALTHY = "UNHEALTHY"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedDevice:
+class ReportedDevice(Struct, frozen=True, kw_only=True):
     """A published device and the hardware behind it; ``partition`` None for a whole GPU and for a share."""
 
     pool: PoolName
@@ -55,8 +55,7 @@ def devices_of(entry: Entry) -> tuple[ReportedDevice, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReport:
+class DeviceReport(Struct, frozen=True, kw_only=True):
     """What is said of one device."""
 
     pool: PoolName

@@ -24,10 +24,10 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+from msgspec import Struct
 
 from dra_driver.core._pb.health_v1 import api_pb2 as v1
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as v1alpha1
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.health_report import DeviceReport
 from dra_driver.node.process.server import generic_handler
@@ -43,8 +43,7 @@ SLOW_S: Final = 5.0
 Send = Callable[[Any], None]
 
 
-@dataclass(slots=True)
-class _Stream:
+class _Stream(Struct):
     """``sent`` is the number of the report that was sent last; ``sending_since`` is None while nothing is sent."""
 
     messages: Any

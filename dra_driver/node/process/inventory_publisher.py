@@ -24,8 +24,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.gpu import Snapshot

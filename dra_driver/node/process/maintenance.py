@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.cdi import FolderWatch
@@ -60,8 +61,7 @@ class Wakeup:
         return bool(ready)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodicTask:
+class PeriodicTask(Struct, frozen=True, kw_only=True):
     """``work`` runs every ``every_s`` seconds, counted from its last end, to half of the thread's shortest interval."""
 
     name: str

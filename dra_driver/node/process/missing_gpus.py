@@ -21,14 +21,16 @@ import time
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import asdict, fields, replace
+
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.published import limits
@@ -46,8 +48,7 @@ _LATEST: Final = 4e9
 """Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownGpu:
+class KnownGpu(Struct, frozen=True, kw_only=True):
     """A GPU as it was found last. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
 
     gpu: Gpu
@@ -57,8 +58,7 @@ class KnownGpu:
 Known = Mapping[GpuUuid, KnownGpu]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingGpu:
+class MissingGpu(Struct, frozen=True, kw_only=True):
     """A GPU that is published and not found. ``since`` is in seconds of the Unix epoch; ``awaited``: it may be late."""
 
     since: float
@@ -210,8 +210,7 @@ def _since(last: KnownGpu, now: float) -> float:
     return now if last.gone_since is None else min(last.gone_since, now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _Entry(Struct, frozen=True, kw_only=True):
     gpu: Gpu
     goneSince: float | None = None  # noqa: N815 - the name in the file
 

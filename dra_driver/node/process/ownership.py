@@ -7,7 +7,8 @@ or another node process (a rolling update) did in between.
 """
 
 import threading
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot

@@ -27,12 +27,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver import __version__
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
@@ -95,8 +96,7 @@ SOON_S, RESYNC_S = 1.0, 5.0
 POLICIES_FILE = "policies-in-force.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class Component(Struct, frozen=True, kw_only=True):
     """One part of the node process. ``stop`` returns within the part's own limit.
 
     ``problem`` is why the node cannot serve a new pod, ``remarks`` are what a ready node offers less of, one sentence

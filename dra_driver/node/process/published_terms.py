@@ -4,7 +4,8 @@ Prepares use the terms in force (``terms_resolver.py``): a claim that was alloca
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid

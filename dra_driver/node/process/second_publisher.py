@@ -21,12 +21,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.files import replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
 from dra_driver.kube.own_node import OwnNode
@@ -86,8 +87,7 @@ class SecondPublisherFile:
             log.warning("the note of a second publisher stays; a restart waits for it", extra={"reason": error})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """Whether devices are withdrawn. ``since`` is when the opposite was first seen, ``found`` what was last found."""
 
     withdrawn: bool = False

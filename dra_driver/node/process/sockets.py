@@ -21,15 +21,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 
 MAX_PATH_BYTES = 107
 _CONNECT_TIMEOUT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketPaths:
+class SocketPaths(Struct, frozen=True, kw_only=True):
     """The two public paths. ``registration`` is in the kubelet's registry, ``dra`` in the driver's own directory."""
 
     registration: Path
@@ -56,8 +56,7 @@ class SocketPaths:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """The file of one published socket, identified by device and inode."""
 
     path: Path

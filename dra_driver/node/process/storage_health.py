@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.hardware.cdi import FolderWatch
 from dra_driver.node.process.preflight import why_not_writable
 
@@ -28,8 +29,7 @@ LOOK_S = 60.0
 """How long the watch of the CDI directory is relied on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class Folder(Struct, frozen=True, kw_only=True):
     """A directory in which this driver writes; ``what`` and ``setting`` name it in messages."""
 
     path: Path
@@ -37,8 +37,7 @@ class Folder:
     setting: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Space(Struct, frozen=True, kw_only=True):
     """Free space of a file system; ``files`` is None where their number has no limit."""
 
     bytes: int

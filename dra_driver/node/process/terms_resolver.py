@@ -6,10 +6,10 @@ What a policy says is in ``node/policy/``; what follows from the terms is in ``n
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError, DriverUnavailableError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Terms, Use, terms_of
@@ -23,8 +23,7 @@ CLOSED = GpuTerms(offered=False)
 """For a GPU whose terms could not be resolved yet. The default terms would offer it to every claim."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
+class _Resolved(Struct, frozen=True):
     """Terms, and the snapshot and uses that they were resolved for; no snapshot before the first success."""
 
     snapshot: Snapshot | None = None

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.ids import ClaimUid
@@ -21,8 +22,7 @@ IDLE: Final = "GpuClaimIdle"
 QUIET_S: Final = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimNotice:
+class ClaimNotice(Struct, frozen=True, kw_only=True):
     """An event about one claim and its pods."""
 
     claim: ClaimRef

@@ -9,8 +9,9 @@ the pace of the controller, PodDisruptionBudgets and the opt-out are for.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from msgspec import Struct
+
 from dra_driver.config.usage_findings import time_text
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.gpu_node_usage import (
@@ -32,8 +33,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Told = TypeVar("_Told")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantedDevice:
+class GrantedDevice(Struct, frozen=True, kw_only=True):
     """One device of a prepared claim, without admin access. ``share_bytes`` is what a share was granted, None for other
     forms and where memory is not counted."""
 
@@ -42,8 +42,7 @@ class GrantedDevice:
     share_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantedClaim:
+class GrantedClaim(Struct, frozen=True, kw_only=True):
     """A prepared claim."""
 
     ref: ClaimRef

@@ -6,8 +6,9 @@ Pure: a snapshot, terms and the API server's features in, wire objects out.
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.terms import Terms, terms_of
@@ -23,8 +24,7 @@ NO_TERMS: Final[Terms] = MappingProxyType({})
 """The default terms for every GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuGroup:
+class GpuGroup(Struct, frozen=True, kw_only=True):
     """The devices of one GPU, which stay together in one ResourceSlice.
 
     ``max_devices`` is how many devices the GPU may get later without moving other GPUs to other ResourceSlices.
@@ -35,8 +35,7 @@ class GpuGroup:
     max_devices: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class Built(Struct, frozen=True, kw_only=True):
     """What a node publishes, GPUs in the order of `published.in_order`, and what it does not publish, with reasons.
 
     Wire objects share parts with each other and must not be changed.

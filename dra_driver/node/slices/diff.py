@@ -20,10 +20,11 @@ Existing resource slices come from the API server and may have been edited by an
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.compare import digest, same
@@ -31,8 +32,7 @@ from dra_driver.node.slices.layout import DesiredSlice, generate_name, index_of
 from dra_driver.node.slices.taint_times import Times, known_times, with_times
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolIdentity:
+class PoolIdentity(Struct, frozen=True, kw_only=True):
     """The pool's owner. ``node_uid`` makes the Node the owner, so that resource slices are deleted with it."""
 
     driver: str
@@ -41,8 +41,7 @@ class PoolIdentity:
     pool: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class Delete(Struct, frozen=True, kw_only=True):
     """An existing resource slice to delete, if it is still the version that was read."""
 
     name: str
@@ -50,8 +49,7 @@ class Delete:
     resource_version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Writes:
+class Writes(Struct, frozen=True, kw_only=True):
     """The writes: ``deletes`` first, then ``in_order``.
 
     The pool is incomplete until the last write, in the generation that the scheduler uses, so none of its devices is

@@ -12,8 +12,9 @@ refuses the other's arrangement, so the canaries tell "gate off" from "arranged 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
@@ -131,7 +132,7 @@ class FeatureWatch:
         hides = (version.major, version.minor) == _SHARES_HIDE_COUNTERS
         before, self._features = self._features, replace(kept, shares_hide_counters=hides)
         self._asked = version
-        found = {field.name: getattr(self._features, field.name) for field in fields(ApiServerFeatures)}
+        found = {name: getattr(self._features, name) for name in ApiServerFeatures.__struct_fields__}
         log.info("API server features found", extra={"version": str(version), **found})
         return before != self._features
 

@@ -16,7 +16,8 @@ and nothing at all is left. Everything else that is left out has a reason.
 
 from collections.abc import Iterable, Sequence
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Taint, WithheldPartitions
@@ -27,8 +28,7 @@ from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.taints import blocks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forms:
+class Forms(Struct, frozen=True, kw_only=True):
     """The forms of one GPU, in the order in which they are published, and why there are not more.
 
     ``sharing`` belongs to the whole GPU. ``left`` are the counters of ``placements``, empty when there are none.

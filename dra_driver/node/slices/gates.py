@@ -6,7 +6,8 @@ Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (d
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.kube.types import ResourceSliceSpec
 
 # Field to attribute of Features.
@@ -20,8 +21,7 @@ _FIELDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiServerFeatures:
+class ApiServerFeatures(Struct, frozen=True, kw_only=True):
     """Which features the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075).
 
     - ``counters_beside_devices``: counter sets have to be in the resource slice of the devices that consume them (1.34)

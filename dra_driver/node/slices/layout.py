@@ -14,7 +14,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.kube.published import limits
 from dra_driver.kube.types import CounterSet, Device
 from dra_driver.node.slices.build import Built, GpuGroup
@@ -26,8 +27,7 @@ MAX_GENERATE_NAME = 58
 _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DesiredSlice:
+class DesiredSlice(Struct, frozen=True, kw_only=True):
     """The content of one ResourceSlice of the pool: devices, counter sets or (1.34) both.
 
     The wire objects must not be changed.

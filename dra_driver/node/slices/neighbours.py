@@ -7,7 +7,8 @@ comes from the API server is untrusted. Pure.
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.kube.published import names
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.untrusted_slice import mapping
@@ -17,8 +18,7 @@ _FULL_GPU: Final = "GPU-"
 _KEPT: Final = "gpus"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class Neighbour(Struct, frozen=True, kw_only=True):
     """Another pool with GPUs of this node. ``gpus`` are their UUIDs."""
 
     driver: str

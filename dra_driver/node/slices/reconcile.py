@@ -15,10 +15,11 @@ update of a resource slice that has counters keeps all of them, whatever the gat
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import InvalidObjectError, NotFoundError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.api import SlicesApi, StoredSlice
@@ -32,8 +33,7 @@ log = logging.getLogger(__name__)
 MAX_DROPPED = 16  # paths that are kept per resource slice, for people; a resource slice may lack hundreds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileResult:
+class ReconcileResult(Struct, frozen=True, kw_only=True):
     """The result of one pass. ``dropped`` are paths of fields that the API server did not keep.
 
     ``lost`` are features (``gates.ApiServerFeatures``) that the server turned out to lack; the pass then stopped
@@ -48,8 +48,7 @@ class ReconcileResult:
     lost: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Accepted:
+class _Accepted(Struct, frozen=True, kw_only=True):
     """The API server stored something else than was sent: the desired content, and what the server made of it."""
 
     want: DesiredSlice

@@ -1,7 +1,6 @@
 """The answer to ``/usage``: one look with its window, as JSON. Pure. ``exporter_answer`` reads it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
 
 def _knows(knows: Knows) -> Json:
     """True, or why not."""
-    return {item.name: getattr(knows, item.name) or True for item in fields(knows)}
+    return {name: getattr(knows, name) or True for name in knows.__struct_fields__}
 
 
 def _gpu(gpu: GpuUse) -> Json:

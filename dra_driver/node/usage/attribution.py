@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import ProcessUsage
@@ -17,8 +18,7 @@ _DeviceKey = tuple[str, str, str, str, str | None]
 _NO_SHARE: Final = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeldPart:
+class HeldPart(Struct, frozen=True):
     """One device of a claim. Compared by identity where two claims have equal devices."""
 
     claim: ClaimRef

@@ -16,7 +16,7 @@ name different pods, none is believed.
 import re
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 _UID = r"(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
 _POD: Final = re.compile(rf"(?:pod|(?:[^/]*-)pod){_UID}(?:\.slice(?P<joined>:[^:]+:.+)?)?")
@@ -25,8 +25,7 @@ _NO_CONTAINERS: Final = ("crio-conmon", "conmon")
 """CRI-O's own process beside each container."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupPlace:
+class CgroupPlace(Struct, frozen=True, kw_only=True):
     """Where a process runs. ``pod_uid`` is None where the path begins below the pod, ``container_id`` where the
     runtime's names are not known; never both."""
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage_findings import UsingPod
 from dra_driver.node.usage.cgroups import CgroupPlace
 from dra_driver.node.usage.values import ContainerRef
@@ -24,8 +25,7 @@ _TARGET: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogIndex:
+class LogIndex(Struct, frozen=True, kw_only=True):
     """The containers that the links name: by id, and each pod's by its UID."""
 
     by_id: Mapping[str, ContainerRef]

@@ -9,14 +9,13 @@ claim's. That is an estimate, and named so.
 from collections.abc import Sequence
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 MOST_WATTS: Final = 5000.0
 """More than a GPU takes: a counter that jumps further is not believed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnergyUser:
+class EnergyUser(Struct, frozen=True, kw_only=True):
     """One row. ``weight`` is its part of the GPU's utilisation (0 to 100), None where it is not known; ``part`` of its
     memory (0 to 1). ``is_alone``: its claim has the whole GPU."""
 

@@ -6,11 +6,12 @@ not known, and that is no reason to end anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, MAX_UNATTRIBUTED, Unattributed
 from dra_driver.node.usage.observed import began, step_s
 
@@ -22,8 +23,7 @@ DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-c
 _DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignProcess:
+class ForeignProcess(Struct, frozen=True, kw_only=True):
     """A process on a GPU that is in no container of a claim that has the GPU. ``memory_bytes`` None is unknown."""
 
     pid: int
@@ -31,8 +31,7 @@ class ForeignProcess:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignUse:
+class ForeignUse(Struct, frozen=True, kw_only=True):
     """All of one GPU at a look."""
 
     gpu_uuid: str
@@ -40,8 +39,7 @@ class ForeignUse:
     processes: Sequence[ForeignProcess] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignWatched:
+class ForeignWatched(Struct, frozen=True, kw_only=True):
     """Of one GPU: for how long each process was seen (s), and what is told."""
 
     seen_s: Mapping[int, float]

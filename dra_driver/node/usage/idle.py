@@ -8,15 +8,15 @@ begins again.
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.usage import ProcessUsage
 from dra_driver.core.model.usage_findings import MAX_IDLE, IdleClaim
 from dra_driver.node.usage.observed import began, step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimUse:
+class ClaimUse(Struct, frozen=True, kw_only=True):
     """Whether a claim used any of its devices since the last look; None: not known.
 
     ``after_min`` are minutes without use after which it counts as idle, None for never. Of several devices with
@@ -28,8 +28,7 @@ class ClaimUse:
     after_min: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleWatched:
+class IdleWatched(Struct, frozen=True, kw_only=True):
     """For how long (s) a claim was seen without use, and since when that is told."""
 
     idle_s: float

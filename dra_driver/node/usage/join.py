@@ -13,10 +13,11 @@ only a device that a claim has alone is still told, by all that is in use of it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage
@@ -63,8 +64,7 @@ def join(look: Look) -> JoinedUsage:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gpu:
+class _Gpu(Struct, frozen=True, kw_only=True):
     """One GPU with the devices of claims on it. ``attribution`` is None where processes cannot be attributed."""
 
     uuid: GpuUuid
@@ -77,8 +77,7 @@ class _Gpu:
         return self.attribution is not None and self.reading is not None and self.reading.processes is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attributed:
+class _Attributed(Struct, frozen=True, kw_only=True):
     """The processes of one GPU: of each device (in the order of `_Gpu.held`), of several claims, and of none."""
 
     by_device: Sequence[Sequence[SeenProcess]]

@@ -6,11 +6,12 @@ Time is counted by a clock that does not jump; times of day are for people.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from datetime import datetime
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.node.usage.energy import EnergyUser, divided, joules_since
@@ -25,8 +26,7 @@ BUCKETS: Final = 60
 """Pieces of the window."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One container on one device of a claim. ``ended_s`` is when it ended, None while it lasts.
 
     ``joules`` is the total since the row began, None where nothing tells; ``estimated``: it was divided. ``peaks`` and
@@ -52,8 +52,7 @@ DeviceKey = tuple[str, ...]
 """UID of a claim, request, pool, device and share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageLedger:
+class UsageLedger(Struct, frozen=True, kw_only=True):
     """All rows. ``began_s`` is when the first look was; ``left_out`` rows were too many. ``unused_s`` has for how long
     (s) a device of a claim was seen without use: 0 while it is used, and no entry where that is not known."""
 

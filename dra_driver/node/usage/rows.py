@@ -6,14 +6,14 @@ sum over a claim's rows is right.
 
 from collections.abc import Iterable
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.terms import Form
 from dra_driver.node.usage.judge import device_used
 from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, SeenProcess
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RowKey:
+class RowKey(Struct, frozen=True, order=True):
     """Labels of one row. ``share`` is "" without one; ``pod`` and ``container`` are "" for the device as a whole."""
 
     namespace: str
@@ -27,8 +27,7 @@ class RowKey:
     container: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowUse:
+class RowUse(Struct, frozen=True, kw_only=True):
     """What is in use at one look. ``sm_percent`` is of the whole GPU, and for partitions of the instance. Each None
     where it is not known."""
 

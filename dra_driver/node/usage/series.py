@@ -8,7 +8,8 @@ is not known has no sample. ``dcgm`` has dcgm-exporter's names for values of who
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.node.usage.ledger import Row, UsageLedger
 from dra_driver.node.usage.rows import RowKey
 from dra_driver.node.usage.values import GpuUse, JoinedUsage
@@ -24,8 +25,7 @@ DCGM_LABELS: Final = ("gpu", "UUID", "device", "modelName", "hostname")
 MIB: Final = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(Struct, frozen=True, kw_only=True):
     """One metric. Counters end in ``_total``. ``samples`` have the values of ``labels`` and a number."""
 
     name: str
@@ -35,8 +35,7 @@ class Family:
     samples: tuple[Sample, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(Struct, frozen=True, kw_only=True):
     """What was found of claims, by UID and, for grants, device: seconds without use, bytes over what is tolerated."""
 
     idle_s: Mapping[str, float]

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.node.usage.cgroups import CgroupPlace
 from dra_driver.node.usage.container_logs import LogIndex
 from dra_driver.node.usage.values import Assignments
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
+class ProcessFacts(Struct, frozen=True, kw_only=True):
     """A process that /proc showed after the driver had listed it. ``place`` is None for a process of no pod.
 
     A process that ended, and one that began after the driver was asked (its PID was used again), has no facts.
@@ -21,8 +21,7 @@ class ProcessFacts:
     place: CgroupPlace | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedDevice:
+class ClaimedDevice(Struct, frozen=True, kw_only=True):
     """A device of a claim in a container, as the kubelet's PodResources tell: no UIDs."""
 
     namespace: str
@@ -40,15 +39,13 @@ PodClaims = Mapping[tuple[str, str], Mapping[str, tuple[ClaimedDevice, ...]]]
 """By namespace and name of the pod, then by name of the container. Init containers that end are not in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class Unread(Struct, frozen=True, kw_only=True):
     """Why something could not be read, as a sentence."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Struct, frozen=True, kw_only=True):
     """All that was read. ``at`` is UTC; ``elapsed_s`` is as in `JoinedUsage`.
 
     ``assignments`` are the last good ones. ``processes`` are by PID; `Unread` where /proc cannot be read at all.

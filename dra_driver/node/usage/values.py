@@ -7,7 +7,8 @@
 from datetime import datetime
 from enum import StrEnum
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
@@ -16,8 +17,7 @@ from dra_driver.core.model.usage_findings import UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedUse:
+class AssignedUse(Struct, frozen=True, kw_only=True):
     """One device of a prepared claim, as ``assignments.json`` has it.
 
     ``gi_id`` and ``uuid`` of a partition are None while it may not exist. ``uuid`` is what CUDA calls the device.
@@ -38,8 +38,7 @@ class AssignedUse:
     admin_access: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedClaim:
+class AssignedClaim(Struct, frozen=True, kw_only=True):
     """A prepared claim."""
 
     ref: ClaimRef
@@ -47,8 +46,7 @@ class AssignedClaim:
     devices: tuple[AssignedUse, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedGpu:
+class AssignedGpu(Struct, frozen=True, kw_only=True):
     """A GPU of the node. ``changing``: it is being cut or changes its mode, and must not be held open.
 
     ``rules`` are those of the policy for this GPU.
@@ -61,8 +59,7 @@ class AssignedGpu:
     rules: UsageRules = DEFAULT_USAGE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignments:
+class Assignments(Struct, frozen=True, kw_only=True):
     """All that the node process tells. ``detached`` says why the NVIDIA driver must not be open; None while it may.
 
     ``process_started`` is of the node process that wrote it.
@@ -76,16 +73,14 @@ class Assignments:
     claims: tuple[AssignedClaim, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerRef:
+class ContainerRef(Struct, frozen=True, kw_only=True):
     """A container of a pod. ``pod`` has the UID "" where nothing but the name tells which pod it is."""
 
     pod: UsingPod
     container: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenProcess:
+class SeenProcess(Struct, frozen=True, kw_only=True):
     """One process on a GPU. ``container`` is None for one of the host, and where that is not known.
 
     ``command`` is the name of the program as /proc tells it, which the process chooses; "" if it ended meanwhile.
@@ -107,8 +102,7 @@ class Basis(StrEnum):
     DEVICE = "device"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
+class DeviceUse(Struct, frozen=True, kw_only=True):
     """What one claim has of one device. Grants, form and names are in ``assigned``.
 
     ``processes`` are those that were attributed to the claim on this device; None if processes are not known.
@@ -128,8 +122,7 @@ class DeviceUse:
     containers: tuple[ContainerRef, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
+class GpuUse(Struct, frozen=True, kw_only=True):
     """One GPU: ``used`` = ``claims`` + ``unattributed`` + ``reserved`` bytes, each None where it is not known.
 
     ``reserved_bytes`` is the driver's. ``unattributed_bytes`` is all that is in use by no claim: the processes in
@@ -150,8 +143,7 @@ class GpuUse:
     unattributed: tuple[SeenProcess, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knows:
+class Knows(Struct, frozen=True, kw_only=True):
     """What the exporter can know on this node now. Each is None where it can, else a sentence that says why not."""
 
     driver: str | None = None
@@ -161,8 +153,7 @@ class Knows:
     claims: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedUsage:
+class JoinedUsage(Struct, frozen=True, kw_only=True):
     """One look. ``at`` is UTC, for people; ``elapsed_s`` is the time since the look before by a clock that does not
     jump, 0 for the first. ``devices`` are sorted by namespace, claim, request and device; ``gpus`` by UUID."""
 

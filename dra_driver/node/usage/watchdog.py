@@ -10,11 +10,12 @@ that cannot be attributed, never count against a claim: such a look ends what wa
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, MAX_PODS, OverGrant, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules
@@ -26,8 +27,7 @@ GROWTH: Final = 1.1
 """Memory is told anew when it has grown by a tenth: each number that is told is written to the API server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareUse:
+class ShareUse(Struct, frozen=True, kw_only=True):
     """What one claim has of one shared GPU at a look.
 
     ``grant_bytes`` is the sum of the claim's shares of the device. ``used_bytes`` is the sum over ``processes``
@@ -54,8 +54,7 @@ class ShareUse:
         return self.used_bytes is not None and bool(self.pods) and self.used_bytes > self.allowed_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class Watched(Struct, frozen=True, kw_only=True):
     """One claim on one device: for how long it was over, and since then below. ``told`` is the finding, if any."""
 
     over_s: float = 0.0

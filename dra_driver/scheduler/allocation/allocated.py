@@ -5,8 +5,9 @@ access allocates nothing, one with a share ID a share, any other the whole devic
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from dra_driver.scheduler.allocation.amounts import nano
 from dra_driver.scheduler.allocation.capacity import Consumed
@@ -16,8 +17,7 @@ Wire = Mapping[str, Any]
 PoolKey = tuple[str, str]
 
 
-@dataclass(slots=True)
-class PoolUse:
+class PoolUse(Struct):
     """What is allocated in one pool, by device name. ``holders`` are the claims, ``namespace/name``."""
 
     whole: set[str] = field(default_factory=set)

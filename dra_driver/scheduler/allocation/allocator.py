@@ -6,8 +6,10 @@ nodes. The clock that bounds an attempt is a parameter.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.scheduler.allocation.allocated import PoolKey, pool_uses
 from dra_driver.scheduler.allocation.events import PoolLeftOut, SearchRecorder
@@ -36,8 +38,7 @@ def random_share_id() -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationOutcome:
+class AllocationOutcome(Struct, frozen=True, kw_only=True):
     """The answer for one node: ``allocations`` has one AllocationResult per claim, in their order, or is None.
 
     Without allocations ``reason`` says why. ``invalid_pools`` are pools of the node with contradictory slices; the

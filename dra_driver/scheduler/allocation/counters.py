@@ -6,8 +6,9 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Format, Quantity
 from dra_driver.scheduler.allocation.allocated import PoolKey
@@ -18,8 +19,7 @@ from dra_driver.scheduler.allocation.events import CounterShort
 Wire = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CounterSupply:
+class CounterSupply(Struct, frozen=True, eq=False):
     """The numbered counters of a pool and what allocated devices leave of them (billionths; may be negative)."""
 
     index: Mapping[tuple[str, str], int]

@@ -5,8 +5,9 @@ not change them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
 
 from dra_driver.scheduler.allocation.allocated import NO_USE, PoolKey, PoolUse
 from dra_driver.scheduler.allocation.capacity import Consumed
@@ -19,8 +20,7 @@ Charges = tuple[tuple[int, int], ...]
 _NOTHING: Final[frozenset[str]] = frozenset()
 
 
-@dataclass(slots=True, eq=False)
-class PoolDevice:
+class PoolDevice(Struct, eq=False):
     """One published device and what is allocated of it. Compared by identity: an ID is unique within a valid pool.
 
     ``allocated``: an allocated claim has it whole. ``shared``: allocated claims have shares of it, which consume
@@ -67,8 +67,7 @@ class SharedContent(Protocol):
     def template(self) -> ContentTemplate: ...
 
 
-@dataclass(slots=True, eq=False)
-class PoolSlice:
+class PoolSlice(Struct, eq=False):
     """One ResourceSlice. ``order`` is its position in the input.
 
     ``content`` is equal for slices that share their devices and counters, except for values of the attributes in
@@ -122,8 +121,7 @@ class PoolSlice:
         return tuple(self.use.holders.get(device, ()))
 
 
-@dataclass(slots=True, eq=False)
-class Contents:
+class Contents(Struct, eq=False):
     """Devices in the order of the slice, and the counters they refer to. ``binds``: one has binding conditions."""
 
     devices: list[PoolDevice] = field(default_factory=list)

@@ -3,8 +3,9 @@
 A recorder gets a reason each time it applies: after backtracking the same device and reason occur again.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 
 class DeviceId(NamedTuple):
@@ -18,15 +19,13 @@ class DeviceId(NamedTuple):
         return "/".join(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InUse:
+class InUse(Struct, frozen=True, kw_only=True):
     """Allocated to the claims ``holders`` (``namespace/name``); to a claim of the pod itself if there are none."""
 
     holders: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotSelected:
+class NotSelected(Struct, frozen=True, kw_only=True):
     """Selector ``index`` of the class (``class_name`` set) or of the request is false."""
 
     class_name: str | None
@@ -34,20 +33,17 @@ class NotSelected:
     expression: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotOnNode:
+class NotOnNode(Struct, frozen=True, kw_only=True):
     """The device's own node selection excludes the node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateOff:
+class GateOff(Struct, frozen=True, kw_only=True):
     """The device needs a feature gate that is off."""
 
     gate: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityShort:
+class CapacityShort(Struct, frozen=True, kw_only=True):
     """``why``: ``undefined`` (the device has no such capacity), ``policy`` (its requestPolicy forbids the amount) or
     ``short`` (only ``free`` is left)."""
 
@@ -57,8 +53,7 @@ class CapacityShort:
     free: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterShort:
+class CounterShort(Struct, frozen=True, kw_only=True):
     """The first counter with too little left, after allocated devices and the devices of this search.
 
     ``own`` is False if the device does not consume the counter: another device overdrew it, which blocks the pool.
@@ -71,8 +66,7 @@ class CounterShort:
     own: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tainted:
+class Tainted(Struct, frozen=True, kw_only=True):
     """A taint that no toleration of the request covers."""
 
     key: str
@@ -80,8 +74,7 @@ class Tainted:
     effect: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintBroken:
+class ConstraintBroken(Struct, frozen=True, kw_only=True):
     """Constraint ``index`` of the claim. ``seen`` is None when the device lacks the attribute."""
 
     index: int
@@ -94,8 +87,7 @@ class ConstraintBroken:
 Cause = InUse | NotSelected | NotOnNode | GateOff | CapacityShort | CounterShort | Tainted | ConstraintBroken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(Struct, frozen=True, kw_only=True):
     """A device was rejected for a request. ``claim`` is an index, ``request`` is ``main`` or ``main/sub``."""
 
     claim: int
@@ -104,8 +96,7 @@ class Rejection:
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLeftOut:
+class PoolLeftOut(Struct, frozen=True, kw_only=True):
     """A pool that the node reaches but whose devices are not tried.
 
     ``why``: ``incomplete``, ``invalid`` or ``obsolete`` (a newer generation exists, not for this node).

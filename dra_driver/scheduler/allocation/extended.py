@@ -6,8 +6,9 @@ of it is not checked here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.scheduler.allocation.amounts import amount
 
@@ -20,8 +21,7 @@ UNNAMED: Final = "<extended-resources>"
 """The claim's name until the API server generates one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendedClaim:
+class ExtendedClaim(Struct, frozen=True, kw_only=True):
     """The claim before its creation, and for each container's resource the request that satisfies it."""
 
     claim: Wire
@@ -75,8 +75,7 @@ def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> Ext
     return ExtendedClaim(claim=claim, mappings=mappings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Container:
+class _Container(Struct, frozen=True):
     """A container. ``ends`` is set for init containers that end before the pod's containers start."""
 
     index: int
@@ -84,8 +83,7 @@ class _Container:
     ends: bool
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(Struct):
     """One resource in all containers. Init containers that end share the devices of later containers."""
 
     resource: str

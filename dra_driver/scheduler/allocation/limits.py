@@ -5,8 +5,9 @@ The scheduler limits an attempt to ten seconds per node (FilterTimeout of its pl
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
 
@@ -15,8 +16,7 @@ MAX_STEPS: Final = 2_000_000
 _LOOK_EVERY: Final = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """Limits for one node: ``steps`` (devices checked) and seconds. ``clock`` returns seconds since any moment.
 
     After checking every device ``reuse_after`` times, a search looks for the cached answer of an equivalent node.

@@ -7,8 +7,9 @@ nodes whose GPUs have different UUIDs are equivalent.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.scheduler.allocation.constraints import attribute_of
@@ -22,8 +23,7 @@ Key = tuple[Any, ...]
 _MOST_KEPT: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+class Solution(Struct, frozen=True):
     """The answer of a search: for each claim its alternatives, and its picks as alternative and device position."""
 
     fits: bool

@@ -7,9 +7,10 @@ nodeaffinity, noderesources, nodeports). Filters that depend on the places of ot
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.quantity import NANO, Quantity
 from dra_driver.scheduler.allocation.nodes import node_matches
@@ -24,8 +25,7 @@ _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
-@dataclass(slots=True)
-class NodeUsage:
+class NodeUsage(Struct):
     """What the pods on a node use of it."""
 
     pods: int = 0

@@ -6,9 +6,10 @@ computed once: most nodes of a cluster have pools of their own, and every node r
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+
+from msgspec import Struct, field
 
 from dra_driver.scheduler.allocation.allocated import NO_USE, PoolKey, PoolUse
 from dra_driver.scheduler.allocation.counters import CounterSupply, read_supply
@@ -20,8 +21,7 @@ Wire = Mapping[str, Any]
 ContentKey = tuple[Any, ...]
 
 
-@dataclass(slots=True, eq=False)
-class Pool:
+class Pool(Struct, eq=False):
     """Devices of one pool that a node reaches, in the order in which they are tried.
 
     ``why`` is empty, or ``incomplete`` or ``invalid`` with a ``detail``; then the pool has no devices. ``elsewhere``
@@ -55,8 +55,7 @@ class Pool:
         return self._supply
 
 
-@dataclass(slots=True, kw_only=True)
-class ReachablePools:
+class ReachablePools(Struct, kw_only=True):
     """What one node reaches: ``pools`` in the order of trial, and pools that are ``broken`` or ``obsolete``."""
 
     pools: list[Pool]

@@ -5,8 +5,9 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerFeatures
@@ -18,8 +19,7 @@ MAX_DEVICES: Final = 32
 """Most devices that one claim may have (AllocationResultsMaxSize)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Alternative:
+class Alternative(Struct, frozen=True, kw_only=True, eq=False):
     """A request without subrequests, or one subrequest of a request.
 
     ``name`` is ``main`` or ``main/sub`` as in results, ``base`` is ``main``, ``label`` is for messages. ``place`` is
@@ -42,8 +42,7 @@ class Alternative:
     constraints: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceRequest:
+class DeviceRequest(Struct, frozen=True, kw_only=True, eq=False):
     """One request of a claim. The first alternative with which all claims fit is chosen."""
 
     name: str
@@ -51,8 +50,7 @@ class DeviceRequest:
     has_choice: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ConstraintSpec:
+class ConstraintSpec(Struct, frozen=True, kw_only=True, eq=False):
     """A constraint in the claim's spec."""
 
     attribute: str
@@ -60,8 +58,7 @@ class ConstraintSpec:
     distinct: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DecodedClaim:
+class DecodedClaim(Struct, frozen=True, kw_only=True, eq=False):
     """One claim, decoded."""
 
     label: str
@@ -73,8 +70,7 @@ class DecodedClaim:
 SelectorSetOf = Callable[[Sequence[DeviceSelector]], SelectorSet]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDecoder:
+class ClaimDecoder(Struct, frozen=True, kw_only=True):
     """Decodes claims. ``selector_set`` returns one SelectorSet for equal selectors, which share their results."""
 
     classes: Mapping[str, Wire]

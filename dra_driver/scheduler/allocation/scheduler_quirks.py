@@ -6,15 +6,16 @@ difference of 1.34 and 1.35 from 1.36.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.scheduler.cel import LACKS_BEFORE_1_36, LACKS_NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerFeatures:
+class SchedulerFeatures(Struct, frozen=True, kw_only=True):
     """Feature gates of the scheduler; the defaults are those of 1.36."""
 
     admin_access: bool = True
@@ -51,8 +52,7 @@ GATES: Final[dict[str, str]] = {
 """Gate of Kubernetes -> field of Features."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerQuirks:
+class SchedulerQuirks(Struct, frozen=True, kw_only=True):
     """The mistakes and differences of one version. The defaults are those of 1.36; 1.37 has ``False`` everywhere.
 
     - ``counters_by_pool_name``: counters are kept by pool name without the driver. Counter sets of a second driver with
@@ -130,8 +130,7 @@ class SchedulerQuirks:
         return next((quirks for last, quirks in _UP_TO if number <= last), V1_37)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerRules:
+class SchedulerRules(Struct, frozen=True, kw_only=True):
     """Gates and quirks of the scheduler whose answer is computed."""
 
     features: SchedulerFeatures
@@ -159,5 +158,5 @@ V1_34: Final = replace(
     tolerations_dropped=True,
     capacity_by_position=True,
 )
-V1_37: Final = SchedulerQuirks(**{field.name: False for field in fields(SchedulerQuirks)})
+V1_37: Final = SchedulerQuirks(**dict.fromkeys(SchedulerQuirks.__struct_fields__, False))
 _UP_TO: Final = (((1, 34), V1_34), ((1, 35), V1_35), ((1, 36), V1_36))

@@ -5,8 +5,9 @@ It is a loop over a stack of choices, not a recursion: a pod may have more claim
 `state` decides whether one device can be allocated.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.scheduler.allocation.candidates import Candidates
@@ -23,8 +24,7 @@ class _Answer(Enum):
     EXCEEDED = "exceeded"
 
 
-@dataclass(slots=True)
-class _Choice:
+class _Choice(Struct):
     """A request with subrequests, of which one is being tried."""
 
     claim: int
@@ -33,8 +33,7 @@ class _Choice:
     all_exceeded: bool = True
 
 
-@dataclass(slots=True)
-class _Slot:
+class _Slot(Struct):
     """The ``have``-th device of a request. ``position`` is the next candidate to try."""
 
     claim: int

@@ -6,9 +6,10 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.core.semver import Semver
@@ -25,8 +26,7 @@ _MOST_ANSWERS: Final = 500_000
 _NOTHING: Final[Wire] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceSelector:
+class DeviceSelector(Struct, frozen=True, kw_only=True, eq=False):
     """An expression and its origin: selector ``index`` of the class, or of the claim's request."""
 
     expression: str

@@ -6,8 +6,9 @@ Kubernetes 1.36 where `SchedulerQuirks` has them. `search` decides in which orde
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.scheduler.allocation.amounts import Amount
@@ -45,8 +46,7 @@ Wire = Mapping[str, Any]
 _NO_CAPACITY: Wire = {}
 
 
-@dataclass(slots=True, eq=False)
-class Pick:
+class Pick(Struct, eq=False):
     """One device for one request. ``consumed`` is set for a share, ``charge`` if counters were charged."""
 
     alternative: Alternative

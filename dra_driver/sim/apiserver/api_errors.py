@@ -18,7 +18,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.validation import StatusCause
 
 
 def _details(kind: ResourceKind, name: str) -> Obj:
@@ -110,7 +110,6 @@ def status_error(status: int, reason: str, message: str, details: Obj | None = N
 
 
 def status_body(error: KubernetesApiError) -> Obj:
-    """The error as a metav1.Status object."""
     body: Obj = {
         "kind": "Status",
         "apiVersion": "v1",

@@ -1,19 +1,18 @@
-"""The description of one kind of object: names, scope, write rules and columns. `kinds` has all kinds.
+"""The description of one kind of object: names, scope and write rules. `kinds` has all kinds.
 
 Names follow Kubernetes' discovery documents (metav1.APIResource) and registry strategies (rest.RESTCreateStrategy and
 its siblings).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable
+
+from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.validation import StatusCause, dns_subdomain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Review:
+class Review(Struct, frozen=True, kw_only=True):
     """The context of a validation.
 
     ``old`` is the stored object on updates, None on creates. ``subresource`` is the one written to, "" for the object
@@ -27,8 +26,7 @@ class Review:
     namespace_labels: Callable[[], dict[str, str]] = dict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteRules:
+class WriteRules(Struct, frozen=True, kw_only=True):
     """A kind's behaviour on writes. Each function may change its first argument only.
 
     ``default`` sets the defaults that the real server sets when it decodes an object. ``prepare_create`` and
@@ -42,26 +40,7 @@ class WriteRules:
     warn: Callable[[Obj], list[str]] = lambda _obj: []
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of `kubectl get`; one of ``priority`` 1 is shown with ``-o wide`` only."""
-
-    name: str
-    type: str = "string"
-    priority: int = 0
-    format: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Printer:
-    """Columns, and the function that fills them: ``cells(obj, now)`` returns one value per column."""
-
-    columns: Sequence[Column]
-    cells: Callable[[Obj, datetime], list[object]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ResourceKind:
+class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     """One served kind. Compared by identity: the constants in `kinds.py` are the only instances.
 
     ``name_rule`` returns a message for each rule that metadata.name breaks. ``selectable`` are the dotted paths that
@@ -70,11 +49,11 @@ class ResourceKind:
     ``keeps_status_on_create`` is for kinds that are created with a status (nodes).
     """
 
-    group: str
-    version: str
     kind: str
     plural: str
-    name_rule: Callable[[str], list[str]]
+    group: str = ""
+    version: str = "v1"
+    name_rule: Callable[[str], list[str]] = dns_subdomain
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     namespaced: bool = True
@@ -87,8 +66,6 @@ class ResourceKind:
     selectable: tuple[str, ...] = ()
     default_propagation: str = "Background"
     rules: WriteRules = field(default_factory=WriteRules)
-    printer: Printer | None = None
-    served_also_as: tuple[tuple[str, str], ...] = ()
 
     @property
     def api_version(self) -> str:
@@ -97,7 +74,6 @@ class ResourceKind:
 
     @property
     def singular(self) -> str:
-        """The kind in lower case."""
         return self.kind.lower()
 
     @property

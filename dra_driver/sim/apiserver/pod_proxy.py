@@ -9,10 +9,11 @@ and what cannot be reached is 503. Unlike it, only GET and http are served, and 
 import http.client
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 from urllib.parse import quote, urlencode
+
+from msgspec import Struct
 
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
@@ -29,8 +30,7 @@ _PATH: Final = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/proxy(/.*)?"
 _NAME: Final = re.compile(r"(?:(?P<scheme>[a-z]*):(?=.*:))?(?P<pod>[^:]+)(?::(?P<port>[^:]*))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyPlan:
+class ProxyPlan(Struct, frozen=True, kw_only=True):
     """What is asked for ``pod``: ``path`` with its query, of ``port`` on loopback."""
 
     pod: str

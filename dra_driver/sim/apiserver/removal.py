@@ -7,8 +7,9 @@ until their kubelet deletes them with grace period 0.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
+
+from msgspec import Struct
 
 from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver.api_errors import forbidden, not_found, precondition_failed
@@ -21,8 +22,7 @@ FOREGROUND = "foregroundDeletion"
 UNDELETABLE_NAMESPACES = frozenset({"default", "kube-system", "kube-public"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOptions:
+class DeleteOptions(Struct, frozen=True, kw_only=True):
     """metav1.DeleteOptions. ``propagation`` is Background, Foreground, Orphan or "" for the kind's own default."""
 
     uid: str = ""

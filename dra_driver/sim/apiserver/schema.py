@@ -6,10 +6,11 @@ Go's decoder in the real server: it drops unknown fields and reports them, drops
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.api_errors import bad_request
@@ -40,8 +41,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 _NAMES = {dict: "object", list: "array", str: "string", bool: "bool", int: "number", float: "number"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldType:
+class FieldType(Struct, frozen=True, kw_only=True):
     """The type of a field. ``wraps`` are its containers, outermost first, ``[]`` or ``{}``; ``name`` is the item type.
 
     ``list_type`` is atomic, set, map or ""; ``keys`` identify items of a map list; apply patches replace ``atomic``
@@ -58,17 +58,14 @@ class FieldType:
 
     @property
     def inner(self) -> "FieldType":
-        """The type of an item of this list or map."""
         return FieldType(name=self.name, wraps=self.wraps[1:])
 
     @property
     def is_list(self) -> bool:
-        """Whether the outermost container is a list."""
         return self.wraps[:1] == ("[]",)
 
     @property
     def is_map(self) -> bool:
-        """Whether the outermost container is a map with free keys."""
         return self.wraps[:1] == ("{}",)
 
 
@@ -93,7 +90,6 @@ def _parse(text: str) -> FieldType:
 
 @cache
 def table() -> dict[str, Any]:
-    """The content of the file: ``kinds`` and ``types``."""
     text = files("dra_driver.sim.apiserver").joinpath("schema.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return {part: {**loaded[part], **_OWN[part]} for part in ("kinds", "types")}
@@ -106,7 +102,6 @@ def fields_of(type_name: str) -> dict[str, FieldType]:
 
 
 def type_of(kind: ResourceKind) -> FieldType:
-    """The type of a whole object."""
     return FieldType(name=table()["kinds"].get(f"{kind.api_version}/{kind.kind}", ANY))
 
 

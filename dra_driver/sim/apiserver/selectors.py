@@ -5,11 +5,12 @@ Grammar and messages follow k8s.io/apimachinery pkg/labels/selector.go and pkg/f
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, mapping
-from dra_driver.sim.apiserver.names import label_key, label_value
+from dra_driver.sim.apiserver.validation import label_key, label_value
 
 Match = Callable[[Obj], bool]
 
@@ -18,8 +19,7 @@ _EQUAL = re.compile(r"^\s*(?P<key>[^\s!=,()]+)\s*(?P<op>==|!=|=|>|<)\s*(?P<value
 _EXISTS = re.compile(r"^\s*(?P<not>!?)\s*(?P<key>[^\s!=,()]+)\s*$")
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
+class _Term(Struct, frozen=True):
     key: str
     op: str
     values: tuple[str, ...] = ()

@@ -10,15 +10,15 @@ collection); errors are those of `dra_driver.core.errors`. Semantics follow the 
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import not_found
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
-from dra_driver.sim.apiserver.patch.patching import Patch, apply_patch
-from dra_driver.sim.apiserver.pod_logs import PodLogs
-from dra_driver.sim.apiserver.pod_ports import PodPorts
+from dra_driver.sim.apiserver.patching import Patch, apply_patch
+from dra_driver.sim.apiserver.pod_logs import PodLogs, PodPorts
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
 from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Key, ObjectChange, ObjectState, Record
@@ -30,8 +30,7 @@ __all__ = ["DeleteOptions", "Event", "Listing", "Patch", "Store", "Subscription"
 INITIAL_NAMESPACES = ("default", "kube-public", "kube-system")
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Objects in key order, and the revision of the list, from which a watch can continue."""
 
     items: list[Obj]
@@ -69,16 +68,13 @@ class Store:
 
     @property
     def revision(self) -> int:
-        """The resourceVersion of the latest write."""
         with self._lock:
             return self._state.revision
 
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj:
-        """The object. Raises NotFoundError."""
         return self._copied(self.read(kind, name, namespace))
 
     def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj | None:
-        """The object, None if it does not exist."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
         return self._copied(record) if record else None

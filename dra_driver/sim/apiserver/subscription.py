@@ -59,7 +59,6 @@ class Subscription:
         self._lost_at = 0
 
     def offer(self, change: ObjectChange) -> None:
-        """Add a change. The store calls it for every write."""
         if change.kind not in self._kinds or (self._namespace and change.key[0] != self._namespace):
             return
         with self._ready:
@@ -103,7 +102,6 @@ class Subscription:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         with self._ready:
             return self._closed
 

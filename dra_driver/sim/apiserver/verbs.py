@@ -9,17 +9,15 @@ from datetime import datetime
 from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
-from dra_driver.sim.apiserver.event_view import from_events_v1
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import Clock, dig
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, PATCH_TYPES, Patch
-from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import StatusCause, unsupported
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
+from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.validation import StatusCause, unsupported
 
 _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")
@@ -54,19 +52,15 @@ def _options_invalid(options: str, problem: StatusCause) -> Exception:
 
 
 class Verbs:
-    """The verbs on one store. Thread-safe."""
-
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
     @property
     def now(self) -> datetime:
-        """The current time, for ages in tables."""
         return self._clock()
 
     def get(self, request: ApiRequest, target: Target) -> Reply:
-        """Get one object."""
         self._check_revision(request)
         return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self.now)
 
@@ -81,8 +75,7 @@ class Verbs:
         return views.many(request, target, chosen, revision, self.now)
 
     def create(self, request: ApiRequest, target: Target) -> Reply:
-        """Create an object; 201."""
-        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        obj, checks = request.object(), _FieldValidation(request, target)
         dry_run = self._dry_run(request, "CreateOptions")
         stored = self._store.create(
             target.kind, obj, namespace=target.namespace, dry_run=dry_run, on_unknown=checks.on_unknown
@@ -92,7 +85,7 @@ class Verbs:
 
     def update(self, request: ApiRequest, target: Target) -> Reply:
         """Replace the object or one of its subresources."""
-        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        obj, checks = request.object(), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
         wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})
         for field, value in wanted.items():
@@ -136,7 +129,6 @@ class Verbs:
         return views.one(request, target, Record(stored, 0), self.now, status=200 if known else 201, warnings=warnings)
 
     def delete(self, request: ApiRequest, target: Target) -> Reply:
-        """Delete the object, or mark it for deletion if something blocks that."""
         options = self._delete_options(request)
         removed, last = self._store.remove(target.kind, target.name, target.namespace, options)
         if not removed or target.kind.returns_deleted:
@@ -161,10 +153,6 @@ class Verbs:
 
     def _known(self, target: Target) -> bool:
         return self._store.find(target.kind, target.name, target.namespace) is not None
-
-    def _body(self, request: ApiRequest, target: Target) -> Obj:
-        obj = request.object()
-        return from_events_v1(obj) if target.is_other_view else obj
 
     def _check_revision(self, request: ApiRequest) -> None:
         """Check resourceVersion: replies have the newest state, which satisfies all but future and exact revisions."""

@@ -6,28 +6,26 @@ KEP-3157, KEP-956.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from dra_driver.core.errors import GoneError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
-from dra_driver.sim.apiserver.messages import ApiRequest
-from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.messages import ApiRequest, Target
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
-from dra_driver.sim.apiserver.tables import partial, table
+from dra_driver.sim.apiserver.validation import StatusCause
 from dra_driver.sim.apiserver.verbs import selection
-from dra_driver.sim.apiserver.views import include_option, view_of
+from dra_driver.sim.apiserver.views import include_option, partial, table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 1800
 BOOKMARK_INTERVAL_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPlan:
+class WatchPlan(Struct, frozen=True, kw_only=True):
     """The options of a watch request. With ``since`` None, existing objects come first."""
 
     request: ApiRequest
@@ -98,7 +96,7 @@ class Frames:
         metadata: Obj = {"resourceVersion": str(revision)}
         if initial_end:
             metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
-        obj = {"kind": kind.kind, "apiVersion": self._plan.target.group_version, "metadata": metadata}
+        obj = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
         if self._as_table:
             obj = self._table(obj)
         elif self._as_partial:
@@ -106,7 +104,6 @@ class Frames:
         return _frame("BOOKMARK", dump(obj))
 
     def gone(self, error: GoneError) -> bytes:
-        """The last line of a watch whose history is lost."""
         return _frame("ERROR", dump(status_body(error)))
 
     def _line(self, change: ObjectChange) -> bytes | None:
@@ -130,8 +127,6 @@ class Frames:
             return dump(self._table(record.obj))
         if self._as_partial:
             return dump(partial(record.obj))
-        if self._plan.target.is_other_view:
-            return dump(view_of(self._plan.target, record.obj))
         return record.json
 
     def _table(self, obj: Obj) -> Obj:

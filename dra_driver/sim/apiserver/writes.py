@@ -19,12 +19,11 @@ from dra_driver.sim.apiserver.api_errors import (
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
 from dra_driver.sim.apiserver.kind import ResourceKind, Review
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
-from dra_driver.sim.apiserver.names import generated_name
-from dra_driver.sim.apiserver.problems import invalid
 from dra_driver.sim.apiserver.removal import Removal
 from dra_driver.sim.apiserver.rules.meta import meta_problems, meta_update_problems
 from dra_driver.sim.apiserver.schema import decode
 from dra_driver.sim.apiserver.state import Key, ObjectState, Record, object_key
+from dra_driver.sim.apiserver.validation import generated_name, invalid
 
 _SERVER_OWNED = (
     "uid",
@@ -152,8 +151,7 @@ class ObjectWriter:
         if not isinstance(obj.get("metadata", {}), dict):
             raise bad_request(f"{kind.kind}: metadata must be an object, got {type(obj['metadata']).__name__}")
         found = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
-        served = {kind.api_version, *("/".join(also) for also in kind.served_also_as)}
-        if found[0] not in served or found[1] != kind.kind:
+        if found != (kind.api_version, kind.kind):
             raise bad_request(
                 f"{found[1]} in version {found[0]!r} cannot be handled as a {kind.kind}: expected {kind.api_version}"
             )

@@ -7,21 +7,20 @@ that lists leftovers on its nodes.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dra_driver.core.errors import AlreadyExistsError, DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
-from dra_driver.sim.client import Client
+from dra_driver.sim.client import Client, deletion_order, kind_of, load, split_namespace
 from dra_driver.sim.demo.expectations import Expectation, read_expectations, unmet, why_unscheduled
-from dra_driver.sim.manifests import deletion_order, kind_of, load, split_namespace
 
 POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerReport:
+class ContainerReport(Struct, frozen=True, kw_only=True):
     """One container and its log when the expectations were met. ``note`` is why its pod has no node, "" with one."""
 
     pod: str
@@ -32,8 +31,7 @@ class ContainerReport:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleResult:
+class ExampleResult(Struct, frozen=True, kw_only=True):
     """The result of one example. ``problem`` is None if its expectations were met and nothing was left behind."""
 
     example: str

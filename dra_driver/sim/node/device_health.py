@@ -7,8 +7,10 @@ UpdateAllocatedResourcesStatus. Containers with an extended resource alone have 
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 from dra_driver.sim.node.kubelet_state import DeviceResponse
@@ -21,8 +23,7 @@ DeviceId = tuple[str, str]
 """Pool and device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedHealth:
+class ReportedHealth(Struct, frozen=True, kw_only=True):
     """``status`` is Healthy, Unhealthy or Unknown; ``until_s`` (monotonic) is when it is outdated."""
 
     status: str

@@ -8,15 +8,16 @@ that a restarted kubelet calls the driver again.
 import json
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from dra_driver.core.errors import RetryableError, StorageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeClaim:
+class NodeClaim(Struct, frozen=True, kw_only=True):
     """A claim that a pod on this node uses; ``drivers`` are those with results in its allocation."""
 
     namespace: str
@@ -25,8 +26,7 @@ class NodeClaim:
     drivers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceResponse:
+class DeviceResponse(Struct, frozen=True, kw_only=True):
     """One device of a driver's response. ``share_id`` is "" for a device that is not shared."""
 
     driver: str
@@ -37,8 +37,7 @@ class DeviceResponse:
     share_id: str = ""
 
 
-@dataclass(slots=True)
-class ClaimInfo:
+class ClaimInfo(Struct):
     """A claim on this node. ``prepared`` is not in the file."""
 
     claim: NodeClaim
@@ -94,7 +93,6 @@ class KubeletState:
         return self.devices(uids[0]) if uids else ()
 
     def claims_of(self, pod_uid: str) -> list[NodeClaim]:
-        """The claims that the pod uses."""
         with self._lock:
             return [entry.claim for entry in self._entries.values() if pod_uid in entry.pods]
 
@@ -114,14 +112,12 @@ class KubeletState:
             return last
 
     def forget(self, uids: Iterable[str]) -> None:
-        """Remove claims that are unprepared."""
         with self._lock:
             for uid in uids:
                 self._entries.pop(uid, None)
             self._save()
 
     def pods(self) -> frozenset[str]:
-        """Pods that use a claim on this node."""
         with self._lock:
             return frozenset(pod for entry in self._entries.values() for pod in entry.pods)
 

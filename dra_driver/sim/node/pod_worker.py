@@ -9,9 +9,11 @@ not run: with restart policy Always a container keeps running, otherwise it exit
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConflictError, DraError, NotFoundError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
@@ -34,8 +36,7 @@ _EXTENDED = "<extended-resources>"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodHost:
+class PodHost(Struct, frozen=True, kw_only=True):
     """What a worker uses of its node. A real kubelet retries a prepare after 60-90 s and restarts after 10 s."""
 
     store: Store

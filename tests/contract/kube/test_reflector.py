@@ -56,14 +56,18 @@ class Heard:
 
 @contextmanager
 def reflecting(
-    script: Callable[[Exchange], None], tmp_path: Path, longest_s: float = 0.05
+    script: Callable[[Exchange], None],
+    tmp_path: Path,
+    longest_s: float = 0.05,
+    slim: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[ScriptedServer, Reflector, Heard]]:
     with ScriptedServer(script) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())
         rest = ShortWatches(Connection.load(str(path)), timeouts=Timeouts(connect_s=1, read_s=0.5, total_s=1))
         heard = Heard()
-        reflector = Reflector(rest, PATH, "spec.driver=d", heard, backoff=Backoff(first_s=0.02, longest_s=longest_s))
+        backoff = Backoff(first_s=0.02, longest_s=longest_s)
+        reflector = Reflector(rest, PATH, "spec.driver=d", heard, backoff=backoff, slim=slim)
         reflector.start()
         try:
             yield server, reflector, heard
@@ -383,3 +387,25 @@ def test_waits_long_after_an_error_that_is_no_failure_and_says_so_once(
         reflector.stop()
         assert lists(server) == 3
         assert [record.message for record in caplog.records].count("watch failed; will retry") == 1
+
+
+def test_unreadable_objects_end_no_list_and_no_watch(tmp_path: Path) -> None:
+    """Anyone who may create a claim could otherwise blind every client of claims."""
+    deep = b'{"metadata":{"name":"deep","resourceVersion":"%d"},"spec":[' + b"[" * 5_000 + b"]" * 5_000 + b"]}"
+    odd = {"type": "ADDED", "object": {**item("odd", "5"), "spec": 5}}
+
+    def script(x: Exchange) -> None:
+        if "watch" not in x.seen.query:
+            x.raw(b'{"metadata":{"resourceVersion":"3"},"items":[' + deep % 2 + b"]}")
+        elif x.seen.query["resourceVersion"] == "3":
+            x.stream([b'{"type":"MODIFIED","object":' + deep % 4 + b"}\n", odd])
+        else:
+            x.stream([event("ADDED", "good", "6")], end="hang")
+
+    def first_of_spec(found: dict[str, Any]) -> Any:
+        return found.get("spec", [1])[0]
+
+    with reflecting(script, tmp_path, slim=first_of_spec) as (server, reflector, heard):
+        heard.wait_for(("listed", ""), ("modified", "deep"), ("added", "good"))
+        assert (lists(server), watches(server)[:2]) == (1, ["3", "5"])
+        assert sorted(reflector.items()) == ["deep", "good"]

@@ -5,8 +5,9 @@ would not give by itself. Recorded MIG instances are not played: a report has th
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, Snapshot

@@ -1,12 +1,12 @@
 """The exporter's file: what was written is read, and what was not is refused or left out."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.config.usage_findings import MAX_BYTES, decode, encode
 from dra_driver.core.errors import ConfigurationError

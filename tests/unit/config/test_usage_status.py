@@ -1,12 +1,12 @@
 """``status.usage``: what is written fits the schema, however large, and is read back."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.config.schemas.gpu_node_usage import ToldUsageModel
 from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of

@@ -1,8 +1,7 @@
 """The brake over fleets of all sizes, and the pace."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.controller.brake import BrakeRules, brake_state, pace_s
 from dra_driver.controller.fleet import Fleet, fleet_of, slice_view

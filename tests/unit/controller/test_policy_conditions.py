@@ -1,9 +1,9 @@
 """The condition of a policy: one word and one sentence."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals

@@ -74,7 +74,7 @@ class _SkippingEvent(threading.Event):
         return self.is_set()
 
 
-def _stop() -> None:
+def _stop(_bench: object) -> None:
     """Placeholder of the last turn."""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.core.errors import AlreadyExistsError, ConflictError, GoneError, InvalidObjectError, NotFoundError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
+from dra_driver.sim.apiserver.patching import JSON_PATCH
 from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import claim, config_map, node, pod, resource_slice
 

@@ -6,15 +6,14 @@ GPU_IS_LOST for a lost one: one kept from earlier is invalid after a change of M
 """
 
 from collections.abc import Collection, Mapping, Set
-from dataclasses import field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
 import pynvml
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.health import HealthReading, RecoveryAction
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.nvml.errors import driver_call, is_passing, optional
@@ -29,8 +28,7 @@ from dra_driver.hardware.gpu.nvml.turns import GiveWay, Patience
 PCI_DEVICES = "bus/pci/devices"
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(Struct):
     """What is known of one GPU. ``were_up`` are NVLinks that this process has seen up."""
 
     bus_id: str | None = None

@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 
 import pynvml
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.health import HealthEvent, HealthEventKind

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import pynvml
+from msgspec import Struct
 
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.health import RecoveryAction
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, DRIVER_TROUBLE, WITHDRAWS, describe, raise_translated
 from dra_driver.hardware.gpu.nvml.fabric import FUNCTION, read_info
@@ -51,8 +51,7 @@ CONFIGURATIONS: Final = {
 }
 
 
-@dataclass(slots=True)
-class Vitals:
+class Vitals(Struct):
     """The last answers of one GPU; None for what it does not report. ``links``: which of its NVLinks are up."""
 
     recovery_action: RecoveryAction | None = None

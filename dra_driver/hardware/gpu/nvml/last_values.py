@@ -12,10 +12,10 @@ The first failure of each property is logged, and the end of the trouble; every 
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import pynvml
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Gpu

@@ -8,10 +8,10 @@ the GPU does not list, nvmlDeviceGetAttributes_v2 of such a device reports the s
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import pynvml
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import MigUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance, MigProfile

@@ -2,13 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import field
 from functools import partial
 
 import pynvml
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.nvml.confidential import mode_of
@@ -22,8 +21,7 @@ from dra_driver.hardware.gpu.nvml.session import Session
 from dra_driver.hardware.gpu.nvml.turns import GiveWay, Patience, Turn
 
 
-@dataclass(slots=True)
-class Known:
+class Known(Struct):
     """Facts that one session has read. Shared by threads: the thread in the GPU's turn replaces whole entries."""
 
     generation: int = 0

@@ -8,14 +8,14 @@ nvmlDeviceGetGpuInstancePossiblePlacements_v2 (starts and sizes are memory slice
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import field, replace
 from functools import partial
 from typing import TypeVar
 
 import pynvml
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, optional, raise_translated, withdraws
 
@@ -43,8 +43,7 @@ FLAVOURS = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 1
 Info = pynvml.c_nvmlGpuInstanceProfileInfo_t | pynvml.c_nvmlGpuInstanceProfileInfo_v2_t
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeProfile:
+class ComputeProfile(Struct, frozen=True):
     """A compute instance profile of a GPU instance. ``number`` is its constant in nvml.h, ``profile_id`` its id."""
 
     number: int
@@ -53,8 +52,7 @@ class ComputeProfile:
     multiprocessors: int
 
 
-@dataclass(slots=True, kw_only=True)
-class MigFacts:
+class MigFacts(Struct, kw_only=True):
     """Constant facts about a GPU with MIG, read once per session.
 
     ``profiles`` are those that can be created, by id. ``names`` and ``slices`` (of compute) also have profiles without

@@ -14,15 +14,14 @@ import re
 from pathlib import Path
 from typing import Self
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _RELEASE = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _MAX_VERSION = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True, kw_only=True):
     """One look.
 
     ``bound`` are address and inode of each link in the driver's folder (a GPU that was bound again has a new inode),

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.core.lean_dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Patience(Struct, frozen=True, kw_only=True):
     """How long NVML may take, in seconds. Tests have less.
 
     ``look_s``: one read of a GPU; ``first_look_s``: its first one in a session, which without persistence mode

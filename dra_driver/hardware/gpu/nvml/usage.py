@@ -5,11 +5,11 @@ one that has listed MIG devices keeps them from being destroyed; ``detach`` ends
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import pynvml
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
 from dra_driver.core.model.ids import GpuUuid
@@ -24,8 +24,7 @@ from dra_driver.hardware.gpu.nvml.session import Session
 LOOK_S: Final = 5.0
 
 
-@dataclass(slots=True)
-class _Meters:
+class _Meters(Struct):
     """What a GPU's looks compare with the look before, by NVML index; of one session."""
 
     uuid: GpuUuid | None = None

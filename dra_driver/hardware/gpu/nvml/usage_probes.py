@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import pynvml
+from msgspec import Struct
 
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import MigUuid
 from dra_driver.core.model.usage import InstanceUsage, ProcessUsage
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, optional, raise_translated
@@ -28,8 +28,7 @@ _NO_SAMPLES: Final = (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
 _GONE: Final = ABSENT | {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReading:
+class MemoryReading(Struct, frozen=True, kw_only=True):
     """Bytes; ``used`` is without what the driver reserves, where it tells that (version 2, from driver 510 on)."""
 
     total: int

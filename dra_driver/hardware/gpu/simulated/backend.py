@@ -6,8 +6,9 @@ Parses the spec (``spec.py``), applies the rules of MIG (``mig.py``) and keeps s
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot

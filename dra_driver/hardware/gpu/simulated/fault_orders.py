@@ -6,8 +6,10 @@ annotation is read only by a node process with simulated GPUs.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import DeviceName
 from dra_driver.hardware.gpu.simulated.faults import MAX_COUNT, FaultKind, HardwareFault
@@ -20,8 +22,7 @@ OF_PARTITIONS: Final = frozenset({FaultKind.XID, FaultKind.ECC})
 _DEVICE: Final = re.compile(r"gpu-\d{1,3}(-mig-[a-z0-9-]{1,48})?")
 
 
-@dataclass(frozen=True, slots=True)
-class FaultOrder:
+class FaultOrder(Struct, frozen=True):
     """One device that is to have one fault."""
 
     device: DeviceName

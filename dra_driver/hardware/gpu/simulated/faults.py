@@ -12,9 +12,11 @@ program); nvml.h for what a board reports.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import FabricState
 from dra_driver.core.model.gpu import Gpu
@@ -59,8 +61,7 @@ class FaultKind(StrEnum):
     FABRIC = "fabric"
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareFault:
+class HardwareFault(Struct, frozen=True):
     """A fault of no particular GPU. ``value`` is checked text, "" where the kind has none."""
 
     kind: FaultKind
@@ -86,8 +87,7 @@ class HardwareFault:
         return f"{self.kind}{value}{f'*{self.count}' if self.count > 1 else ''}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFault:
+class GpuFault(Struct, frozen=True, kw_only=True):
     """A fault of one GPU, or with ``gi_id`` of one of its GPU instances (XIDs and ECC errors only).
 
     ``source`` says who injected it, so that the same source can replace what it has injected; "" for a person or test.
@@ -99,8 +99,7 @@ class GpuFault:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHealth:
+class GpuHealth(Struct, frozen=True, kw_only=True):
     """One GPU's health as its faults make it. ``lost`` says why it does not answer.
 
     ``recovery_action`` is None while one of its instances is ill: NVML's "none" would say that it recovered.

@@ -8,9 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from dra_driver.core import errors
 from dra_driver.core.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError

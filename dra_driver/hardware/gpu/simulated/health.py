@@ -7,7 +7,8 @@ before this object was made, or while the GPUs were detached, are not told.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.health import HealthEvent, HealthReading

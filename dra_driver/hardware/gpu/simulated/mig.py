@@ -10,8 +10,10 @@ nvmlDeviceSetComputeMode) and NVIDIA's MIG user guide, whose listings also show 
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError, GpuBusyError, MigUnsupportedError, NoRoomError, ResetRequiredError
 from dra_driver.core.model.fabric import Fabric
@@ -25,8 +27,7 @@ ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines"
 COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this driver creates one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
+class GpuState(Struct, frozen=True, kw_only=True):
     """Mutable state of one GPU.
 
     ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and

@@ -32,9 +32,11 @@ import functools
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, HardwareError
 from dra_driver.core.model.fabric import Fabric, FabricState
@@ -56,8 +58,7 @@ NAMESPACE = uuid.UUID("6b0d6e7a-4b1c-5f0e-9a52-2f6c1d7e8a90")  # any constant: U
 GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?(\+pairs)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedGpu:
+class SimulatedGpu(Struct, frozen=True, kw_only=True):
     """A described GPU with its initial MIG instances; ``lost`` says why it does not answer."""
 
     gpu: Gpu
@@ -69,8 +70,7 @@ Linked = tuple[SimulatedGpu, str, catalog.GpuModel]
 """A GPU, what its NVLinks lead to (`nvlinks.of_entry`), and its board."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
+class NodeSpec(Struct, frozen=True, kw_only=True):
     """The description of one node, GPUs by minor. ``unavailable`` says why the driver cannot be used."""
 
     driver_version: str = DEFAULT_DRIVER_VERSION
@@ -253,8 +253,7 @@ def _refuse_duplicates(gpus: Sequence[SimulatedGpu]) -> None:
             seen.add(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(Struct, frozen=True):
     """Target and parser of a YAML field; ``read`` raises ValueError with the expected form."""
 
     target: str

@@ -37,9 +37,11 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.files import lock_file, replace_file
@@ -62,8 +64,7 @@ LOCK_TIMEOUT_S = 20.0
 _Stamp = tuple[int, int, int] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """A fault of a call; see the module docstring."""
 
     method: str
@@ -76,8 +77,7 @@ class Fault:
     after: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class Changes(Struct, frozen=True, kw_only=True):
     """Differences from the spec. ``gpus`` has the file's JSON objects by UUID."""
 
     count: int = 0

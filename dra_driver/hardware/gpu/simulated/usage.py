@@ -9,11 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from dra_driver.core.lean_dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
@@ -40,8 +41,7 @@ class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Active:
+class _Active(Struct, frozen=True, kw_only=True):
     """A process that uses a GPU now. ``percent`` is of the GPU."""
 
     pid: int

@@ -15,9 +15,10 @@ in it is left out and named. It is not synced: a crash ends processes, too.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
@@ -33,8 +34,7 @@ MAX_PID: Final = 2**22
 _LOCK_S: Final = 20.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedUse:
+class SimulatedUse(Struct, frozen=True, kw_only=True):
     """What one container uses of one device; fields as in the module docstring."""
 
     key: str

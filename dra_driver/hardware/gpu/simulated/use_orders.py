@@ -10,8 +10,9 @@ its ``processes`` (default 1) together, on each device of the claim. A real node
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 
@@ -26,8 +27,7 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FIELDS: Final = frozenset({"memory", "utilization", "after", "for", "processes"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UseStep:
+class UseStep(Struct, frozen=True, kw_only=True):
     """What all processes of a container use of one device from ``after_s`` on; ``for_s`` None: until the next step."""
 
     after_s: float = 0.0

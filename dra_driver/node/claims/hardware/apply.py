@@ -10,7 +10,7 @@ The caller holds the locks of the claim's GPUs from `inspect_partitions` until t
 After a failure the caller's `teardown` removes what was done so far.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.model.terms import Form

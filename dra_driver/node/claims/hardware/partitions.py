@@ -7,7 +7,8 @@ appears in its place later is not taken for the driver's own.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError, GpuBusyError, HardwareError, NoRoomError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid

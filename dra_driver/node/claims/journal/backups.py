@@ -18,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import UNFINISHED, replace_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.node.claims.entry import AssignedPartition, InstanceIds, OrphanedPartition
@@ -35,8 +36,7 @@ _SUFFIX = ".json"
 _MISTAKES = (ValueError, KeyError, TypeError, AttributeError, RecursionError, sqlite3.DatabaseError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoteBackup:
+class NoteBackup(Struct, frozen=True, kw_only=True):
     """One GPU note as it is in the journal."""
 
     key: str
@@ -44,16 +44,14 @@ class NoteBackup:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionBackup:
+class PartitionBackup(Struct, frozen=True, kw_only=True):
     """A partition that was created, or is about to be, for the claim's result at ``orphan.position``."""
 
     orphan: OrphanedPartition
     device: DeviceName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuStateBackup:
+class GpuStateBackup(Struct, frozen=True, kw_only=True):
     """The backup of one GPU. ``boot_id`` is that of the boot in which it was written."""
 
     gpu: GpuUuid

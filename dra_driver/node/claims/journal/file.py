@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import lock_file
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.node.claims.journal import rows, values
 from dra_driver.node.claims.journal.schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
 
@@ -58,8 +59,7 @@ _CORRUPTION = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenJournal:
+class OpenJournal(Struct, frozen=True, kw_only=True):
     """An open connection, and where a damaged file was moved (None when there was none)."""
 
     connection: sqlite3.Connection

@@ -13,8 +13,9 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError, StorageError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form, Use
@@ -57,8 +58,7 @@ AND NOT EXISTS (SELECT 1 FROM mig WHERE uid = ?1) AND NOT EXISTS (SELECT 1 FROM 
 _STILL = "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'prepared'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(Struct, frozen=True, kw_only=True):
     """The number of claims and devices in the journal."""
 
     claims: int

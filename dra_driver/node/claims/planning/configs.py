@@ -11,10 +11,11 @@ Source: kubernetes/dynamic-resource-allocation ``resourceclaim/resourceclaim.go`
 from collections.abc import Sequence
 from typing import TypeVar
 
+from msgspec import Struct
+
 from dra_driver.config.device_config import DeviceConfig, GpuConfig, MigDeviceConfig
 from dra_driver.config.parameters import decode
 from dra_driver.core.errors import InvalidParametersError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
 
 _ORDER = {"FromClass": 0, "FromClaim": 1}
@@ -23,8 +24,7 @@ _WHAT = {GpuConfig: "a whole GPU", MigDeviceConfig: "a MIG partition"}
 Kind = TypeVar("Kind", GpuConfig, MigDeviceConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedConfig:
+class DecodedConfig(Struct, frozen=True, kw_only=True):
     """One entry with its parameters decoded; ``place`` says where it stands, for messages."""
 
     place: str

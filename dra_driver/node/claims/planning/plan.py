@@ -5,10 +5,11 @@ journal decides whether a device is free.
 """
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ClaimError, UnknownDeviceError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
@@ -25,8 +26,7 @@ MAX_DEVICES = 32
 """Results of one claim (resource/v1 ``AllocationResultsMaxSize``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedDevice:
+class PlannedDevice(Struct, frozen=True, kw_only=True):
     """One result of the allocation: its GPU, its partition or sharing, and its names.
 
     ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document. Two results of one
@@ -70,8 +70,7 @@ class PlannedDevice:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparePlan:
+class PreparePlan(Struct, frozen=True, kw_only=True):
     """All devices of one claim, in the order of the allocation.
 
     ``partition_groups`` are partitions whose MPS daemons can be named only when the partitions exist.
@@ -79,7 +78,7 @@ class PreparePlan:
 
     ref: ClaimRef
     devices: tuple[PlannedDevice, ...]
-    partition_groups: tuple[PartitionGroup, ...] = field(default=(), compare=False)
+    partition_groups: tuple[PartitionGroup, ...] = ()
 
     @property
     def prepared(self) -> tuple[PreparedDevice, ...]:
@@ -100,7 +99,7 @@ class PreparePlan:
 
     def with_device(self, position: int, **changes: object) -> "PreparePlan":
         """The plan with changed fields of the device at ``position``."""
-        changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
+        changed = replace(self.devices[position], **changes)
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
 

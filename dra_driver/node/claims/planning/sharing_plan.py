@@ -8,9 +8,10 @@ several daemons is refused: a container that uses the request gets all its devic
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
+
 from dra_driver.config.device_config import GpuConfig, MigDeviceConfig, MpsLimits
 from dra_driver.core.errors import ClaimError, InvalidParametersError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
@@ -21,8 +22,7 @@ from dra_driver.node.claims.entry import AssignedPartition, AssignedShare, Assig
 from dra_driver.node.claims.planning.configs import DecodedConfig, config_for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class Granted(Struct, frozen=True, kw_only=True):
     """One result with its GPU, and its partition, share and sharing terms or None."""
 
     result: AllocatedDevice
@@ -32,8 +32,7 @@ class Granted:
     terms: SharingTerms | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionGroup:
+class PartitionGroup(Struct, frozen=True, kw_only=True):
     """Partitions (positions in the claim) under one MPS config.
 
     Their daemons need UUIDs, which exist once the partitions do.
@@ -43,16 +42,14 @@ class PartitionGroup:
     limits: MpsLimits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharingPlan:
+class SharingPlan(Struct, frozen=True, kw_only=True):
     """How each device is shared, in the order of the results; None where nothing has to be set up."""
 
     devices: tuple[AssignedSharing | None, ...]
     partition_groups: tuple[PartitionGroup, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
+class _Wish(Struct, frozen=True, kw_only=True):
     """What a config asks for one device beyond the default."""
 
     position: int

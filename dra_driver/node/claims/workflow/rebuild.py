@@ -16,7 +16,8 @@ minutes.
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import (

@@ -20,8 +20,9 @@ An entry or a file is removed only when it is known that no claim needs it.
 import logging
 from collections.abc import Callable, Iterator
 
+from msgspec import Struct
+
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import Entry, State
@@ -41,8 +42,7 @@ MOST_S = 10.0
 and an MPS host or NVIDIA driver that hangs costs every claim its second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryResult:
+class RecoveryResult(Struct, frozen=True, kw_only=True):
     """What was found and done. ``problems`` are sentences about what failed and will be tried again."""
 
     earlier_boot: tuple[ClaimUid, ...] = ()

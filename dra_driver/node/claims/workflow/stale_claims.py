@@ -11,8 +11,9 @@ containers that still run after their pod was deleted by force: the API server d
 import logging
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, Entry, State
@@ -24,8 +25,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectionResult:
+class CollectionResult(Struct, frozen=True, kw_only=True):
     """The result of one look: claims freed, claims that look over but are in grace, claims whose read failed."""
 
     freed: tuple[ClaimUid, ...]
@@ -33,8 +33,7 @@ class CollectionResult:
     unknown: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Suspicion:
+class _Suspicion(Struct, frozen=True, kw_only=True):
     """Which attempt looked over, and since when on the clock."""
 
     attempt: AttemptToken

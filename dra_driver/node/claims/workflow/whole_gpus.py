@@ -18,10 +18,10 @@ kubelet, which got no answer, prepares or unprepares again.
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.lean_dataclasses import dataclass
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
@@ -37,8 +37,7 @@ log = logging.getLogger(__name__)
 Prepared = tuple[PreparedDevice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class Beginning(Struct, frozen=True, kw_only=True):
     """What came of the short way: final answers, and what was read of the claims that are left."""
 
     answers: dict[ClaimUid, Prepared | DraError] = field(default_factory=dict)

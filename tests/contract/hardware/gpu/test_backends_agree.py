@@ -1,9 +1,9 @@
 """One suite for both backends: NVML over the C library and the simulation must say the same about the same node."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Snapshot

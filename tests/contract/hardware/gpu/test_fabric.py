@@ -1,10 +1,10 @@
 """The NVLink fabric of boards with NVSwitches, as both backends report it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.hardware.gpu.backend import GpuBackend

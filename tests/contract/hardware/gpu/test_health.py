@@ -1,10 +1,10 @@
 """One suite for the health of GPUs: NVML over the C library and the simulation must tell the same."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DetachedError
 from dra_driver.core.model.fabric import Fabric, FabricState

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot

@@ -1,8 +1,7 @@
 """MIG through NVML in a virtual machine with a part of a GPU (vGPU), whose partitions only the host can change."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import MigUnsupportedError
 from dra_driver.core.model.gpu import Gpu

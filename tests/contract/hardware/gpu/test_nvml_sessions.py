@@ -2,10 +2,10 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.nvml import renewals

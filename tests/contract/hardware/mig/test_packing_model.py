@@ -1,8 +1,7 @@
 """The bench's model of first fit and the real allocator, on the same requests: every grant at the same place."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.order import placement_order

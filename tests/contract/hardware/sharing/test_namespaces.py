@@ -6,10 +6,10 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.hardware.sharing.mps import MpsDaemon
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree

@@ -80,7 +80,7 @@ def test_what_needs_more_says_what_to_install(packages: Path, arguments: list[st
 def test_the_image_has_what_a_node_wants_and_the_extra_brings_the_rest() -> None:
     """The group is locked for the image; the extra is for those who install by pip."""
     project = PROJECT["project"]
-    shared = {"prometheus-client", "pyyaml", "google-re2"}
+    shared = {"msgspec", "prometheus-client", "pyyaml", "google-re2"}
     group = {normal(Requirement(line).name): line for line in PROJECT["dependency-groups"]["node"]}
     brought = {normal(Requirement(line).name): line for line in project["dependencies"]}
     brought = {name: line for name, line in brought.items() if name in shared}

@@ -2,11 +2,11 @@
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load

@@ -9,8 +9,9 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.ids import DeviceName, MigUuid

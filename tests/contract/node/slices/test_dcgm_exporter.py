@@ -3,10 +3,10 @@ internal/pkg/transformation/dra.go, onAddOrUpdate and GetDeviceInfo; kubernetes.
 PodResources. It looks at slices of the driver gpu.nvidia.com alone, and at string attributes of these names.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend

@@ -1,10 +1,10 @@
 """Faults of simulated GPUs by name."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.health import HealthEvent, HealthEventKind, RecoveryAction
 from dra_driver.core.model.ids import GpuUuid

@@ -1,10 +1,10 @@
 """When an NVML session is outdated."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.nvml.surroundings import Surroundings
 

@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+from msgspec import field
+
 from dra_driver.core.errors import CommandError
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.daemon import MpsDaemon
@@ -13,14 +15,10 @@ from dra_driver.hardware.sharing.supervise import Supervised
 DAEMON = MpsDaemon(id="one", devices=("GPU-00000000-0000-0000-0000-000000000001",))
 
 
-class FailingProgram(ControlProgram):
+class FailingProgram(ControlProgram, frozen=True):
     """Counts starts and never comes up."""
 
-    starts: list[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        object.__setattr__(self, "starts", [])  # the base class is a frozen dataclass
+    starts: list[str] = field(default_factory=list)
 
     def start(self, daemon: MpsDaemon, folder: DaemonFolder, shm: Path, output: int) -> "subprocess.Popen[bytes]":
         self.starts.append(daemon.id)

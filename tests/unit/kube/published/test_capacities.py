@@ -1,6 +1,6 @@
 """Capacities of partitions and whole GPUs."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import capacities

@@ -1,8 +1,7 @@
 """Draining and giving back, step by step, against a cluster in memory."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION

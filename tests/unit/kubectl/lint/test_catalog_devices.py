@@ -1,9 +1,9 @@
 """Catalog devices are equal to the devices that the driver publishes."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy

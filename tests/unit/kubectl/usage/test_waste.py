@@ -1,8 +1,7 @@
 """Idle and oversize claims: unknown is never idle, and a claim is idle only when all of its devices are."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.fit import GIB, Profile
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse

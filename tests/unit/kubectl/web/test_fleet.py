@@ -1,6 +1,6 @@
 """From objects of the cluster to bars drawn to scale."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dra_driver.kubectl.web.fleet import gib
 from tests.unit.kubectl.web.objects import (

@@ -3,9 +3,10 @@
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport

@@ -1,8 +1,9 @@
 """What the tests of shared GPUs have in common."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.core.model.claim import AllocatedDevice, OpaqueConfig

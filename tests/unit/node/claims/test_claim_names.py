@@ -1,10 +1,10 @@
 """The names of claims beside the journal: a rebuild reads its claims one by one, without the right to list all."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ClaimError, DraError, ServerBusyError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef

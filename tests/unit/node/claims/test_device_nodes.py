@@ -1,9 +1,9 @@
 """A claim's device nodes are on the host before the kubelet is answered."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceNodeError
 from dra_driver.hardware.device_nodes.keeper import WantedNode

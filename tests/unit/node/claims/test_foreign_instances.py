@@ -1,7 +1,8 @@
 """Instances that this driver did not create: claims use them, and the driver never destroys them."""
 
 import shutil
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     NoRoomError,

@@ -7,12 +7,12 @@ changes the journal or a CDI file; afterwards a new run opens the same files, as
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, DeviceInUseError, DraError, StorageError
 from dra_driver.core.model.claim import AllocatedClaim, PreparedDevice
@@ -217,8 +217,8 @@ class NodeHistory(RuleBasedStateMachine):
         run = self.node.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
             run.deps,
-            journal=Fused(run.journal, self.fuse, STEPS),  # type: ignore[arg-type]
-            writer=Fused(self.node.writer, self.fuse, STEPS),  # type: ignore[arg-type]
+            journal=Fused(run.journal, self.fuse, STEPS),
+            writer=Fused(self.node.writer, self.fuse, STEPS),
         )
         return Run(node=self.node, journal=run.journal, deps=fused, owners=run.owners)
 

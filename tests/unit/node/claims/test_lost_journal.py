@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, DeviceLostError, DraError, StorageError
 from dra_driver.core.model.claim import AllocatedClaim

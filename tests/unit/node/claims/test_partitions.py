@@ -1,8 +1,7 @@
 """Claims for MIG partitions: created by prepare, destroyed by unprepare."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ClaimError,

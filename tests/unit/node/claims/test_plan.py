@@ -1,9 +1,9 @@
 """Plans of allocations, and the errors for allocations that are refused."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.core.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError

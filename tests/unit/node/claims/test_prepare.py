@@ -1,9 +1,9 @@
 """Preparing one claim: the order of steps, repeats, refusals, waiting."""
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -337,7 +337,7 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: 
         def __getattr__(self, name: str) -> object:
             return getattr(node.writer, name)
 
-    slow = replace(run.deps, writer=Slow())  # type: ignore[arg-type]
+    slow = replace(run.deps, writer=Slow())
     late = Run(node=node, journal=run.journal, deps=slow, owners=run.owners)
     if noted:
         run.journal.set_gpu_note(node.gpus[0].uuid, TIME_SLICE, "Long")

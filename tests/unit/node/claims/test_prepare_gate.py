@@ -1,7 +1,8 @@
 """Pausing new prepares while the driver is given up: what is refused, what is answered, and what is waited for."""
 
 import threading
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DetachedError, StorageError
 from dra_driver.core.model.gpu import Snapshot

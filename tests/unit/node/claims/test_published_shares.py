@@ -1,8 +1,7 @@
 """Planning reads consumed capacities as `published.shares` publishes them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.claim import AllocatedDevice
 from dra_driver.core.model.gpu import Gpu

@@ -1,9 +1,9 @@
 """Recovery at start: reboots, interrupted calls, missing files, lost journals."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, DriverUnavailableError, StorageError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef

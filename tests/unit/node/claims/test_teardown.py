@@ -3,9 +3,9 @@
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Snapshot
@@ -137,7 +137,7 @@ def test_files_change_only_while_no_other_process_can_begin_a_claim(run: Run) ->
     """Otherwise a file that another process writes between the look at the entry and the change would be lost."""
     run.prepare(claim(1))
     writer = WatchingWriter(run.node)
-    watched = replace(run.deps, writer=writer)  # type: ignore[arg-type]
+    watched = replace(run.deps, writer=writer)
 
     writer.files[uid(2)] = b"without an entry"
     assert Run(node=run.node, journal=run.journal, deps=watched, owners=run.owners).unprepare(ref(2)) is None

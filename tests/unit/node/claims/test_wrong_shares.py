@@ -1,8 +1,7 @@
 """Allocations of shares that cannot be right: refused at once, with what would be valid."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ClaimError
 from dra_driver.core.model.terms import Strategy

@@ -1,9 +1,9 @@
 """What is in use stays until it is free, and says what waits for it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Interval, Strategy, Use

@@ -1,11 +1,11 @@
 """status.devices of prepared claims."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ApiUnreachableError,

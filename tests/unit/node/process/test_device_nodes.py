@@ -1,9 +1,10 @@
 """Wiring the device nodes, and reporting what cannot be done."""
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.core.telemetry import metrics
@@ -122,7 +123,7 @@ def test_numbers_that_are_not_the_kernels_are_not_made_into_nodes() -> None:
 def test_simulated_gpus_touch_the_hosts_dev_only_where_it_is_named(tmp_path: Path) -> None:
     simulated = settings(simulate="1xh100-sxm5-80gb")
     assert hardware.choose(simulated, tmp_path).host_dev is None
-    named = hardware.choose(replace(simulated, host_dev="/host-dev"), tmp_path)
+    named = hardware.choose(dataclasses.replace(simulated, host_dev="/host-dev"), tmp_path)
     assert (named.host_dev, named.has_tools) == ("/host-dev", False)
 
 

@@ -1,8 +1,7 @@
 """Which GPUs are tainted because of their NVLink fabric, over looks and time."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -18,7 +17,7 @@ INSTANCE = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, 
 
 
 def gpu(fabric: Fabric | None, minor: int = 0, **changes: object) -> Gpu:
-    return replace(Gpu(uuid=GpuUuid(f"GPU-{minor}"), minor=minor, fabric=fabric), **changes)  # type: ignore[arg-type]
+    return replace(Gpu(uuid=GpuUuid(f"GPU-{minor}"), minor=minor, fabric=fabric), **changes)
 
 
 class Bench:

@@ -1,9 +1,9 @@
 """What the kubelet is told about which devices."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity

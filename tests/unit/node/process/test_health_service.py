@@ -1,9 +1,9 @@
 """Which rules conditions are judged by, before and after the GPUs were read."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.model.gpu import Snapshot

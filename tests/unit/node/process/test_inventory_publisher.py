@@ -1,8 +1,9 @@
 """What the inventory publisher does with new snapshots, missing files and a missing driver, and in which order."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError, DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Snapshot

@@ -1,9 +1,9 @@
 """Which MIG instances of a snapshot are marked as this driver's own."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot

@@ -1,8 +1,7 @@
 """Makes simulated GPUs ill as an annotation of the Node asks."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.mig import partition_name

@@ -1,6 +1,6 @@
 """What kubectl describe shows of use: once per finding, with what happens next."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldForeign, ToldIdle, ToldUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction

@@ -1,10 +1,10 @@
 """What a file of findings may lead to: a lying one reaches no claim that the node has not prepared."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu_node_usage import (

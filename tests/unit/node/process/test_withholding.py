@@ -1,9 +1,9 @@
 """What a node does when its GPUs cannot be cut: terms, events, remarks."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
@@ -151,7 +151,7 @@ def test_amendments_add_up() -> None:
     """Two conditions of one GPU are both published."""
 
     def amend(field: str, value: object) -> Callable[[Snapshot, Terms], Terms]:
-        return lambda _, terms: {ZERO: replace(terms[ZERO], **{field: value})}  # type: ignore[arg-type]
+        return lambda _, terms: {ZERO: replace(terms[ZERO], **{field: value})}
 
     published = PublishedTerms(stand_in(Base()), [amend("whole", False), amend("offered", False)])
     assert published.update(SNAPSHOT) == {ZERO: GpuTerms(policy="p", whole=False, offered=False)}

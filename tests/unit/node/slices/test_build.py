@@ -46,7 +46,7 @@ def test_a_long_product_name_is_cut_between_characters_and_a_long_identifier_is_
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_no_text_breaks_the_limits(name: str, version: str) -> None:
     """One value over the limit and the API server refuses all GPUs of the node."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     shot = replace(snapshot(gpu(product_name=name, addressing_mode=name, brand=name)), driver_version=version)
     for attribute in build_devices(shot).devices[0]["attributes"].values():

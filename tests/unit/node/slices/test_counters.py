@@ -1,9 +1,9 @@
 """Counters allow every layout that the hardware allows, and no second use of an engine that exists once."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigProfile

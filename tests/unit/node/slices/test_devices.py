@@ -1,11 +1,11 @@
 """The wire form of devices, which the API server accepts."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy, Taint

@@ -4,12 +4,12 @@ The files are written anew with ``python -m tests.unit.node.slices.test_golden``
 """
 
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint

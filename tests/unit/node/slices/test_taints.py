@@ -1,9 +1,9 @@
 """Taints of a GPU that is not healthy, and of its partitions."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import PartitionId

@@ -1,12 +1,12 @@
 """Overlapping devices are never offered without the counters that exclude them, whatever the API server does."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError
 from dra_driver.core.model.gpu import Gpu, Snapshot

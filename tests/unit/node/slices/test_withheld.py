@@ -1,9 +1,9 @@
 """Partitions that are withheld because the GPU cannot be cut, and taints of whole GPUs alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import PartitionId

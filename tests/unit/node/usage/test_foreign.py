@@ -1,7 +1,8 @@
 """Processes of no claim are told after a while, with what they have."""
 
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, Unattributed
 from dra_driver.node.usage.foreign import ForeignProcess, ForeignState, ForeignUse, watch_foreign

@@ -1,9 +1,9 @@
 """Idle is what is known not to be used, for as long as it was watched."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.model.usage import ProcessUsage
 from dra_driver.core.model.usage_findings import IdleClaim

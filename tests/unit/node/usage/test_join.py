@@ -1,11 +1,11 @@
 """From processes on GPUs to claims: what is attributed, what is not, and what is said not to be known."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
@@ -189,7 +189,7 @@ def test_a_missing_source_is_named_and_accuses_no_process() -> None:
         ("processes", "processes"),
         ("assignments", "claims"),
     ):
-        found = join(replace(LOOK, **{source: gone}))  # type: ignore[arg-type]
+        found = join(replace(LOOK, **{source: gone}))
         assert getattr(found.knows, said) == "it is gone"
         assert found.gpus[0].unattributed is None
         assert all(each.used_bytes is None for each in found.devices)

@@ -1,6 +1,6 @@
 """A joined look as the watchdog, the search for foreign processes and that for idle claims take it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.node.usage.join import join

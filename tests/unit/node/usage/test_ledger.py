@@ -1,9 +1,8 @@
 """Peaks, energy and last use over looks; rows that end leave after a stated time, and are bounded."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
@@ -36,7 +35,7 @@ def device(*processes: SeenProcess, name: str = "llm", number: int = 1, containe
 
 def look(*devices: DeviceUse, energy: int | None = None, elapsed_s: float = 10.0, **fields: object) -> JoinedUsage:
     reading = GpuUsage(gpu_uuid=GPU, memory_total=80 * GIB, energy_mj=energy)
-    gpu = GpuUse(device="gpu-0", gpu_uuid=GPU, reading=replace(reading, **fields))  # type: ignore[arg-type]
+    gpu = GpuUse(device="gpu-0", gpu_uuid=GPU, reading=replace(reading, **fields))
     return JoinedUsage(node="n", at=NOW, elapsed_s=elapsed_s, knows=Knows(), gpus=(gpu,), devices=devices)
 
 

@@ -1,10 +1,10 @@
 """A share is judged by all of its processes together, after a while, and never for what is not known."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, OverGrant
 from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules

@@ -1,0 +1,77 @@
+"""Decode answers of the API server so that one object cannot make a whole list or watch unreadable.
+
+Go accepts JSON of 10,000 levels; decoders in Python stop at the interpreter's recursion limit of 1,000, also for values
+that they only skip (``msgspec.Raw``). Everyone who may create a claim could end all lists and watches of claims with
+opaque parameters of 5,000 levels. `decoded` decodes such an answer again with every value below `MAX_DEPTH` replaced by
+`TOO_DEEP`, so that the rest of the object stays readable: its devices still count as used, its pods can be evicted.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from msgspec import DecodeError
+from msgspec.json import decode, encode
+
+log = logging.getLogger(__name__)
+
+MAX_DEPTH: Final = 100
+"""Levels that are kept where an answer is too deep. Kubernetes' own fields of a list need 25."""
+TOO_DEEP: Final = "(not read: nested too deep)"
+"""Stands in place of a value. No field that the driver reads accepts it."""
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_OPENING: Final = (0x5B, 0x7B)
+_QUOTE: Final = 0x22
+
+
+def decoded(data: bytes, what: str) -> Any:
+    """The JSON value. ``what`` (``watch /api/v1/pods``) is for the log. Raises ValueError for text that is not JSON."""
+    try:
+        return decode(data)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError:
+        pass
+    try:
+        value = decode(shallow(data))
+    except (DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    for item in _objects(value):
+        log.warning(
+            "an object is nested too deep; part of it is not read", extra={"request": what, "object": _name(item)}
+        )
+    return value
+
+
+def shallow(data: bytes) -> bytes:
+    """JSON without the values below `MAX_DEPTH` levels. Iterative; takes about 0.2 us for each bracket and string."""
+    kept, depth, at = bytearray(), 0, 0
+    for token in _TOKEN.finditer(data):
+        first = data[token.start()]
+        if first == _QUOTE:
+            continue
+        if first in _OPENING:
+            depth += 1
+            if depth == MAX_DEPTH + 1:
+                kept += data[at : token.start()]
+                kept += encode(TOO_DEEP)
+        else:
+            depth -= 1
+            if depth == MAX_DEPTH:
+                at = token.end()
+    return bytes(kept + data[at:])
+
+
+def _objects(value: Any) -> Iterator[Any]:
+    """The objects of an answer (a list, a watch event, or an object) that have values which were not read."""
+    mark = encode(TOO_DEEP)
+    found = value.get("items") if isinstance(value, dict) else None
+    items = found if isinstance(found, list) else [value.get("object", value) if isinstance(value, dict) else value]
+    return (item for item in items if mark in encode(item))
+
+
+def _name(item: Any) -> str:
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    known = metadata if isinstance(metadata, dict) else {}
+    return f"{known.get('namespace', '')}/{known.get('name')} at version {known.get('resourceVersion')}".lstrip("/")
