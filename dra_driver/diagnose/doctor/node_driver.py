@@ -372,7 +372,8 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
 
 
 def _named(gpus: list[PciGpu]) -> str:
-    return f"GPU{'' if len(gpus) == 1 else 's'} {listed([gpu.address for gpu in gpus])} {'is' if len(gpus) == 1 else 'are'}"
+    noun, verb = ("GPU", "is") if len(gpus) == 1 else ("GPUs", "are")
+    return f"{noun} {listed([gpu.address for gpu in gpus])} {verb}"
 
 
 @check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")
