@@ -25,8 +25,8 @@ from dra_driver.hardware.gpu.simulated.usage import (
 from dra_driver.kube import paths
 from dra_driver.node.claims.entry import AssignedPartition, Entry, InstanceIds, State
 from dra_driver.node.process.simulated_uses import SimulatedUses
+from tests.fakes.entries import GPU, device, entry
 from tests.fakes.stand_in import stand_in
-from tests.unit.node.process.test_assignments_file import GPU, device, entry
 
 STEPS = '[{"memory": "12Gi", "utilization": 60}]'
 
