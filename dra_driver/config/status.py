@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from dra_driver.config.schema import printable
 from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of
 from dra_driver.core.model.gpu_node import (
     MAX_GPUS,
@@ -29,6 +28,7 @@ from dra_driver.core.model.gpu_node import (
     PublishedForm,
 )
 from dra_driver.core.model.terms import Taint
+from dra_driver.core.text import printable
 
 NODE_KIND: Final = "GpuNode"
 _MAX_LINE: Final = 253

@@ -7,7 +7,6 @@ API server: entries that make no sense are left out, and an unknown action asks 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from dra_driver.config.schema import printable
 from dra_driver.core.model.gpu_node_usage import (
     MAX_TOLD,
     MAX_TOLD_PODS,
@@ -20,6 +19,7 @@ from dra_driver.core.model.gpu_node_usage import (
 )
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.text import printable
 
 Json = dict[str, Any]
 _Told = TypeVar("_Told")

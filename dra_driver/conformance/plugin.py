@@ -186,7 +186,6 @@ class Plugin:
         return _answers(answer, self._shown)
 
     def begin_prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> PendingCall:
-        """Send NodePrepareResources without waiting."""
         request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
         return self.peer.begin(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
 
@@ -197,7 +196,6 @@ class Plugin:
         return {str(uid): self._shown(entry.error) for uid, entry in answer.claims.items()}
 
     def begin_unprepare(self, claims: Sequence[ClaimKey]) -> PendingCall:
-        """Send NodeUnprepareResources without waiting."""
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         return self.peer.begin(self._service, "NodeUnprepareResources", request, self._call_s)
 

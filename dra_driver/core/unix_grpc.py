@@ -14,6 +14,7 @@ import grpc
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.text import cut, printable
 
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MAX_TEXT: Final = 300
@@ -166,5 +167,4 @@ def _failed(method: str, error: Exception, timeout_s: float) -> CallError:
 
 def shown(text: object) -> str:
     """A subject's text for a message: printable and short."""
-    printable = "".join(character if character.isprintable() else "?" for character in str(text)[: MAX_TEXT + 1])
-    return printable if len(printable) <= MAX_TEXT else printable[:MAX_TEXT] + "…"
+    return cut(printable(str(text)), MAX_TEXT)

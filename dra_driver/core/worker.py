@@ -34,7 +34,7 @@ class Worker:
         turn: Callable[[], float | None],
         *,
         on_error: Callable[[], object] = lambda: None,
-        after_error_s: float = 1.0,
+        after_error_s: float | Callable[[], float] = 1.0,
         first_s: float | None = 0.0,
         settle_s: float = 0.0,
         period_s: float = 0.0,
@@ -46,6 +46,7 @@ class Worker:
     ) -> None:
         """``name`` is the thread's name, in logs and in `hung`.
 
+        ``after_error_s``: a function when it grows, such as that of a back-off, which the turn resets.
         ``first_s``: seconds from the start to the first turn; None waits for a wake.
         ``settle_s``: pause between a wake and its turn, because changes come in groups. A turn that is due now does not
         wait for it.
@@ -70,14 +71,16 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the turn in progress, and wait for that up to ``timeout_s``; whether the thread has ended.
+        """End after the turn in progress, and wait for that up to ``timeout_s``. False: the thread still runs then.
 
-        Idempotent; allowed without a start, and from the thread itself, where it does not wait.
+        Idempotent; allowed without a start, and from the thread itself, where it does not wait and returns True.
         """
         self._stopping.set()
         self.wake()
         self._interrupt()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is threading.current_thread():
+            return True
+        if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -125,9 +128,9 @@ class Worker:
             try:
                 wait_s = self._turn()
             except Exception:  # thread boundary: the next turn may succeed
-                log.exception(f"thread {self.name} failed with an internal error; will retry")
+                wait_s = self._after_error_s() if callable(self._after_error_s) else self._after_error_s
+                log.exception(f"thread {self.name} failed with an internal error", extra={"retry_s": wait_s})
                 self._on_error()
-                wait_s = self._after_error_s
         try:
             self._at_end()
         except Exception:  # thread boundary: nothing comes after it

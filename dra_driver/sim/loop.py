@@ -5,13 +5,14 @@ harmless.
 """
 
 import logging
-import threading
 from collections.abc import Iterable
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.subscription import Subscription
 from dra_driver.sim.recorder import StoreEventRecorder
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,8 @@ class Controller:
         self._store = store
         self._recorder = StoreEventRecorder(store, component or name, host)
         self._kinds = tuple(kinds)
-        self._changed = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._changes: Subscription | None = None
+        self._worker = Worker(name, self._turn, at_end=self._close)
 
     def step(self) -> float | None:
         """Reconcile everything once; returns after how many seconds to do so without a change, None for never."""
@@ -47,30 +47,25 @@ class Controller:
         """Get every change, in order, before the step that follows it. The object must not be modified."""
 
     def start(self) -> None:
-        self._thread.start()
+        self._changes = self._store.watch(self._kinds, since=self._store.revision, wake=self._worker.wake)
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop after the current step; waits up to 10 s. Idempotent; allowed without a start."""
-        self._stop.set()
-        self._changed.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_TIMEOUT_S)
+        self._worker.stop(STOP_TIMEOUT_S)
 
     def wake(self) -> None:
-        self._changed.set()
+        self._worker.wake()
 
-    def _run(self) -> None:
-        with self._store.watch(self._kinds, since=self._store.revision, wake=self._changed.set) as changes:
-            while not self._stop.is_set():
-                self._changed.clear()
-                try:
-                    for change in changes.take_all():
-                        self.observe(change)
-                    wait_s = self.step()
-                except DraError as error:
-                    log.debug("step will be retried", extra={"loop": self._name, "reason": error})
-                    wait_s = RETRY_S
-                except Exception:  # thread boundary: one bad object must not stop the controller
-                    log.exception("step failed", extra={"loop": self._name})
-                    wait_s = 1.0
-                self._changed.wait(wait_s)
+    def _turn(self) -> float | None:
+        try:
+            for change in self._changes.take_all() if self._changes is not None else ():
+                self.observe(change)
+            return self.step()
+        except DraError as error:
+            log.debug("step will be retried", extra={"loop": self._name, "reason": error})
+            return RETRY_S
+
+    def _close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()

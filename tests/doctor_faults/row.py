@@ -11,18 +11,35 @@ from dra_driver.diagnose.doctor.report import DoctorReport
 from tests.doctor_faults.cluster import SERVER, Cluster
 
 CLUSTER = DoctorScope()
+WARN, UNKNOWN = Status.WARN, Status.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenSetup:
-    """``breaks`` breaks a healthy cluster; the first thing that the doctor says has this layer, status and words."""
+    """``breaks`` breaks a healthy cluster; the first thing that the doctor reports has this layer, status and words."""
 
     name: str
     breaks: Callable[[Cluster], None]
     layer: Layer
     says: tuple[str, ...]
-    status: Status = Status.FAIL
-    scope: DoctorScope = CLUSTER
+    status: Status
+    scope: DoctorScope
+
+
+ROWS: list[BrokenSetup] = []
+"""In the order in which their modules define them."""
+
+
+def broken(
+    name: str, layer: Layer, *says: str, status: Status = Status.FAIL, scope: DoctorScope = CLUSTER
+) -> Callable[[Callable[[Cluster], None]], Callable[[Cluster], None]]:
+    """Make a row of the function that breaks a cluster."""
+
+    def row(breaks: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
+        ROWS.append(BrokenSetup(name=name, breaks=breaks, layer=layer, says=says, status=status, scope=scope))
+        return breaks
+
+    return row
 
 
 def examined(row: BrokenSetup) -> DoctorReport:

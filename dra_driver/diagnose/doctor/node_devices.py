@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
-from dra_driver.diagnose.doctor.node_view import HostView, names, some, text
+from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
+from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.hardware.device_nodes import names as device_names
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Seen, link_end
 from dra_driver.hardware.device_nodes.judge import judge
@@ -114,7 +114,7 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
     missing = [node.path for node in wanted if _is_missing(node)]
     if missing:
         yield warn(
-            f"{some(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
+            f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
             "the device nodes of loaded modules, which pods with hostUsers: false need on the host",
             _how_to_make(devices.params),
         )
@@ -172,7 +172,7 @@ def _capabilities(facts: "LocalFacts") -> Iterator[Finding]:
     wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
     if wrong:
         yield fail(
-            f"{some(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
+            f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
             f"major {majors.caps}, as /proc/devices says of nvidia-caps",
             "Remove /dev/nvidia-caps on the node: the node process makes what a MIG partition needs.",
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
-from dra_driver.diagnose.doctor.node_view import HostView, names, some, text
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
+from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.diagnose.hardware import runner
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.place import CheckSettings, task_of
@@ -262,11 +262,11 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
         yield ok(f"{NVML}{release} is at {driver.library}")
         return
     configured = view.driver_root_on_host or view.driver_root
-    searched = configured if configured else some([each or "/" for each in driver.searched])
+    searched = configured if configured else listed([each or "/" for each in driver.searched])
     expected = f"{NVML} in a library folder below the driver root"
     if configured and driver.others:
         yield fail(
-            f"no {NVML} below the driver root {configured}, but below {some(driver.others)}",
+            f"no {NVML} below the driver root {configured}, but below {listed(driver.others)}",
             expected,
             f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty so "
             "that it is searched.",
@@ -372,9 +372,8 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
 
 
 def _named(gpus: list[PciGpu]) -> str:
-    return (
-        f"GPU{'' if len(gpus) == 1 else 's'} {some([gpu.address for gpu in gpus])} {'is' if len(gpus) == 1 else 'are'}"
-    )
+    noun, verb = ("GPU", "is") if len(gpus) == 1 else ("GPUs", "are")
+    return f"{noun} {listed([gpu.address for gpu in gpus])} {verb}"
 
 
 @check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +55,6 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def sys(self) -> str:
-        """The kernel's ``/sys``."""
         return self.here("/sys")
 
     @property
@@ -66,12 +64,10 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def device_plugins(self) -> str:
-        """Where device plugins have their sockets."""
         return self.here(f"{self.registry.parent}/device-plugins")
 
 
 MAX_BYTES: Final = 1 << 20
-_SHOWN: Final = 4
 CONNECT_S: Final = 2.0
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
@@ -93,14 +89,7 @@ def names(folder: str) -> list[str] | None:
         return None
 
 
-def some(found: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are."""
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
-
-
 def is_socket(path: str) -> bool:
-    """Whether a socket is at the path, links followed."""
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.time import rfc3339
 from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
 from dra_driver.kube.node_pod import labels_of, node_container, node_pod
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
@@ -118,7 +119,7 @@ def _clean_up(api: PodListApi, namespace: str, said: Say, before: datetime) -> N
     selector = ",".join(f"{key}={value}" for key, value in labels_of(NAME).items())
     with suppress(ForbiddenError):
         found = api.list(pods, {"labelSelector": selector})["items"]
-        for name in left_behind(found, before.strftime("%Y-%m-%dT%H:%M:%SZ")):
+        for name in left_behind(found, rfc3339(before)):
             try:
                 api.delete(f"{pods}/{name}")
                 said(f"deleted pod {name}, which an earlier doctor left in namespace {namespace}")

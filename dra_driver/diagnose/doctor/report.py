@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.finding import (
-    WIDTH,
     Finding,
     Layer,
     Status,
@@ -24,12 +23,11 @@ from dra_driver.core.finding import (
     findings_from_wire,
     first_broken,
     next_steps,
-    one_line,
     plain,
     printable,
     text_at,
-    wrapped,
 )
+from dra_driver.core.text import WIDTH, one_line, wrapped
 
 SCHEMA_VERSION: Final = 1
 KIND: Final = "DoctorReport"
@@ -54,12 +52,10 @@ class DoctorReport(Struct, frozen=True, kw_only=True):
 
     @property
     def first_broken(self) -> Finding | None:
-        """The failure of the lowest layer."""
         return first_broken(self.findings)
 
     @property
     def unknown(self) -> tuple[Finding, ...]:
-        """The findings of checks without an answer."""
         return tuple(finding for finding in self.findings if finding.status is Status.UNKNOWN)
 
     @property
@@ -82,7 +78,6 @@ def merged(target: str, reports: Sequence[DoctorReport]) -> DoctorReport:
 
 
 def to_wire(report: DoctorReport) -> dict[str, Any]:
-    """The report as JSON values."""
     first = report.first_broken
     return {
         "schemaVersion": SCHEMA_VERSION,
@@ -181,7 +176,6 @@ def _listed(entries: Sequence[Sequence[str]], title: str, style: Style, *, verbo
 
 
 def _layers(findings: Sequence[Finding], style: Style) -> Iterator[str]:
-    """One line for each layer with findings."""
     width = max(map(len, Layer))
     for layer in Layer:
         of_layer = [finding for finding in findings if finding.layer is layer]

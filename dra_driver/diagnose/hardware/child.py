@@ -57,7 +57,6 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def driver_root(self) -> DriverRoot:
-        """The driver's root, with its device nodes."""
         return DriverRoot(
             root=self.root, host_root=self.host_root, dev_root=self.dev_root, host_dev_root=self.host_dev_root
         )
@@ -70,12 +69,10 @@ class Task(Struct, frozen=True, kw_only=True):
         return self.gpu
 
     def to_json(self) -> str:
-        """For the child's stdin."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Task":
-        """The reverse of `to_json`."""
         wire = json.loads(text)
         gpu = wire.pop("gpu")
         return cls(**wire, gpu=ChosenGpu(**gpu) if gpu else None)
@@ -106,7 +103,6 @@ class Emitter:
         self._write({"topic": topic, "value": value})
 
     def problem(self, text: str) -> None:
-        """Why the reader ended early."""
         self._write({"problem": text})
 
     def _write(self, document: dict[str, Any]) -> None:

@@ -54,7 +54,6 @@ class ClientProcess:
                 self._process.wait(_END_S)
 
     def list_instances(self, index: int) -> dict[str, Any]:
-        """Let it list the instances of the GPU at an NVML index."""
         return self._ask(str(index))
 
     def _ask(self, line: str) -> dict[str, Any]:
@@ -76,7 +75,6 @@ class ClientProcess:
 
 
 def main() -> int:
-    """The program."""
     name_process()
     task = json.loads(sys.stdin.readline())
     die_with_parent(task["parent"])

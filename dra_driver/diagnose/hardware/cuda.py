@@ -19,7 +19,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.diagnose.hardware.child import Task, own_module
 from dra_driver.diagnose.hardware.cuda_probe import ClaimView
-from dra_driver.diagnose.hardware.values import Facts, few, judgement
+from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, few, hardware_check, judgement
 from dra_driver.hardware.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.driver_root.search import CUDA, find_library
@@ -210,7 +210,6 @@ def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[st
 
 
 def _ended(running: Any) -> dict[str, Any]:
-    """How the daemon ended after ``quit``."""
     deadline = time.monotonic() + _COMMAND_S
     while running.poll() is None and time.monotonic() < deadline:
         time.sleep(_STEP_S / 4)
@@ -218,7 +217,6 @@ def _ended(running: Any) -> dict[str, Any]:
 
 
 def _logs(folder: DaemonFolder, printed: Path) -> dict[str, str]:
-    """The last lines of each log."""
     found = {}
     for path in (*sorted(folder.log.glob("*.log")), printed):
         with suppress(OSError):
@@ -230,8 +228,9 @@ _OUT_OF_MEMORY: Final = 2
 _NEEDED: Final = ("cuInit", "cuDeviceGet", "cuCtxCreate_v2")
 
 
+@hardware_check(1, "CUDA in a container's view", read_contexts, 60.0, ON_FREE_GPU)
 def contexts(facts: Facts, _survey: Facts) -> Finding:
-    """Check 1: a context with the nodes and libraries of a claim; none without UVM's nodes."""
+    """CUDA works with the device nodes and libraries of a claim, and not without UVM."""
     seen, without = facts["container"], facts["without uvm"]
     if "error" in seen:
         return Finding(
@@ -271,8 +270,9 @@ def _failed(seen: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield f"{name} (not reached)", -1
 
 
+@hardware_check(10, "an MPS daemon", read_daemon, 75.0, ON_FREE_GPU)
 def daemon(facts: Facts, _survey: Facts) -> Finding:
-    """Check 10: each command is accepted, a client works and keeps its limit, and the daemon ends when told."""
+    """The daemon takes this driver's commands, and a client keeps its limit."""
     commands, client = facts["commands"], facts.get("client", {})
     differences = [f"`{one['command']}`: {one['refused']}" for one in commands if one["refused"]]
     under, over = f"cuMemAlloc {UNDER_MIB} MiB", f"cuMemAlloc {OVER_MIB} MiB"

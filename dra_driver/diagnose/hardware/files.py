@@ -15,7 +15,7 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import Facts, few, judgement, survey_gpus
+from dra_driver.diagnose.hardware.values import Facts, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.device_nodes.params import parse_params
@@ -202,8 +202,9 @@ _NOT_OURS: Final = re.compile(
 )
 
 
+@hardware_check(7, "device numbers", read_kernel, 15.0)
 def kernel(facts: Facts, survey: Facts) -> Finding:
-    """Check 7: device numbers and capability files are read as the nodes have them."""
+    """Numbers read from /proc are those of the nodes in /dev."""
     majors = Majors.parse(facts["proc_devices"])
     differences = [*_number_differences(facts, majors), *_node_differences(facts, survey)]
     return judgement(
@@ -267,8 +268,9 @@ def _notes(facts: Facts, majors: Majors) -> str:
     return "; ".join(notes) or "nothing is missing"
 
 
+@hardware_check(6, "missing device nodes", read_missing_nodes, 30.0, frozenset({"root"}))
 def missing_nodes(facts: Facts, _survey: Facts) -> Finding:
-    """Check 6: NVML as root makes all nodes that it needs with the kernel's numbers, or none."""
+    """NVML as root makes missing nodes with the kernel's numbers, or none."""
     made = {node["path"]: (node["major"], node["minor"]) for node in facts["made"]}
     existing = {node["path"]: (node["major"], node["minor"]) for node in facts["existing"]}
     opened = "value" in facts["init"] and facts.get("count", {}).get("value", 0) > 0
@@ -292,8 +294,9 @@ def missing_nodes(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
+@hardware_check(8, "files of the driver", read_files, 60.0)
 def files(facts: Facts, _survey: Facts) -> Finding:
-    """Check 8: the version is NVML's, and the lists are those of NVIDIA's own tool and of the linker."""
+    """Version and files are those of NVML, nvidia-ctk and the linker's cache."""
     own, ctk, linker = facts["own"], facts["ctk"], facts["ldconfig"]
     if "error" in own:
         return Finding(status=Status.FAIL, seen=own["error"], meaning="claims cannot be prepared on this node")

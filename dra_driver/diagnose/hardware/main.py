@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     settings = load(
         CheckSettings, {flag.field: getattr(args, flag.field) for flag in flags_of(CheckSettings)}, os.environ
     )
-    from dra_driver.core.finding import one_line
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import child, place, runner, session, storage
     from dra_driver.diagnose.hardware.storage import Hasher
     from dra_driver.diagnose.hardware.survey import Consent
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replay(path: Path) -> int:
-    from dra_driver.core.finding import one_line
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import session, storage
 
     report = session.judged_again(storage.load(path))

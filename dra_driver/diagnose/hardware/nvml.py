@@ -15,6 +15,7 @@ from dra_driver.diagnose.hardware.values import (
     alike,
     described,
     gpus,
+    hardware_check,
     judgement,
     known,
 )
@@ -103,8 +104,9 @@ _SINGLE: Final = {
 """Codes by function that the backend takes for "there is none" while MIG mode is off."""
 
 
+@hardware_check(3, "codes while MIG mode is off", read_without_mode, 30.0)
 def without_mode(facts: Facts, _survey: Facts) -> Finding:
-    """Check 3: each code while MIG mode is off is one that the backend takes for "there is none"."""
+    """Functions for MIG answer Not Supported, Not Found or nothing."""
     found = dict(gpus(facts))
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG whose MIG mode is off")
@@ -143,8 +145,9 @@ def _code(answer: Mapping[str, Any]) -> str:
     return "ok" if "value" in answer else str(answer.get("code"))
 
 
+@hardware_check(4, "MIG profiles and fields", read_profiles, 30.0)
 def profiles(facts: Facts, _survey: Facts) -> Finding:
-    """Check 4: profiles, names, placements and the two fields."""
+    """Profiles, names and placements are those of the catalog, by version 1 or 2."""
     found = {index: gpu for index, gpu in gpus(facts) if _may_have_mig(gpu)}
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG")
@@ -270,8 +273,9 @@ def _model(name: str | None) -> GpuModel | None:
     return next((model for model in models().values() if model.product_name == name), None)
 
 
+@hardware_check(5, "every property of a GPU", read_described, 45.0)
 def every_call(facts: Facts, _survey: Facts) -> Finding:
-    """Check 5: each optional call answers, or fails with a code that means "this GPU has no such property"."""
+    """A property is read, or is missing by one of four codes."""
     differences = []
     absent: dict[str, int] = {}
     for index, answers in gpus(facts):

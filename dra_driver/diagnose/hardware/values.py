@@ -24,8 +24,8 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
     ``reader`` is ``module:function`` in this package: a function from a `Task` (``child.py``) to pairs of topic and
-    value. ``judge`` is pure, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with the
-    right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
+    value. ``judge`` does no I/O, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with
+    the right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
     ``--i-own-this-gpu``, because it changes MIG mode or instances).
     """
 
@@ -41,6 +41,33 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     def changes_gpu(self) -> bool:
         """Whether it changes MIG mode or instances, which are restored afterwards."""
         return "owner" in self.needs
+
+
+ON_FREE_GPU: Final[frozenset[Need]] = frozenset({"root", "free GPU"})
+BY_OWNER: Final[frozenset[Need]] = frozenset({"root", "owner"})
+Judge = Callable[[Facts, Facts], Finding]
+
+
+def hardware_check(
+    number: int, name: str, reader: Callable[..., object], limit_s: float, needs: frozenset[Need] = frozenset()
+) -> Callable[[Judge], HardwareCheck]:
+    """Make a check of the decorated judge: its docstring is the assumption of the code. ``reader`` is a function of the
+    same module."""
+
+    def made(judge: Judge) -> HardwareCheck:
+        text = " ".join((judge.__doc__ or "").split()).removesuffix(".")
+        expected = text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
+        return HardwareCheck(
+            number=number,
+            name=name,
+            expected=expected,
+            reader=f"{reader.__module__.rpartition('.')[2]}:{reader.__name__}",
+            judge=judge,
+            limit_s=limit_s,
+            needs=needs,
+        )
+
+    return made
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -68,7 +95,6 @@ class CheckRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """The word for the finding's status."""
         return VERDICTS[self.finding.status]
 
 
@@ -97,7 +123,6 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
         return exit_status((record.finding.status for record in self.records), unanswered=3)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form."""
         return {
             "schemaVersion": SCHEMA_VERSION,
             "kind": KIND,

@@ -167,7 +167,6 @@ def _make_folder(path: Path) -> None:
 
 
 def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was removed, and sentences about what was not."""
     removed, problems = list[str](), list[str]()
     for each in list(leftovers):
         try:

@@ -182,7 +182,6 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
 
 
 def socket_paths(places: Places) -> tuple[Path, ...]:
-    """This driver's sockets, served or not."""
     found = [
         *places.registry.glob(f"{places.driver}-reg.sock"),
         *places.registry.glob(f"{places.driver}-*-reg.sock"),

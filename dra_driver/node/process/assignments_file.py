@@ -24,6 +24,7 @@ from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.node.claims import AssignedDevice, Entry
 from dra_driver.node.process.gpu_changes import GpuChangeTracker
@@ -58,7 +59,7 @@ def header(settings: NodeSettings, started: float | None = None) -> Json:
         "version": VERSION,
         "node": settings.node_name,
         "driver": settings.driver_name,
-        "processStarted": time_text(time.time() if started is None else started),
+        "processStarted": rfc3339(time.time() if started is None else started),
     }
 
 
@@ -175,16 +176,11 @@ def claims_of(entries: Iterable[Entry]) -> list[Json]:
             "uid": entry.ref.uid,
             "namespace": entry.ref.namespace,
             "name": entry.ref.name,
-            "prepared": time_text(entry.changed_at),
+            "prepared": rfc3339(entry.changed_at),
             "devices": [_device(each) for each in entry.devices],
         }
         for entry in prepared
     ]
-
-
-def time_text(seconds: float) -> str:
-    """RFC 3339 in UTC, in whole seconds."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _device(device: AssignedDevice) -> Json:

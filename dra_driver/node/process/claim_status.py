@@ -31,6 +31,7 @@ from dra_driver.core.files import replace_file
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import ServerVersion, server_version
@@ -87,7 +88,7 @@ def _entry(
         "status": "False" if is_sick else "True",
         "reason": "Unhealthy" if is_sick else "Prepared",
         "message": report.message if report is not None and is_sick else "",
-        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now if is_sick else claim.changed_at)),
+        "lastTransitionTime": rfc3339(now if is_sick else claim.changed_at),
     }
     entry = {"driver": driver, "pool": device.pool, "device": device.device}
     if device.share_id is not None:

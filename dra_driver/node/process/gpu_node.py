@@ -48,6 +48,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form, GpuTerms, Terms, Use, terms_of
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.own_node import OwnNodeWatch
@@ -190,7 +191,7 @@ class GpuNodeKeeper:
         return node_status_of(found)
 
     def _write(self, wanted: GpuNodeStatus) -> None:
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
+        at = rfc3339(self._now())
         body = {
             "apiVersion": API_VERSION,
             "kind": NODE_KIND,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.config.settings import NodeSettings
-from dra_driver.config.usage_findings import FILE, MAX_BYTES, RENEW_S, decode, time_text
+from dra_driver.config.usage_findings import FILE, MAX_BYTES, RENEW_S, decode
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.files import ChangedFile
@@ -16,6 +16,7 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldUsage
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.model.usage_findings import UsageFindings
+from dra_driver.core.time import rfc3339
 from dra_driver.node.claims import Journal
 from dra_driver.node.process.assignments_file import FOLDER
 from dra_driver.node.process.node_events import Tell
@@ -124,7 +125,7 @@ class UsageReport:
             self._take(NO_USAGE)
             return
         if self._clock() - self._checked_s >= CHECKED_S or not self._checked_at:
-            self._checked_s, self._checked_at = self._clock(), time_text(self._now())
+            self._checked_s, self._checked_at = self._clock(), rfc3339(self._now())
         self._take(believed(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
     def _take(self, told: ToldUsage) -> None:

@@ -9,7 +9,6 @@ the pace of the controller, PodDisruptionBudgets and the opt-out are for.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from dra_driver.config.usage_findings import time_text
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.gpu_node_usage import (
@@ -26,6 +25,7 @@ from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.time import rfc3339
 from dra_driver.node.claims import AssignedDevice, Entry
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -66,7 +66,7 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
         used=_quantity(found.used_bytes),
         granted=_quantity(granted),
         processes=found.processes,
-        since=time_text(found.since),
+        since=rfc3339(found.since),
         action=OverGrantAction.EVICT if both else OverGrantAction.REPORT,
         grace_s=rules.grace_s,
     )
@@ -83,7 +83,7 @@ def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> Told
         namespace=claim.ref.namespace,
         claim=claim.ref.name,
         claim_uid=claim.ref.uid,
-        since=time_text(found.since),
+        since=rfc3339(found.since),
         after_min=after_min,
         action=IdleAction.RECLAIM if reclaims else IdleAction.REPORT,
     )
@@ -104,7 +104,7 @@ def _foreign(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
         gpu=gpu.device_name,
         processes=found.processes,
         memory=None if found.bytes_used is None else _quantity(found.bytes_used),
-        since=time_text(found.since),
+        since=rfc3339(found.since),
         commands=found.commands,
     )
 

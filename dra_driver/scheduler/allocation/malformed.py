@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from dra_driver.core.errors import AllocationError
+from dra_driver.core.text import quoted
 
 T = TypeVar("T")
 MALFORMED: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError)
@@ -126,5 +127,4 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
-    return text if len(text) <= 60 else text[:60] + "…"
+    return quoted(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__

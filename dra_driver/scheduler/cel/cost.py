@@ -336,7 +336,6 @@ class CostBound(NamedTuple):
 
 
 def cost_bound(node: IrNode) -> int | None:
-    """The upper bound in cost units, None if no bound is known."""
     found = _bound(node, {0: ORDINARY})
     return None if found is None else found.cost
 

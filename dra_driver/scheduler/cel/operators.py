@@ -223,7 +223,6 @@ def compare(a: Any, b: Any) -> int:
 
 
 def comparable(value: Any) -> bool:
-    """Whether the type has an order."""
     return type(value) in NUMBERS or type(value) in {str, bytes, bool, Duration, Timestamp}
 
 
@@ -393,7 +392,6 @@ greater_equals = _ordering(lambda order: order >= 0, "_>=_")
 
 
 def contained(item: Any, aggregate: Any) -> bool:
-    """``item in aggregate``."""
     kind = type(aggregate)
     if kind in MAPS:
         return bool(aggregate.contains(item))

@@ -37,7 +37,6 @@ class WriteRules(Struct, frozen=True, kw_only=True):
     prepare_create: Callable[[Obj], None] = lambda _obj: None
     prepare_update: Callable[[Obj, Obj, str], None] = lambda _obj, _old, _sub: None
     validate: Callable[[Obj, Review], list[StatusCause]] = lambda _obj, _review: []
-    warn: Callable[[Obj], list[str]] = lambda _obj: []
 
 
 class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):

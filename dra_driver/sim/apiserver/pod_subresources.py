@@ -19,6 +19,7 @@ from dra_driver.sim.apiserver.pod_logs import Line
 from dra_driver.sim.apiserver.printers import selector_text
 from dra_driver.sim.apiserver.selectors import object_match
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.writes import WriteOptions
 
 
 class LogPlan(Struct, frozen=True, kw_only=True):
@@ -191,7 +192,7 @@ def _take_from_budget(store: Store, pod: Obj, *, dry_run: bool) -> None:
         status["disruptionsAllowed"] -= 1
         status.setdefault("disruptedPods", {})[pod["metadata"]["name"]] = rfc3339(utc_now())
         try:
-            store.update_status(POD_DISRUPTION_BUDGETS, budget, dry_run=dry_run)
+            store.update_status(POD_DISRUPTION_BUDGETS, budget, WriteOptions(dry_run=dry_run))
         except ConflictError:
             continue
         return

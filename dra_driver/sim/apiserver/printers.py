@@ -207,60 +207,6 @@ def claim_state(obj: Obj) -> str:
     return ",".join(states)
 
 
-def _port(port: Obj) -> str:
-    node_port = f":{port['nodePort']}" if port.get("nodePort") else ""
-    return f"{port.get('port')}{node_port}/{port.get('protocol', 'TCP')}"
-
-
-def _external_address(obj: Obj, _now: datetime) -> str:
-    kind = dig(obj, "spec", "type", default="ClusterIP")
-    if kind == "ExternalName":
-        return str(dig(obj, "spec", "externalName", default=""))
-    return ",".join(entries(obj, "spec", "externalIPs")) or ("<pending>" if kind == "LoadBalancer" else NONE)
-
-
-SERVICES_PRINTER = (
-    NAME,
-    Column("Type", _at("spec", "type", default="ClusterIP")),
-    Column("Cluster-IP", _at("spec", "clusterIPs", 0, default=NONE)),
-    Column("External-IP", _external_address),
-    Column("Port(s)", lambda obj, _now: ",".join(_port(port) for port in entries(obj, "spec", "ports")) or NONE),
-    AGE,
-    _wide("Selector", lambda obj, _now: label_text(mapping(obj, "spec", "selector"))),
-)
-
-
-def _subjects(kind: str) -> Cell:
-    def cell(obj: Obj, _now: datetime) -> str:
-        found = (item for item in entries(obj, "subjects") if item.get("kind") == kind)
-        prefixed = ((f"{item.get('namespace', '')}/" if kind == "ServiceAccount" else "", item) for item in found)
-        return ", ".join(prefix + item.get("name", "") for prefix, item in prefixed)
-
-    return cell
-
-
-def _role(obj: Obj, _now: datetime) -> str:
-    return f"{dig(obj, 'roleRef', 'kind', default='')}/{dig(obj, 'roleRef', 'name', default='')}"
-
-
-BINDINGS_PRINTER = (
-    NAME,
-    Column("Role", _role),
-    AGE,
-    *(_wide(f"{kind}s", _subjects(kind)) for kind in ("User", "Group", "ServiceAccount")),
-)
-
-
-def _param_kind(obj: Obj, _now: datetime) -> str:
-    kind = mapping(obj, "spec", "paramKind")
-    return f"{kind.get('apiVersion', '')}/{kind.get('kind', '')}" if kind else "<unset>"
-
-
-def _param_ref(obj: Obj, _now: datetime) -> str:
-    ref = mapping(obj, "spec", "paramRef")
-    return f"{ref.get('namespace') or '*'}/{ref['name']}" if ref.get("name") else "<unset>"
-
-
 def _listed(field: str) -> Cell:
     """Names or images of the containers of a pod template."""
     return lambda obj, _now: ",".join(
@@ -463,7 +409,6 @@ def _own(columns: Sequence[ShownField], wide: Sequence[ShownField]) -> Printer:
 _DEFAULT = (NAME, Column("Created At", _at("metadata", "creationTimestamp"), "date"))
 _NAME_AND_AGE = (NAME, AGE)
 _PRINTERS: dict[str, Printer] = {
-    "ClusterRoleBinding": BINDINGS_PRINTER,
     "ConfigMap": (
         NAME,
         Column("Data", lambda obj, _now: len(mapping(obj, "data")) + len(mapping(obj, "binaryData"))),
@@ -529,27 +474,14 @@ _PRINTERS: dict[str, Printer] = {
         Column("Pool", _at("spec", "pool", "name")),
         AGE,
     ),
-    "RoleBinding": BINDINGS_PRINTER,
     "Secret": (
         NAME,
         Column("Type", _at("type")),
         Column("Data", lambda obj, _now: len(mapping(obj, "data"))),
         AGE,
     ),
-    "Service": SERVICES_PRINTER,
+    "Service": _NAME_AND_AGE,
     "ServiceAccount": _NAME_AND_AGE,
-    "ValidatingAdmissionPolicy": (
-        NAME,
-        Column("Validations", lambda obj, _now: len(entries(obj, "spec", "validations")), "integer"),
-        Column("ParamKind", _param_kind),
-        AGE,
-    ),
-    "ValidatingAdmissionPolicyBinding": (
-        NAME,
-        Column("PolicyName", _at("spec", "policyName")),
-        Column("ParamRef", _param_ref),
-        AGE,
-    ),
 }
 
 

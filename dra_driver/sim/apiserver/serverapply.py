@@ -114,9 +114,8 @@ def _conflict(found: list[tuple[str, Path]]) -> ConflictError:
         if len(causes) == 1
         else f"conflicts with {', '.join(sorted({repr(manager) for manager, _ in found}))}:\n{fields}"
     )
-    error = ConflictError(f"Apply failed with {len(causes)} {plural}: {listed}", status=409, reason="Conflict")
-    error.details = {"causes": causes}
-    return error
+    message = f"Apply failed with {len(causes)} {plural}: {listed}"
+    return ConflictError(message, status=409, reason="Conflict", details={"causes": causes})
 
 
 def _dotted(path: Path) -> str:

@@ -16,8 +16,8 @@ from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest, Target
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
-from dra_driver.sim.apiserver.validation import StatusCause
-from dra_driver.sim.apiserver.verbs import selection
+from dra_driver.sim.apiserver.validation import forbidden_field
+from dra_driver.sim.apiserver.verbs import options_invalid, selection
 from dra_driver.sim.apiserver.views import include_option, partial, table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
@@ -42,11 +42,11 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
     sent, initial = request.query.get("resourceVersion", ""), request.query.get("sendInitialEvents")
     match = request.query.get("resourceVersionMatch", "")
     if match and initial is None:
-        text = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-        raise _list_options(StatusCause("resourceVersionMatch", "FieldValueForbidden", text))
+        text = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+        raise options_invalid("ListOptions", forbidden_field("resourceVersionMatch", text))
     if initial is not None and match != "NotOlderThan":
-        text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        raise _list_options(StatusCause("resourceVersionMatch", "FieldValueForbidden", text))
+        text = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        raise options_invalid("ListOptions", forbidden_field("resourceVersionMatch", text))
     streams = request.flag("sendInitialEvents")
     from_start = streams or (not sent and initial is None) or (sent == "0" and initial is None)
     timeout = request.query.get("timeoutSeconds", "")
@@ -67,12 +67,6 @@ def _watch_revision(text: str) -> int:
     # The real server returns 500 here, and 400 for a list.
     wrong = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
     raise status_error(500, "", wrong)
-
-
-def _list_options(problem: StatusCause) -> Exception:
-    cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
-    details = {"group": "meta.k8s.io", "kind": "ListOptions", "causes": [cause]}
-    return status_error(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {problem}', details)
 
 
 class Frames:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from dra_driver.conformance.plugin import ClaimKey, Plugin, PluginInfo, PrepareAnswer
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.node.kubelet_state import NodeClaim
 
 log = logging.getLogger(__name__)
@@ -35,11 +36,10 @@ class DraPlugin:
         self._reports = reports
         self._plugin = Plugin(info, service, CALL_TIMEOUT_S, as_kubelet=True)
         self._connected = threading.Event()
-        self._stop = threading.Event()
         self._plugin.peer.watch(lambda up: self._connected.set() if up else self._connected.clear())
         self.health_messages = 0
         self._health_call: Any = None
-        self._health = threading.Thread(target=self._watch_health, name=f"kubelet-health-{self.name}", daemon=True)
+        self._health = Worker(f"kubelet-health-{self.name}", self._watch_health, interrupt=self._disconnect)
         self._health.start()
 
     @property
@@ -63,13 +63,14 @@ class DraPlugin:
 
     def close(self) -> None:
         """Close the connection and stop the health thread (5 s). Idempotent."""
-        self._stop.set()
+        self._health.stop(HEALTH_RETRY_S)
+
+    def _disconnect(self) -> None:
         if self._health_call is not None:
             self._health_call.close()
         self._plugin.close()
-        self._health.join(HEALTH_RETRY_S)
 
-    def _watch_health(self) -> None:
+    def _watch_health(self) -> float:
         """Keep the v1alpha1 stream open, as kubelets up to 1.36 do: to every plugin, again 5 s after each end."""
 
         def report(message: Any) -> bool:
@@ -77,14 +78,13 @@ class DraPlugin:
             self._reports.report(self.name, message.devices)
             return False
 
-        while not self._stop.is_set():
-            try:
-                self._health_call = self._plugin.watch_health("v1alpha1.DRAResourceHealth", None)
-                self._health_call.read(report)
-            except (CallError, ValueError) as error:  # ValueError: the channel was closed
-                log.debug("health stream ended", extra={"driver": self.name, "reason": error})
-            self._reports.clear(self.name)
-            self._stop.wait(HEALTH_RETRY_S)
+        try:
+            self._health_call = self._plugin.watch_health("v1alpha1.DRAResourceHealth", None)
+            self._health_call.read(report)
+        except (CallError, ValueError) as error:  # ValueError: the channel was closed
+            log.debug("health stream ended", extra={"driver": self.name, "reason": error})
+        self._reports.clear(self.name)
+        return HEALTH_RETRY_S
 
 
 def _keys(claims: Sequence[NodeClaim]) -> list[ClaimKey]:

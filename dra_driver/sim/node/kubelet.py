@@ -20,6 +20,7 @@ from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.node.device_health import HealthCache
 from dra_driver.sim.node.dra_plugin import DraPlugin
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
@@ -70,17 +71,14 @@ class DraManager:
         self._absent_since: dict[str, float] = {}
         self._claim_locks: dict[str, threading.Lock] = {}  # one per claim, for as long as this kubelet lives
         self._sockets: dict[Path, _Socket] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
+        self._worker = Worker("kubelet-registry", self._look)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Close all connections; claims stay prepared, as when a kubelet stops. Idempotent."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_LIMITS.dial_s)
+        self._worker.stop(_LIMITS.dial_s)
         with self._lock:
             plugins = [plugin for instances in self._plugins.values() for plugin in instances]
             self._plugins = {}
@@ -151,14 +149,10 @@ class DraManager:
         if len(errors) < len(asked):
             raise RetryableError(f"{method} skipped {len(asked) - len(errors)} ResourceClaims")
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._scan_sockets()
-                self._wipe_absent()
-            except Exception:  # thread boundary: an unexpected file must not stop registration
-                log.exception("plugin registration failed")
-            self._stop.wait(self._interval_s)
+    def _look(self) -> float:
+        self._scan_sockets()
+        self._wipe_absent()
+        return self._interval_s
 
     def _scan_sockets(self) -> None:
         found = dict(registry.sockets(self._registry))

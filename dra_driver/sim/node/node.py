@@ -7,6 +7,7 @@ pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go), adopts running pods, and unpre
 import logging
 import platform
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class SimulatedKubelet(Controller):
             on_wipe=self._wipe,
             on_health=self._show_health,
         )
+        self._stopping = threading.Event()
         self._host = PodHost(
             store=store,
             dra=self.dra,
@@ -91,7 +93,7 @@ class SimulatedKubelet(Controller):
             prepare_retry_s=prepare_retry_s,
             unprepare_retry_s=unprepare_retry_s,
             restart_s=restart_s,
-            stop=self._stop,
+            stop=self._stopping,
             processes=MadeProcesses(folders.proc, folders.log_links),
         )
         self._pod_resources = PodResourcesServer(folders.pod_resources, self._container_devices)
@@ -108,6 +110,7 @@ class SimulatedKubelet(Controller):
 
     def stop(self) -> None:
         """Stop all threads; pods keep running. Idempotent."""
+        self._stopping.set()
         super().stop()
         workers = list(self._workers.values())
         for worker in workers:

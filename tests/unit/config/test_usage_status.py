@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -78,7 +78,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(st.sampled_from(["overGrant", "unattributed", "idle", "checkedAt"]), st.sampled_from(["pods", "since"]), JSON)
 def test_no_value_anywhere_breaks_the_reader(section: str, field: str, value: Any) -> None:
     """The controller reads what any node has written."""

@@ -10,6 +10,7 @@ import pytest
 from dra_driver.core.worker import HANG_AFTER_S, Worker
 
 STARTED = 1000.0
+_END: Any = object()
 
 
 class Bench:
@@ -51,14 +52,15 @@ class Bench:
         self.worker.wake()
 
     def _turn(self) -> float | None:
-        answer = next(self._turns, _stop)
+        answer: Any = next(self._turns, _END)
         self.log.append(self.now - STARTED)
-        if answer is _stop:
+        if answer is _END:
             self.worker.stop(0)
             return 0.0
         if isinstance(answer, Exception):
             raise answer
-        return answer(self) if callable(answer) else answer
+        wait_s: float | None = answer(self) if callable(answer) else answer
+        return wait_s
 
 
 class _SkippingEvent(threading.Event):
@@ -126,7 +128,8 @@ def test_turns_keep_their_distance() -> None:
 def test_error_is_logged_counted_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     """A defect in one turn neither ends the thread nor goes unseen."""
     counted: list[str] = []
-    bench = Bench(ValueError("odd"), 1.0, on_error=lambda: counted.append("bench"), after_error_s=7.0)
+    pauses = iter([7.0])
+    bench = Bench(ValueError("odd"), 1.0, on_error=lambda: counted.append("bench"), after_error_s=lambda: next(pauses))
     assert bench.run() == [0, 7, 8, "ended"]
     assert counted == ["bench"]
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
@@ -174,7 +177,7 @@ def test_stop_from_the_thread_itself_does_not_wait() -> None:
     worker = Worker("own", lambda: stopped.append(worker.stop(10)))
     worker.start()
     worker._thread.join(10)
-    assert stopped == [False]
+    assert stopped == [True]
     assert worker.stop(0)
 
 

@@ -25,7 +25,6 @@ def _error(why: str) -> EvalError:
 
 
 def parse_url(text: str) -> Url:
-    """The URL. Raises EvalError on what Go's ParseRequestURI refuses."""
     _parsed(text, request=True)
     before, _, fragment = text.partition("#")
     scheme, host, path, query, shown = _parsed(before, request=False)

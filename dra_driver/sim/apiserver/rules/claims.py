@@ -91,9 +91,6 @@ def _requested(part: Obj, path: str, review: Review) -> list[StatusCause]:
 def device_claim_problems(devices: Obj, path: str, review: Review) -> list[StatusCause]:
     names = request_names(devices)
 
-    def name_of(item: Obj) -> Any:
-        return item.get("name", "")
-
     def check_sub(sub: Obj, here: str) -> list[StatusCause]:
         return label_name(sub.get("name", ""), f"{here}.name") + _requested(sub, here, review)
 
@@ -104,7 +101,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Statu
         if "exactly" in request:
             return problems + _requested(request["exactly"], f"{here}.exactly", review)
         subs, where = entries(request, "firstAvailable"), f"{here}.firstAvailable"
-        return problems + each_unique(subs, MAX_SUBREQUESTS, check_sub, name_of, where)
+        return problems + each_unique(subs, MAX_SUBREQUESTS, check_sub, where)
 
     def check_constraint(constraint: Obj, here: str) -> list[StatusCause]:
         problems = references(constraint, here, names)
@@ -118,7 +115,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Statu
         return references(config, here, names) + configuration(config, here)
 
     return [
-        *each_unique(entries(devices, "requests"), MAX_REQUESTS, check_request, name_of, f"{path}.requests"),
+        *each_unique(entries(devices, "requests"), MAX_REQUESTS, check_request, f"{path}.requests"),
         *each(entries(devices, "constraints"), MAX_CONSTRAINTS, check_constraint, f"{path}.constraints"),
         *each(entries(devices, "config"), MAX_CONFIGS, check_config, f"{path}.config"),
     ]
@@ -129,7 +126,7 @@ def references(owner: Obj, path: str, names: RequestNames) -> list[StatusCause]:
     def check(name: str, here: str) -> list[StatusCause]:
         return reference_problems(name, here, names)
 
-    return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, lambda name: name, f"{path}.requests")
+    return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, f"{path}.requests")
 
 
 def reference_problems(name: str, path: str, names: RequestNames) -> list[StatusCause]:
@@ -217,14 +214,14 @@ def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list
     status, before = mapping(obj, "status"), mapping(old, "status")
     allocation, reserved = status.get("allocation"), entries(status, "reservedFor")
     problems = each_unique(
-        reserved, MAX_RESERVATIONS, _consumer, lambda item: item.get("uid", ""), "status.reservedFor"
+        reserved, MAX_RESERVATIONS, _consumer, "status.reservedFor", lambda item: item.get("uid", "")
     )
     allocated = {device_key(item) for item in entries(allocation, "devices", "results")}
 
     def check_device(item: Obj, path: str) -> list[StatusCause]:
         return _device_status(item, path, allocated)
 
-    problems += each_unique(entries(status, "devices"), -1, check_device, device_key, "status.devices")
+    problems += each_unique(entries(status, "devices"), -1, check_device, "status.devices", device_key)
     if reserved and allocation is None:
         text = "may not be specified when `allocated` is not set"
         problems.append(forbidden_field("status.reservedFor", text))
@@ -269,7 +266,7 @@ def _allocation(allocation: Obj, path: str, check_reference: ReferenceCheck) -> 
         elif source not in {"FromClaim", "FromClass"}:
             problems.append(unsupported(f"{here}.source", source, ["FromClaim", "FromClass"]))
         requests, where = entries(item, "requests"), f"{here}.requests"
-        problems += each_unique(requests, MAX_REQUESTS, check_reference, lambda name: name, where)
+        problems += each_unique(requests, MAX_REQUESTS, check_reference, where)
         return problems + configuration(item, here)
 
     devices = mapping(allocation, "devices")

@@ -45,10 +45,14 @@ def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[Stat
     return [problem for at, item in enumerate(items) for problem in check(item, f"{path}[{at}]")]
 
 
+def _name_of(item: Any) -> Hashable:
+    return str(item.get("name", "")) if isinstance(item, dict) else item
+
+
 def each_unique(
-    items: Sequence[Any], limit: int, check: Check, key: Callable[[Any], Hashable], path: str
+    items: Sequence[Any], limit: int, check: Check, path: str, key: Callable[[Any], Hashable] = _name_of
 ) -> list[StatusCause]:
-    """Like `each`; also reports items with a key that an earlier item has."""
+    """Like `each`; also reports items with a key (by default the item itself or its name) that an earlier item has."""
     problems = each(items, limit, check, path)
     if limit >= 0 and len(items) > limit:
         return problems
@@ -195,11 +199,8 @@ def binding_conditions(owner: Obj, path: str) -> list[StatusCause]:
     def check(name: str, here: str) -> list[StatusCause]:
         return [invalid(here, name, text) for text in label_key(name)]
 
-    def identity(name: str) -> str:
-        return name
-
-    problems = each_unique(conditions, 4, check, identity, f"{path}.bindingConditions")
-    problems += each_unique(failures, 4, check, identity, f"{path}.bindingFailureConditions")
+    problems = each_unique(conditions, 4, check, f"{path}.bindingConditions")
+    problems += each_unique(failures, 4, check, f"{path}.bindingFailureConditions")
     for at, name in enumerate(failures):
         if name in conditions:
             text = "bindingFailureConditions must not overlap with bindingConditions"

@@ -140,12 +140,9 @@ def _validate(obj: Obj, review: Review) -> list[StatusCause]:
     def check(device: Obj, here: str) -> list[StatusCause]:
         return device_problems(device, old_devices.get(device.get("name")), here, per_device=per_device)
 
-    def name_of(item: Obj) -> Any:
-        return item.get("name", "")
-
-    problems += each_unique(devices, limit, check, name_of, f"{path}.devices")
+    problems += each_unique(devices, limit, check, f"{path}.devices")
     sets = entries(spec, "sharedCounters")
-    return problems + each_unique(sets, MAX_COUNTER_SETS, _counter_set, name_of, f"{path}.sharedCounters")
+    return problems + each_unique(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters")
 
 
 SLICE_RULES = WriteRules(
@@ -184,7 +181,7 @@ def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool
         problems += each(entries(device, "taints"), MAX_TAINTS, taint, f"{path}.taints")
     consumed, where = entries(device, "consumesCounters"), f"{path}.consumesCounters"
     problems += each_unique(
-        consumed, MAX_COUNTER_CONSUMPTIONS, _consumption, lambda item: item.get("counterSet", ""), where
+        consumed, MAX_COUNTER_CONSUMPTIONS, _consumption, where, lambda item: item.get("counterSet", "")
     )
     return problems + _device_node_selection(device, path, per_device=per_device) + binding_conditions(device, path)
 
@@ -252,7 +249,7 @@ def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, p
     def identity(option: Quantity) -> str:
         return str(option.as_int())
 
-    problems += each_unique(options, MAX_VALID_VALUES, check, identity, path)
+    problems += each_unique(options, MAX_VALID_VALUES, check, path, identity)
     if default not in options:
         problems.append(invalid(path, str(default), "default value is not valid according to the requestPolicy"))
     return problems

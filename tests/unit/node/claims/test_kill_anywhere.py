@@ -224,9 +224,7 @@ class NodeHistory(RuleBasedStateMachine):
 
 
 TestNodeHistory = NodeHistory.TestCase
-TestNodeHistory.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestNodeHistory.settings = settings(stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_every_step_of_a_call_can_be_the_last(tmp_path: Path) -> None:
