@@ -372,7 +372,8 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
 
 
 def _named(gpus: list[PciGpu]) -> str:
-    return f"GPU{'' if len(gpus) == 1 else 's'} {listed([gpu.address for gpu in gpus])} {'is' if len(gpus) == 1 else 'are'}"
+    addresses = listed([gpu.address for gpu in gpus])
+    return f"GPU {addresses} is" if len(gpus) == 1 else f"GPUs {addresses} are"
 
 
 @check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")
