@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.finding import Finding, Status, one_line
+from dra_driver.core.finding import Finding, Status
+from dra_driver.core.text import one_line
 
 if TYPE_CHECKING:
     from dra_driver.conformance.bench import Bench

@@ -4,7 +4,6 @@ A check is a function over facts that yields findings. The worst status decides 
 command keeps the words and the keys of its documented output; text and JSON are made here.
 """
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
@@ -14,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.text import one_line, wrapped
 
-WIDTH: Final = 118
 _LONGEST: Final = 4000
 _MOST: Final = 10_000
 _COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
@@ -241,11 +240,6 @@ def coloured(text: str, what: str) -> str:
     return f"{_COLOURS[what]}{text}\x1b[0m"
 
 
-def one_line(text: object) -> str:
-    """The text on one line without control characters: objects, logs and reports of others reach the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(str(text or "").split()))
-
-
 def printable(finding: Finding) -> Finding:
     """The finding with every text on one line."""
     return replace(
@@ -257,29 +251,11 @@ def printable(finding: Finding) -> Finding:
     )
 
 
-def wrapped(text: str, indent: str, width: int = WIDTH) -> list[str]:
-    """The text in lines of at most ``width``; the first keeps its own indent."""
-    lead = text[: len(text) - len(text.lstrip())]
-    flat = lead + " ".join(text.split())
-    return textwrap.wrap(flat, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
-
-
 def next_steps(finding: Finding, style: Style) -> Iterator[str]:
     """The lines "expected" and "do" below a finding."""
     for title, text in (("expected:", finding.expected), ("do:", finding.fix)):
         if text:
             yield from wrapped(f"  {style(title, 'dim')} {text}", "    ")
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 warning``, ``2 warnings``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 # JSON.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.diagnose.hardware import runner
 from dra_driver.diagnose.hardware.child import Task

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay:
         return _replay(Path(args.replay))
     settings = load_places({flag.field: getattr(args, flag.field) for flag in place_flags()}, os.environ)
-    from dra_driver.core.finding import one_line
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import child, place, runner, session, storage
     from dra_driver.diagnose.hardware.storage import Hasher
     from dra_driver.diagnose.hardware.survey import Consent
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replay(path: Path) -> int:
-    from dra_driver.core.finding import one_line
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import session, storage
 
     report = session.judged_again(storage.load(path))

@@ -12,7 +12,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver import __version__
-from dra_driver.core.finding import Status, one_line
+from dra_driver.core.finding import Status
+from dra_driver.core.text import one_line
 from dra_driver.diagnose.hardware import cuda, files, mig, nvml, nvml_session
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.runner import InterruptedReading, Run
