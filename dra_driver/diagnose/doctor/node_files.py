@@ -15,7 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
-from dra_driver.core.finding import Finding, Layer, check, counted, fail, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import counted, listed
 from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError
 from dra_driver.diagnose.doctor.node_view import HostView, names
 from dra_driver.diagnose.node_state import NodeState, find_disagreements
