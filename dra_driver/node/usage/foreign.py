@@ -30,7 +30,7 @@ class ForeignWatched(Struct, frozen=True, kw_only=True):
     told: Unattributed | None = None
 
 
-ForeignState = Mapping[str, ForeignWatched]
+ForeignState = Mapping[GpuUuid, ForeignWatched]
 
 
 def watch_foreign(
