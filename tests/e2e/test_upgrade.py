@@ -49,8 +49,9 @@ class OldProcess(DriverProcess):
         super().__init__(like.subcommand, folder, like.flags, like.environ)
 
     def command(self) -> list[str]:
-        _, *arguments = super().command()
-        return [OLD_PYTHON, "-P", *arguments]  # -P: not the code in the current folder
+        command = super().command()
+        # The installed program, not its module: that has had another name in each version.
+        return [str(Path(OLD_PYTHON).with_name("dra-driver")), *command[command.index(self.subcommand) :]]
 
 
 def is_1_34(cluster: RealCluster) -> bool:
