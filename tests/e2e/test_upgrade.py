@@ -105,7 +105,7 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 -
     node_folders: Folders,
 ) -> None:
     """Whole GPU, partitions and MPS shares: same containers, journal and CDI files; a new pod runs beside them."""
-    assert version(old.command()[0], "-P") != version(own_host.process.command()[0])
+    assert version(OLD_PYTHON, "-P") != version(own_host.process.command()[0])
     forms = Forms(cluster, namespace)
     for name, request in pods.items():
         forms.create(name, request)
