@@ -10,15 +10,15 @@ from typing import Any
 from msgspec import Struct
 
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
-from dra_driver.controller.special_claims import PodRef, pods_of
-from dra_driver.controller.usage_cases import UsageCase, node_use, usage_cases
+from dra_driver.controller.pending_evictions import PodRef, pods_of
+from dra_driver.controller.usage_requests import UsageEvictionRequest, node_use, usage_cases
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.devices import results_of
 from dra_driver.kube.evictions import NO_EVICTION
 
 
-class MayLeave(Struct, frozen=True, kw_only=True):
+class EvictionCandidates(Struct, frozen=True, kw_only=True):
     """The pods of a case that may be evicted, in their order, or the ``outcome`` that forbids it."""
 
     pods: tuple[PodRef, ...] = ()
@@ -30,7 +30,7 @@ def gone(reason: str) -> EvictionOutcome:
     return EvictionOutcome(result="gone", reason=reason)
 
 
-def still_asked(api: EvictionRequests, case: UsageCase) -> EvictionOutcome | None:
+def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> EvictionOutcome | None:
     """None if the node still asks. Raises KubernetesApiError when that cannot be read."""
     try:
         found = node_use(api.get(paths.gpu_nodes(case.node)))
@@ -40,14 +40,14 @@ def still_asked(api: EvictionRequests, case: UsageCase) -> EvictionOutcome | Non
     return None if any(each.key == case.key for each in asked) else gone(f"node {case.node} no longer asks for it")
 
 
-def candidates(api: EvictionRequests, case: UsageCase, driver: str) -> MayLeave:
+def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -> EvictionCandidates:
     """Who may be evicted. Raises KubernetesApiError when that cannot be read."""
     try:
         claim = api.get(paths.resource_claim(case.namespace, case.claim))
     except NotFoundError as error:
-        return MayLeave(outcome=gone(str(error)))
+        return EvictionCandidates(outcome=gone(str(error)))
     if not _is_of_node(claim, case, driver):
-        return MayLeave(outcome=gone(f"the claim is not allocated on node {case.node}"))
+        return EvictionCandidates(outcome=gone(f"the claim is not allocated on node {case.node}"))
     users = pods_of(claim, case.namespace)
     named = [pod for pod in case.pods if pod in users] if case.kind == "over-grant" else users
     running: list[PodRef] = []
@@ -56,18 +56,22 @@ def candidates(api: EvictionRequests, case: UsageCase, driver: str) -> MayLeave:
         if outcome is None:
             running.append(pod)
         elif outcome.result != "gone":
-            return MayLeave(outcome=outcome)  # a claim that keeps one of its pods is kept
-    return MayLeave(pods=tuple(running)) if running else MayLeave(outcome=gone("no pod of the claim is left"))
+            return EvictionCandidates(outcome=outcome)  # a claim that keeps one of its pods is kept
+    return (
+        EvictionCandidates(pods=tuple(running))
+        if running
+        else EvictionCandidates(outcome=gone("no pod of the claim is left"))
+    )
 
 
-def _is_of_node(claim: Mapping[str, Any], case: UsageCase, driver: str) -> bool:
+def _is_of_node(claim: Mapping[str, Any], case: UsageEvictionRequest, driver: str) -> bool:
     metadata = claim.get("metadata") or {}
     pool = f"{case.node}/{driver}"  # as slices.pool_name makes it
     mine = [each for each in results_of(claim) if each.get("driver") == driver and each.get("pool") == pool]
     return metadata.get("uid") == case.claim_uid and any(case.device in {"", each.get("device")} for each in mine)
 
 
-def _forbids(api: EvictionRequests, pod: PodRef, case: UsageCase) -> EvictionOutcome | None:
+def _forbids(api: EvictionRequests, pod: PodRef, case: UsageEvictionRequest) -> EvictionOutcome | None:
     try:
         found = api.get(paths.pod(pod.namespace, pod.name))
     except NotFoundError as error:
