@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dra_driver.core.quantity import Quantity
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc3339
+from dra_driver.core.time import rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.rules.dra import (
     binding_conditions,
