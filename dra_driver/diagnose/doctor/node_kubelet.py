@@ -18,7 +18,7 @@ from dra_driver.core.text import listed
 from dra_driver.core.unix_grpc import CallError, Peer, Service, is_served, shown
 from dra_driver.diagnose.doctor.node_view import HostView, is_socket, names, parse_version, text
 from dra_driver.hardware.driver_root import process
-from dra_driver.hardware.driver_root.enter import enter
+from dra_driver.hardware.driver_root.process import enter_root
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts
@@ -127,7 +127,7 @@ def kubelet_version(view: HostView, pid: str) -> str | None:
     """What the kubelet's own program prints; None without the right to see which program it is."""
     try:
         program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115
-        ended = process.run([*enter(view.host), program, "--version"], environment={}, within_s=VERSION_S)
+        ended = process.run([*enter_root(view.host), program, "--version"], environment={}, within_s=VERSION_S)
     except OSError:
         return None
     word = ended.output.strip().rpartition(" ")[2]

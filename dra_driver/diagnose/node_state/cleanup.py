@@ -21,8 +21,8 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import listed
 from dra_driver.diagnose.node_state.state import NodeState, Places, cdi_files, read_state, socket_paths
 from dra_driver.diagnose.node_state.stopped import no_mps_host, no_node_process, stopped_node
+from dra_driver.hardware.sharing.memory import SystemMounts, own_mounts
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
-from dra_driver.hardware.sharing.tmpfs import SystemMounts, own_mounts
 from dra_driver.node.claims import Claims
 from dra_driver.node.claims.inspection import Entry, State
 

@@ -7,7 +7,7 @@ from dra_driver.core.finding import Finding, Status, finding
 from dra_driver.core.model.terms import Strategy
 from dra_driver.core.text import listed
 from dra_driver.diagnose.node_state.state import FoundGpu, NodeState
-from dra_driver.hardware.gpu.notes import MIG_MODE
+from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.node.claims.inspection import AssignedDevice, Entry, State
 
 _SOON: Final = "a node process repairs it within seconds; without one, --repair does"

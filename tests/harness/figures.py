@@ -1,10 +1,19 @@
-"""Prints figures, one line each, beside their budgets, and keeps them for docs/performance.md."""
+"""Figures of processes and of the machine: printed beside their budgets, and kept for docs/performance.md."""
 
 import json
 import os
+import platform
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from dra_driver import __version__
+from dra_driver.kube.rest import RestClient
+
+_COMMITS = {"goDriver": "GO_DRIVER_COMMIT", "mockNvml": "MOCK_NVML_COMMIT", "cdiHook": "CDI_HOOK_COMMIT"}
+IDLE_AFTER_S = 12.0
+"""What the start left over is not idle: claims are checked once within 10 s."""
 
 
 class Report:
@@ -49,3 +58,30 @@ def cpu_s(pid: int) -> float:
     """Seconds of CPU of a process, of threads that have ended too, in the clock ticks of /proc/PID/stat (10 ms)."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def idle_percent(pids: Sequence[int], seconds: float) -> list[float]:
+    """CPU of each process while nothing happens, in per cent of a core."""
+    time.sleep(IDLE_AFTER_S)
+    before, began = [cpu_s(pid) for pid in pids], time.monotonic()
+    time.sleep(seconds)
+    passed = time.monotonic() - began
+    return [(cpu_s(pid) - was) / passed * 100 for pid, was in zip(pids, before, strict=True)]
+
+
+def described(rest: RestClient) -> dict[str, Any]:
+    """The machine's kind, versions, today's date, and this process' niceness; no host names, no paths."""
+    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    memory = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "nice": os.nice(0),
+        "cores": os.cpu_count(),
+        "cpu": cpu.partition(":")[2].strip(),
+        "memoryGiB": round(int(memory) / 2**20),
+        "kernel": platform.release().partition("-")[0],
+        "python": platform.python_version(),
+        "kubernetes": rest.get("/version")["gitVersion"],
+        "driver": __version__,
+        **{name: os.environ.get(variable, "unknown") for name, variable in _COMMITS.items()},
+    }
