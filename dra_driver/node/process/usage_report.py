@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from dra_driver.node.claims import Journal
 from dra_driver.node.process.assignments_file import FOLDER
 from dra_driver.node.process.node_events import Tell
 from dra_driver.node.process.usage_events import ClaimNotice, UsageEvents
-from dra_driver.node.process.usage_validation import GrantedClaim, GrantedDevice, believed
+from dra_driver.node.process.usage_validation import believed
 
 log = logging.getLogger(__name__)
 
@@ -126,24 +126,9 @@ class UsageReport:
             return
         if self._clock() - self._checked_s >= CHECKED_S or not self._checked_at:
             self._checked_s, self._checked_at = self._clock(), rfc3339(self._now())
-        self._take(believed(findings, _granted(self._journal), snapshot, terms, self._checked_at))
+        self._take(believed(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
     def _take(self, told: ToldUsage) -> None:
         if told != self._told:
             self._told = told
         self._events.update(told)
-
-
-def _granted(journal: Journal) -> Iterator[GrantedClaim]:
-    for entry in journal.entries():
-        devices = [
-            GrantedDevice(
-                device=each.device,
-                gpu_uuid=each.gpu_uuid,
-                share_bytes=each.sharing.share.memory if each.sharing is not None and each.sharing.share else None,
-            )
-            for each in entry.devices
-            if not each.admin_access
-        ]
-        if entry.state == "prepared" and devices:
-            yield GrantedClaim(ref=entry.ref, devices=devices)

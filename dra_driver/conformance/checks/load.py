@@ -1,12 +1,15 @@
-"""Calls that overlap, calls whose caller has given up, and many calls in a row."""
+"""Calls that overlap, calls whose caller has given up, many calls in a row, and the largest claims and calls."""
 
+import uuid
 from collections.abc import Sequence
 from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.checks.prepare import HELPER, KUBELET
-from dra_driver.conformance.plugin import PrepareAnswer, check_complete, read_prepared
+from dra_driver.conformance.checks.prepare import HELPER, KUBELET, PROTO, TYPES, check_devices
+from dra_driver.conformance.cluster import NAMESPACE
+from dra_driver.conformance.plugin import ClaimKey, PrepareAnswer, check_complete, read_prepared
+from dra_driver.conformance.published import MANY, together
 from dra_driver.conformance.values import ViolationError, full
 from dra_driver.core.unix_grpc import CallError, PendingCall
 
@@ -58,8 +61,7 @@ def caller_gave_up(bench: Bench) -> None:
         pending = bench.plugin().begin_prepare([claim.key])
         bench.pause(seconds)
         pending.cancel()
-    if problem := bench.unresolved(bench.prepared(claim)):
-        raise ViolationError(f"after calls that the kubelet gave up: {problem}")
+    bench.check_resolves(bench.prepared(claim), "after calls that the kubelet gave up")
     bench.unprepared(claim.key)
 
 
@@ -69,8 +71,7 @@ def unprepare_twice_at_once(bench: Bench) -> None:
 
     must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts
     """
-    claim = bench.claim()
-    bench.prepared(claim)
+    claim = bench.prepared_claim()
     plugin = bench.plugin()
     for pending in [plugin.begin_unprepare([claim.key]) for _ in range(CALLS)]:
         try:
@@ -99,8 +100,7 @@ def nothing_piles_up(bench: Bench) -> None:
 
 
 def _one_claim(bench: Bench) -> None:
-    claim = bench.claim()
-    bench.prepared(claim)
+    claim = bench.prepared_claim()
     bench.finish(claim)
 
 
@@ -110,3 +110,47 @@ def _all(bench: Bench, pending: Sequence[PendingCall]) -> list[dict[str, Prepare
         return [read_prepared(call) for call in pending]
     except CallError as error:
         raise ViolationError(f"one of {len(pending)} calls at the same time failed: {error}") from error
+
+
+CLAIMS: Final = 100
+LONGEST_NAME: Final = 253
+
+
+@full("large-32-devices", f"{TYPES}:1747-1749", needs=("32-devices",))
+def many_devices(bench: Bench) -> None:
+    """A claim with 32 devices is prepared.
+
+    AllocationResultsMaxSize represents the maximum number of entries in allocation.devices.results: 32.
+    """
+    usable = bench.scheduler.usable()
+    chosen = together(bench.slices(), usable, MANY)
+    claim = bench.claim(keys={device.key for device in chosen}, count=MANY)
+    devices = bench.prepared(claim)
+    check_devices(bench, claim, devices)
+    bench.check_resolves(devices, f"a claim with {MANY} devices")
+    bench.unprepared(claim.key)
+
+
+@full("large-100-claims", f"{PROTO}:89-95")
+def many_claims(bench: Bench) -> None:
+    """A call with 100 claims gets 100 entries.
+
+    All claims in the request must have an entry in the response. A message has at most 4 MiB.
+    """
+    keys = [
+        ClaimKey(namespace=NAMESPACE, name=f"never-prepared-{at}" + "x" * 200, uid=str(uuid.uuid4()))
+        for at in range(CLAIMS)
+    ]
+    bench.unprepared(*keys)
+
+
+@full("large-name", "staging/src/k8s.io/apimachinery/pkg/util/validation/validation.go (DNS1123SubdomainMaxLength)")
+def long_name(bench: Bench) -> None:
+    """A claim with the longest possible name is prepared.
+
+    Names of objects are DNS subdomains of at most 253 characters.
+    """
+    name = (uuid.uuid4().hex + ".") * 8
+    claim = bench.claim(name=name[:LONGEST_NAME].rstrip("."))
+    bench.check_resolves(bench.prepared(claim), f"a claim with a name of {LONGEST_NAME} characters")
+    bench.unprepared(claim.key)
