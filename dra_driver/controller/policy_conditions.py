@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from dra_driver.config.schema import printable
-from dra_driver.config.status import policy_status
 from dra_driver.controller.policy_views import PolicyView
 from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
+from dra_driver.core.wire import to_wire
 
 CONDITION: Final = "InForce"
 _LONGEST: Final = 1024
@@ -21,7 +21,7 @@ _KEPT: Final = "so what applied before stays"
 
 def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
     """The new ``status`` of the object; None where the present one says the same already."""
-    wanted = policy_status(totals)
+    wanted = to_wire(totals)
     condition = _condition(policy, totals)
     present = _present(policy.status)
     is_same = present is not None and present.get("status") == condition["status"]

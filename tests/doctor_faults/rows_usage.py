@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from dra_driver.config.usage_status import usage_status
-from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
-from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldUsage
+from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus, ToldForeign, ToldUsage
+from dra_driver.core.wire import to_wire
 from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
 from tests.doctor_faults.cluster import Cluster, Obj, driver_pod
 from tests.doctor_faults.row import BrokenSetup
@@ -39,7 +38,7 @@ def exporter_crashes(cluster: Cluster) -> None:
 
 def foreign_processes(cluster: Cluster) -> None:
     foreign = ToldForeign(gpu="gpu-1", processes=2, memory="9Gi", since="2026-11-22T10:00:00Z", commands=("python3",))
-    cluster.gpu_nodes[0]["status"]["usage"] = usage_status(ToldUsage(unattributed=(foreign,)))
+    cluster.gpu_nodes[0]["status"]["usage"] = to_wire(ToldUsage(unattributed=(foreign,)))
 
 
 ROWS = (

@@ -13,8 +13,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu
-from dra_driver.core.model.gpu_node_usage import NO_USAGE
+from dra_driver.core.model.gpu_node import NO_USAGE, GpuNodeStatus, NodeGpu
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web import found_use

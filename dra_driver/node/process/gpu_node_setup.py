@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from dra_driver import __version__
 from dra_driver.config.settings import NodeSettings
-from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeProblem
-from dra_driver.core.model.gpu_node_usage import NO_USAGE
+from dra_driver.core.model.gpu_node import NO_USAGE, GpuNodeStatus, NodeProblem
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Journal

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dra_driver.config.usage_findings import time_text
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node_usage import (
+from dra_driver.core.model.gpu_node import (
     MAX_TOLD,
     MAX_TOLD_PODS,
     ToldForeign,

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.telemetry import metrics

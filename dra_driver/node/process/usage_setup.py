@@ -9,7 +9,7 @@ from typing import Final
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import time_text
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldUsage
+from dra_driver.core.model.gpu_node import NO_USAGE, ToldUsage
 from dra_driver.core.model.terms import Terms
 from dra_driver.node.claims import Journal
 from dra_driver.node.process.health_events import Tell
