@@ -33,6 +33,7 @@ import dashboards  # noqa: E402 - as below
 import doctor_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
+import kube_objects  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
 import rights_docs  # noqa: E402 - as above
 
@@ -77,6 +78,7 @@ def generate(target: Path) -> None:
     for folder in [target / GENERATED, *(path.parent for path in (target / GENERATED).rglob("*_pb2.py"))]:
         (folder / "__init__.py").write_text(PACKAGE_DOC)
     generate_schemas(target)
+    kube_objects.generate(ROOT, target)
     performance_docs.generate(ROOT, target)
     conformance_docs.generate(ROOT, target)
     health_docs.generate(ROOT, target)
@@ -118,7 +120,12 @@ def differences(fresh: Path, tree: Path) -> list[str]:
 def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, *CRDS) if (root / path).exists()]
-    found += performance_docs.outputs(root) + conformance_docs.outputs(root) + health_docs.outputs(root)
+    found += (
+        kube_objects.outputs(root)
+        + performance_docs.outputs(root)
+        + conformance_docs.outputs(root)
+        + health_docs.outputs(root)
+    )
     found += rights_docs.outputs(root) + cli_docs.outputs(root) + doctor_docs.outputs(root) + dashboards.outputs(root)
     found += faults_docs.outputs(root) + chart_manifests.outputs(root) + admission_manifests.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
