@@ -88,7 +88,7 @@ class PodResourceClaim(Struct, frozen=True, kw_only=True, omit_defaults=True, re
     resource_claim_template_name: str = ""
 
 
-class ResourceClaim(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class ContainerClaim(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     name: str
     request: str = ""
 
@@ -96,7 +96,7 @@ class ResourceClaim(Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 class ResourceRequirements(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     requests: dict[str, Quantity] = {}
     limits: dict[str, Quantity] = {}
-    claims: tuple[ResourceClaim, ...] = ()
+    claims: tuple[ContainerClaim, ...] = ()
 
 
 class ContainerPort(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
