@@ -18,8 +18,9 @@ demo: $(VENV)/.ready          ## The main job on the embedded cluster: publish, 
 test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minutes
 	$(BIN)/pytest -m "not slow"
 
-test-slow: $(VENV)/.ready     ## Long scenario tests
+test-slow: $(VENV)/.ready     ## Long tests, and many more examples of each property
 	$(BIN)/pytest -m slow -n 0 --timeout 1200
+	$(BIN)/pytest -m hypothesis --hypothesis-profile thorough --timeout 1200
 
 chaos: $(VENV)/.ready         ## Faults happen to a node process; under 15 minutes; writes docs/faults.md
 	$(BIN)/python -m tests.chaos
@@ -41,12 +42,11 @@ ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; n
 	$(BIN)/pip install --quiet --require-hashes -r requirements/shots.txt
 	$(BIN)/python -m tests.ui
 
-check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
+check: $(VENV)/.ready         ## Format, lint, types, layers, words, docs, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python scripts/check_tree.py
 	$(BIN)/python scripts/check_words.py
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/gen.py --check

@@ -2,13 +2,14 @@
 
 usage: mutants.py [--only TEXT] [--jobs N]
 
-A mutation replaces a text that stands exactly once in its file. It is applied to a copy of the repository, and only
-the tests that it names are run there; a test that fails kills it. First all named tests run on an unchanged copy and
-have to pass. The table that is printed says what each mutation breaks and which test noticed. Exit status 1: a mutation
-survived, no longer applies, or a test fails without any.
+A mutation replaces a text that stands exactly once in its function or file. It is applied to a copy of the repository,
+and only the tests that it names are run there; a test that fails kills it. First all named tests run on an unchanged
+copy and have to pass. The table that is printed says what each mutation breaks and which test noticed. Exit status 1: a
+mutation survived, no longer applies, or a test fails without any.
 """
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -26,6 +28,7 @@ from msgspec import Struct
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutants.toml"
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 TEST_S = 300.0
 """A mutation may hang what it breaks: tests that take longer count as failed."""
 _FAILED_STATUS = 1
@@ -33,21 +36,58 @@ _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 class Mutant(Struct, frozen=True):
-    """One mutation: in ``file``, ``old`` (exactly once) becomes ``new``; ``tests`` are pytest node ids."""
+    """One mutation: in ``at``, ``old`` (exactly once) becomes ``new``; ``tests`` are pytest node ids.
+
+    ``at`` is a file, or FILE::Class.function of a Python file. Between the words of Python any white space matches.
+    """
 
     name: str
-    file: str
+    at: str
     old: str
     new: str
     tests: tuple[str, ...]
 
+    @property
+    def file(self) -> str:
+        return self.at.partition("::")[0]
+
+    def applied(self, text: str) -> str:
+        """The file's text with the mutation. Raises ValueError if it does not apply once, or is not Python then."""
+        _, _, function = self.at.partition("::")
+        is_python = self.file.endswith(".py")
+        pattern = loose(self.old) if is_python else re.compile(re.escape(self.old))
+        spans = spans_of(text, function) if function else [(0, len(text))]
+        found = [match for begin, end in spans for match in pattern.finditer(text, begin, end)]
+        if len(found) != 1:
+            raise ValueError(f"its text stands {len(found)} times in {self.at}, expected once")
+        mutated = text[: found[0].start()] + self.new + text[found[0].end() :]
+        if is_python:
+            ast.parse(mutated)
+        return mutated
+
     def problem(self, root: Path) -> str:
         """Why it cannot be applied; "" if it can."""
-        path = root / self.file
-        if not path.is_file():
-            return "no such file"
-        count = path.read_text().count(self.old)
-        return "" if count == 1 else f"its text stands {count} times in the file, expected once"
+        try:
+            self.applied((root / self.file).read_text())
+        except (OSError, ValueError, SyntaxError) as error:
+            return str(error)
+        return ""
+
+
+def loose(code: str) -> "re.Pattern[str]":
+    """Matches ``code`` however its lines are broken; a comma before a closing bracket is optional."""
+    words = re.findall(r"\w+|[^\w\s]", code)
+    return re.compile(r"\s*".join((",?\\s*" if word in ")]}" else "") + re.escape(word) for word in words))
+
+
+def spans_of(text: str, function: str) -> list[tuple[int, int]]:
+    """Where the classes or functions called ``function`` (Class.function) begin and end."""
+    starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    scopes: list[ast.AST] = [ast.parse(text)]
+    for name in function.split("."):
+        inner = [each for scope in scopes for each in ast.walk(scope)]
+        scopes = [each for each in inner if isinstance(each, SCOPES) and each.name == name]
+    return [(starts[each.lineno - 1], starts[each.end_lineno or each.lineno]) for each in scopes]  # type: ignore[attr-defined]
 
 
 class Outcome(Struct, frozen=True):
@@ -61,10 +101,10 @@ class Outcome(Struct, frozen=True):
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants.py", description="Mutation check of safety-critical lines.")
-    parser.add_argument("--only", default="", help="mutations with this text in their name or file")
+    parser.add_argument("--only", default="", help="mutations with this text in their name or place")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies to work on side by side")
     options = parser.parse_args(argv)
-    mutants = [each for each in read() if options.only in each.name or options.only in each.file]
+    mutants = [each for each in read() if options.only in each.name or options.only in each.at]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
@@ -123,7 +163,7 @@ def run(copies: "SimpleQueue[Path]", mutant: Mutant) -> Outcome:
         if problem := mutant.problem(copy):
             return Outcome(mutant, problem)
         text = path.read_text()
-        path.write_text(text.replace(mutant.old, mutant.new))
+        path.write_text(mutant.applied(text))
         try:
             done = pytest(copy, mutant.tests, stop_at_first=True)
         except subprocess.TimeoutExpired:

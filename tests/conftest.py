@@ -1,16 +1,32 @@
 """Settings of all tests."""
 
+import importlib
 import logging
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
 
 from tests.fakes import inotify as inotify_limit
 
-# A time limit for each example fails on a machine that does much else; pytest-timeout ends what hangs.
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+# A time limit for each example fails on a machine that does much else; pytest-timeout ends what hangs. Each run of
+# `make test` tries the same few examples, `make test-slow` many others.
+settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=30, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=300)
+settings.load_profile("quick")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker imports its share of the tests first: in a new checkout their assertions are then compiled once."""
+    worker, root, folders = os.environ.get("PYTEST_XDIST_WORKER"), session.config.rootpath, session.config.args
+    if worker is None or folders != session.config.getini("testpaths"):
+        return
+    paths = sorted(path for folder in folders for path in (root / folder).rglob("test_*.py"))
+    for path in paths[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+        with suppress(Exception, pytest.skip.Exception):  # collection reports it
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.fixture(autouse=True)

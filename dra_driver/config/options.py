@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import quoted
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")
 
 _KEY = "option"
-_MAX_SHOWN = 200
 
 
 class Option(Struct, frozen=True):
@@ -80,7 +80,7 @@ def load(settings: type[Settings], given: Mapping[str, str | None], environ: Map
             elif flag.required:
                 wrong.append(f"{_name(flag)} is missing")
         except ValueError as error:
-            wrong.append(f"{_name(flag)}: {_shown(str(text))}: {error}")
+            wrong.append(f"{_name(flag)}: {quoted(str(text), 200)}: {error}")
     if wrong:
         raise ConfigurationError("; ".join(wrong))
     try:
@@ -99,7 +99,3 @@ def _flag(field: "dataclasses.Field[Any]") -> Flag:
 
 def _name(flag: Flag) -> str:
     return f"{flag.flag} ({flag.option.env})"
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")

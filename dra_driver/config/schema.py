@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from dra_driver.config.rules import RULES
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.text import cut, printable, quoted
 
 Schema: TypeAlias = Mapping[str, Any]
 Step: TypeAlias = str | int
@@ -92,15 +93,8 @@ def path_text(path: Sequence[Step]) -> str:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            text += f"{'.' if text else ''}{_cut(printable(step))}"
+            text += f"{'.' if text else ''}{cut(printable(step), _MAX_SHOWN)}"
     return text
-
-
-def printable(text: str) -> str:
-    """``text`` on one line, with unprintable characters such as terminal commands escaped."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shown(value: object) -> str:
@@ -115,7 +109,7 @@ def shown(value: object) -> str:
         return "a list"
     if isinstance(value, int) and value.bit_length() > 128:
         return "a huge number"  # Python refuses to print numbers beyond some thousand digits
-    return printable(_cut(repr(value)))
+    return quoted(value, _MAX_SHOWN)
 
 
 def _own_size(node: Any) -> int:
@@ -246,10 +240,6 @@ def quantity_of(value: object, low: int, high: int) -> Quantity:
     if amount.as_int() > high:
         raise ValueError(f"expected at most {Quantity.from_bytes(high)}, got {shown(value)}")
     return amount
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
 _CHECKS: Final[Mapping[str, Callable[[object, Schema, tuple[Step, ...]], Iterator[FieldProblem]]]] = {

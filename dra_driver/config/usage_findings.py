@@ -6,7 +6,6 @@ text is cut to its bound, entries that make no sense are left out, and a file th
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from dra_driver.core.errors import ConfigurationError
@@ -26,6 +25,7 @@ from dra_driver.core.model.usage_findings import (
     UsingPod,
 )
 from dra_driver.core.model.usage_rules import OverGrantAction
+from dra_driver.core.time import parse_time, rfc3339
 
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
@@ -45,10 +45,10 @@ def encode(findings: UsageFindings) -> bytes:
     """The file's content."""
     document = {
         "version": VERSION,
-        "written": time_text(findings.written),
+        "written": rfc3339(findings.written),
         "overGrant": [_over_grant(each) for each in findings.over_grant[:MAX_OVER_GRANT]],
         "unattributed": [_unattributed(each) for each in findings.unattributed[:MAX_UNATTRIBUTED]],
-        "idle": [{**_claim(each.claim), "since": time_text(each.since)} for each in findings.idle[:MAX_IDLE]],
+        "idle": [{**_claim(each.claim), "since": rfc3339(each.since)} for each in findings.idle[:MAX_IDLE]],
     }
     return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
@@ -64,7 +64,7 @@ def decode(content: bytes) -> UsageFindings:
     version = document.get("version") if isinstance(document, dict) else None
     if version != VERSION:
         raise ConfigurationError(f"{FILE} has version {str(version)[:20]!r}, expected {VERSION}")
-    written = _time(document.get("written"))
+    written = parse_time(document.get("written"))
     if written is None:
         raise ConfigurationError(f"{FILE} does not say when it was written")
     return UsageFindings(
@@ -75,11 +75,6 @@ def decode(content: bytes) -> UsageFindings:
     )
 
 
-def time_text(at: datetime) -> str:
-    """RFC 3339 in UTC, in whole seconds."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _over_grant(found: OverGrant) -> Json:
     return {
         **_claim(found.claim),
@@ -88,7 +83,7 @@ def _over_grant(found: OverGrant) -> Json:
         "usedBytes": found.used_bytes,
         "grantBytes": found.grant_bytes,
         "processes": found.processes,
-        "since": time_text(found.since),
+        "since": rfc3339(found.since),
         "action": found.action.value,
     }
 
@@ -99,7 +94,7 @@ def _unattributed(found: Unattributed) -> Json:
         "device": found.device,
         "processes": found.processes,
         "bytes": found.bytes_used,
-        "since": time_text(found.since),
+        "since": rfc3339(found.since),
         "commands": [command[:MAX_COMMAND] for command in found.commands[:MAX_COMMANDS]],
     }
 
@@ -109,7 +104,7 @@ def _claim(claim: ClaimRef) -> Json:
 
 
 def _over_grant_of(found: Mapping[str, Any]) -> OverGrant | None:
-    claim, since, device = _claim_of(found), _time(found.get("since")), _text(found, "device", _MAX_NAME)
+    claim, since, device = _claim_of(found), parse_time(found.get("since")), _text(found, "device", _MAX_NAME)
     used, grant, processes = (_number(found, name) for name in ("usedBytes", "grantBytes", "processes"))
     pods = _each(found.get("pods"), MAX_PODS, _pod_of)
     if claim is None or since is None or device is None or not pods:
@@ -131,7 +126,7 @@ def _over_grant_of(found: Mapping[str, Any]) -> OverGrant | None:
 
 def _unattributed_of(found: Mapping[str, Any]) -> Unattributed | None:
     uuid, device = _text(found, "gpu", _MAX_UID), _text(found, "device", _MAX_NAME)
-    processes, since = _number(found, "processes"), _time(found.get("since"))
+    processes, since = _number(found, "processes"), parse_time(found.get("since"))
     if uuid is None or device is None or not processes or since is None:
         return None
     named = found.get("commands")
@@ -147,7 +142,7 @@ def _unattributed_of(found: Mapping[str, Any]) -> Unattributed | None:
 
 
 def _idle_of(found: Mapping[str, Any]) -> IdleClaim | None:
-    claim, since = _claim_of(found), _time(found.get("since"))
+    claim, since = _claim_of(found), parse_time(found.get("since"))
     return IdleClaim(claim=claim, since=since) if claim is not None and since is not None else None
 
 
@@ -181,11 +176,3 @@ def _text(found: Mapping[str, Any], name: str, longest: int) -> str | None:
 def _number(found: Mapping[str, Any], name: str) -> int | None:
     value = found.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
-
-
-def _time(value: Any) -> datetime | None:
-    try:
-        at = datetime.fromisoformat(value)
-        return at.astimezone(UTC) if at.tzinfo is not None else None
-    except (TypeError, ValueError, OverflowError):  # the last of the year 1 in another zone
-        return None

@@ -13,13 +13,23 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.conformance import cdi_folder, registry
-from dra_driver.conformance.claims import CheckClaim, Scheduler
+from dra_driver.conformance import cdi_folder
+from dra_driver.conformance.claims import CheckClaim, ClaimTemplate, Scheduler
 from dra_driver.conformance.cluster import ClusterObjects
-from dra_driver.conformance.plugin import DRA_SERVICES, AnsweredDevice, ClaimKey, Plugin, PrepareAnswer, check_complete
+from dra_driver.conformance.plugin import (
+    DRA_SERVICES,
+    AnsweredDevice,
+    ClaimKey,
+    Plugin,
+    PluginInfo,
+    PrepareAnswer,
+    Registrar,
+    ask,
+    check_complete,
+    notify,
+    sockets,
+)
 from dra_driver.conformance.published import incomplete
-from dra_driver.conformance.registry import PluginInfo, Registrar
-from dra_driver.conformance.template import ClaimTemplate
 from dra_driver.conformance.values import TimeLimits, UnableError, ViolationError
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.unix_grpc import CallError
@@ -63,7 +73,6 @@ class Bench:
     # One check.
 
     def begin(self) -> None:
-        """Start the time of a check."""
         self._deadline = time.monotonic() + self.limits.check_s
 
     def clean(self) -> None:
@@ -78,7 +87,6 @@ class Bench:
         self._claims.clear()
 
     def close(self) -> None:
-        """Close the connection to the driver."""
         self.reconnect()
 
     def left_s(self, most_s: float) -> float:
@@ -99,7 +107,6 @@ class Bench:
             self.pause(self.limits.pause_s)
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
         time.sleep(self.left_s(seconds))
 
     # Registration.
@@ -107,9 +114,9 @@ class Bench:
     def registrar(self) -> Registrar:
         """The driver's registration socket: the newest with its name, else the only socket. Raises ViolationError."""
         found: list[Registrar] = []
-        newest_first = sorted(registry.sockets(self.subject.registrar_dir), key=lambda one: one[1][1], reverse=True)
+        newest_first = sorted(sockets(self.subject.registrar_dir), key=lambda one: one[1][1], reverse=True)
         for path, identity in newest_first:
-            found.append(registry.ask(path, identity, self.limits))
+            found.append(ask(path, identity, self.limits))
             info = found[-1].info
             if info is not None and info.name == self.subject.driver:
                 return found[-1]
@@ -148,7 +155,7 @@ class Bench:
             if version is None:
                 raise UnableError(f"{info.name} supports none of {', '.join(DRA_SERVICES)}: a kubelet refuses it")
             try:
-                registry.notify(self.registrar().path, self.limits, registered=True)
+                notify(self.registrar().path, self.limits, registered=True)
             except (CallError, ViolationError) as error:
                 raise UnableError(f"the driver cannot be registered: {error}") from error
             self._plugin = Plugin(info, version, self.limits.call_s)
@@ -164,7 +171,7 @@ class Bench:
         """End the driver without warning and start it again, then wait for its registration."""
         if self.subject.control is None:
             raise UnableError("the suite may not restart the driver")
-        before = dict(registry.sockets(self.subject.registrar_dir))
+        before = dict(sockets(self.subject.registrar_dir))
         self.subject.control.restart()
         self.reconnect()
 
@@ -185,6 +192,16 @@ class Bench:
         """A new claim with devices of this driver; see `Scheduler.allocate` for what can be wanted."""
         claim = self.scheduler.allocate(**wanted)
         self._claims.append(claim)
+        return claim
+
+    def exclusive_claim(self) -> CheckClaim:
+        """A claim for devices that it does not share."""
+        return self.claim(keys={device.key for device in self.scheduler.usable() if not device.is_shared})
+
+    def prepared_claim(self) -> CheckClaim:
+        """A new claim that is prepared. Raises ViolationError."""
+        claim = self.claim()
+        self.prepared(claim)
         return claim
 
     def adopt(self, claim: CheckClaim) -> CheckClaim:
@@ -271,3 +288,8 @@ class Bench:
         """Which CDI ids of these devices do not resolve, as a sentence; empty if all do."""
         ids = [name for device in devices for name in device.cdi_ids]
         return "; ".join(cdi_folder.unresolved(self.subject.cdi_dirs, ids)[:3])
+
+    def check_resolves(self, devices: Sequence[AnsweredDevice], when: str) -> None:
+        """Raise ViolationError, which begins with ``when``, unless all CDI ids of these devices resolve."""
+        if problem := self.unresolved(devices):
+            raise ViolationError(f"{when}: {problem}")

@@ -1,17 +1,64 @@
-"""The suite as scheduler: chooses devices that the driver publishes and writes the allocation of a claim."""
+"""Claims of the checks: their template, and the suite as scheduler, which chooses devices and writes the allocation."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import yaml
 from msgspec import Struct
 
 from dra_driver.conformance.cluster import ClusterObjects
 from dra_driver.conformance.plugin import ClaimKey
 from dra_driver.conformance.published import PublishedDevice, devices, narrowed
-from dra_driver.conformance.template import ClaimTemplate, default_spec
 from dra_driver.conformance.values import UnableError
 from dra_driver.core.errors import AllocationError, ConfigurationError
 from dra_driver.scheduler.allocation import Allocator
+
+MAX_BYTES: Final = 1 << 20
+_CLAIM_KINDS: Final = ("ResourceClaimTemplate", "ResourceClaim")
+
+
+class ClaimTemplate(Struct, frozen=True, kw_only=True):
+    """The spec of a claim, and the DeviceClasses of the same file."""
+
+    spec: dict[str, Any]
+    classes: tuple[dict[str, Any], ...] = ()
+
+
+def default_spec(class_name: str, *, count: int = 1, **fields: Any) -> dict[str, Any]:
+    """A claim for ``count`` devices; ``fields`` are further fields of the request, such as ``adminAccess``."""
+    exactly = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **fields}
+    return {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
+
+
+def read_template(path: Path) -> ClaimTemplate:
+    """A file with one ResourceClaimTemplate or ResourceClaim, and any DeviceClasses. Raises ConfigurationError."""
+    documents = [one for one in _documents(path) if one is not None]
+    claims = [one for one in documents if isinstance(one, dict) and one.get("kind") in _CLAIM_KINDS]
+    classes = [one for one in documents if isinstance(one, dict) and one.get("kind") == "DeviceClass"]
+    if len(claims) != 1 or len(claims) + len(classes) != len(documents):
+        raise ConfigurationError(
+            f"--claim-template {path}: expected one ResourceClaimTemplate or ResourceClaim, and DeviceClasses that it "
+            f"needs; it has {len(documents)} documents, {len(claims)} of them claims or templates"
+        )
+    spec = claims[0].get("spec")
+    if isinstance(spec, dict) and claims[0]["kind"] == "ResourceClaimTemplate":
+        spec = spec.get("spec")
+    if not isinstance(spec, dict) or not isinstance(spec.get("devices"), dict):
+        raise ConfigurationError(f"--claim-template {path}: the {claims[0]['kind']} has no spec with devices")
+    return ClaimTemplate(spec=spec, classes=tuple(classes))
+
+
+def _documents(path: Path) -> list[Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
+        return list(yaml.safe_load_all(text))
+    except (OSError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
+
 
 Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str]
@@ -25,7 +72,6 @@ class CheckClaim(Struct, frozen=True, kw_only=True):
     results: tuple[Wire, ...] = ()
 
     def devices(self) -> set[DeviceKey]:
-        """Pool and name of its devices."""
         return {(result["pool"], result["device"]) for result in self.results}
 
 
@@ -40,12 +86,14 @@ class Scheduler:
         self._template = template
 
     def devices(self) -> list[PublishedDevice]:
-        """All devices that the driver publishes for this node."""
         return devices(self._slices())
 
+    def usable(self) -> list[PublishedDevice]:
+        """The devices without a taint that keeps ordinary claims away."""
+        return [device for device in self.devices() if not device.is_blocked]
+
     def create(self, spec: Wire | None = None) -> CheckClaim:
-        """A claim without an allocation."""
-        return _claim(self._cluster.create_claim(spec or self._spec(None, 1, {})))
+        return _check_claim(self._cluster.create_claim(spec or self._spec(None, 1, {})))
 
     def allocate(
         self,
@@ -74,7 +122,7 @@ class Scheduler:
         except BaseException:
             self._cluster.delete_claim(created)
             raise
-        return _claim(created, allocation)
+        return _check_claim(created, allocation)
 
     def _spec(self, keys: object, count: int, fields: Wire) -> Wire:
         if self._template is not None and keys is None and count == 1 and not fields:
@@ -96,7 +144,7 @@ class Scheduler:
         return dict(outcome.allocations[0])
 
 
-def _claim(wire: Wire, allocation: Wire | None = None) -> CheckClaim:
+def _check_claim(wire: Wire, allocation: Wire | None = None) -> CheckClaim:
     metadata = wire["metadata"]
     key = ClaimKey(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
     results = ((allocation or {}).get("devices") or {}).get("results") or ()

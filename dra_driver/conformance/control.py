@@ -1,4 +1,7 @@
-"""Ways to end a driver without warning and to start it again: a command of the user, or a child of this process."""
+"""Ways to end a driver without warning and to start it again: a command of the user, or a child of this process.
+
+Also the command that runs this project's own driver with simulated GPUs. Two policies make it show more: the first GPU
+has a taint, and the second one is shared as well."""
 
 import os
 import shlex
@@ -87,7 +90,6 @@ class ChildControl:
         self._end(signal.SIGTERM)
 
     def log_tail(self, lines: int = 10) -> str:
-        """The last lines of its output, for messages."""
         try:
             return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
         except OSError:
@@ -104,3 +106,45 @@ class ChildControl:
                 self._child.wait(STOP_S)
                 break
         self._child = None
+
+
+POLICIES: Final = """\
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata:
+  name: tainted
+spec:
+  select:
+    minors: [0]
+  taints:
+    - key: conformance.dra-driver.io/tainted
+      value: "yes"
+---
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata:
+  name: shared
+spec:
+  select:
+    minors: [1]
+  sharing:
+    strategy: TimeSlicing
+"""
+
+
+def own_driver(program: Sequence[str], spec: str, folder: Path, *, kubeconfig: str, node: str) -> list[str]:
+    """The command line; makes the folders that it names, of which ``reg`` and ``cdi`` matter to the suite."""
+    for name in ("reg", "plugins", "cdi", "policies"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "policies" / "policies.yaml").write_text(POLICIES)
+    return [
+        *(*program, "kubelet-plugin"),
+        *("--node-name", node),
+        *("--kubeconfig", kubeconfig),
+        *("--kubelet-registrar-dir", str(folder / "reg")),
+        *("--kubelet-plugins-dir", str(folder / "plugins")),
+        *("--cdi-dir", str(folder / "cdi")),
+        *("--policy-dir", str(folder / "policies")),
+        *("--nvidia-cdi-hook-path", "none"),
+        *("--simulate", spec),
+    ]

@@ -1,17 +1,124 @@
-"""One registered plugin as the kubelet calls it: prepare, unprepare, and the health stream."""
+"""The kubelet's side of a plugin: its registration socket, prepare, unprepare, and the health stream.
 
-from collections.abc import Iterable, Mapping, Sequence
+The registry follows pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go: every socket at any depth counts, except
+hidden names."""
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
-from dra_driver.conformance.registry import PluginInfo
-from dra_driver.conformance.values import ViolationError
+from dra_driver.conformance.values import TimeLimits, ViolationError
 from dra_driver.core._pb.dra_v1 import api_pb2 as v1
 from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
-from dra_driver.core.unix_grpc import HealthStream, Peer, PendingCall, Service, shown
+from dra_driver.core._pb.pluginregistration import api_pb2 as pb
+from dra_driver.core.unix_grpc import CallError, HealthStream, Peer, PendingCall, Service, shown
+
+REGISTRATION: Final = Service(pb, "Registration")
+MAX_SOCKETS: Final = 64
+"""A node has a handful of plugins; a folder with more is not searched to its end."""
+MAX_VERSIONS: Final = 64
+
+
+class PluginInfo(Struct, frozen=True, kw_only=True):
+    """What a plugin says of itself, with bounded lengths."""
+
+    type: str
+    name: str
+    endpoint: str
+    versions: tuple[str, ...]
+
+
+class Registrar(Struct, frozen=True, kw_only=True):
+    """One registration socket: its answer, or why there is none. ``identity`` differs for a later socket."""
+
+    path: Path
+    identity: tuple[int, int]
+    info: PluginInfo | None = None
+    problem: str = ""
+
+
+def sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Every socket below the folder, at most `MAX_SOCKETS`, with inode and change time."""
+    found = 0
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(here, name)
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISSOCK(status.st_mode) and not name.startswith(".") and found < MAX_SOCKETS:
+                found += 1
+                yield path, (status.st_ino, status.st_ctime_ns)
+
+
+def is_served(path: Path, timeout_s: float) -> bool:
+    """Whether a process accepts connections at the socket. A refused permission counts as yes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(str(path))
+        except (PermissionError, TimeoutError):
+            return True
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def served_socket(path: Path) -> Iterator[None]:
+    """A socket of a plugin that accepts connections and says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        try:
+            listener.listen()
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def ask(path: Path, identity: tuple[int, int], limits: TimeLimits) -> Registrar:
+    """Dial a registration socket and call GetInfo, with the kubelet's time limits."""
+    if not is_served(path, limits.dial_s):
+        return Registrar(path=path, identity=identity, problem=f"no process accepts connections at {path}")
+    peer = Peer(str(path))
+    try:
+        answer = peer.call(REGISTRATION, "GetInfo", pb.InfoRequest(), limits.get_info_s)
+    except CallError as error:
+        return Registrar(path=path, identity=identity, problem=f"{path}: {error}")
+    finally:
+        peer.close()
+    return Registrar(path=path, identity=identity, info=_info(answer, path))
+
+
+def notify(path: Path, limits: TimeLimits, *, registered: bool, error: str = "") -> None:
+    """Tell the plugin whether it is registered. Raises CallError."""
+    peer = Peer(str(path))
+    try:
+        status = pb.RegistrationStatus(plugin_registered=registered, error=error)
+        peer.call(REGISTRATION, "NotifyRegistrationStatus", status, limits.notify_s)
+    finally:
+        peer.close()
+
+
+def _info(answer: Any, path: Path) -> PluginInfo:
+    """An empty endpoint means the registration socket (operation_generator.go:111)."""
+    return PluginInfo(
+        type=shown(answer.type),
+        name=shown(answer.name),
+        endpoint=str(answer.endpoint) or str(path),
+        versions=tuple(shown(version) for version in answer.supported_versions[:MAX_VERSIONS]),
+    )
+
 
 DRA_SERVICES: Final = {"v1.DRAPlugin": Service(v1, "DRAPlugin"), "v1beta1.DRAPlugin": Service(v1beta1, "DRAPlugin")}
 """Services by their names in supported_versions, which a kubelet supports (pkg/kubelet/cm/dra/plugin)."""
@@ -56,14 +163,18 @@ class PrepareAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Plugin:
-    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe."""
+    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe.
 
-    def __init__(self, info: PluginInfo, version: str, call_s: float) -> None:
+    With ``as_kubelet`` (the embedded cluster's), calls do not wait for a connection, and errors have their full length.
+    """
+
+    def __init__(self, info: PluginInfo, version: str, call_s: float, *, as_kubelet: bool = False) -> None:
         self.info = info
         self.version = version
         self._service = DRA_SERVICES[version]
         self._call_s = call_s
-        self.peer = Peer(info.endpoint)
+        self.peer = Peer(info.endpoint, fails_fast=as_kubelet)
+        self._shown: Callable[[object], str] = str if as_kubelet else shown
 
     def close(self) -> None:
         self.peer.close()
@@ -71,10 +182,10 @@ class Plugin:
     def prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, PrepareAnswer]:
         """NodePrepareResources: an answer per UID, unjudged. Raises CallError."""
         request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
-        return _answers(self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s))
+        answer = self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
+        return _answers(answer, self._shown)
 
     def begin_prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> PendingCall:
-        """Send NodePrepareResources without waiting."""
         request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
         return self.peer.begin(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
 
@@ -82,14 +193,13 @@ class Plugin:
         """NodeUnprepareResources: an error per UID, empty for success. Raises CallError."""
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         answer = self.peer.call(self._service, "NodeUnprepareResources", request, timeout_s or self._call_s)
-        return {str(uid): shown(entry.error) for uid, entry in answer.claims.items()}
+        return {str(uid): self._shown(entry.error) for uid, entry in answer.claims.items()}
 
     def begin_unprepare(self, claims: Sequence[ClaimKey]) -> PendingCall:
-        """Send NodeUnprepareResources without waiting."""
         request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         return self.peer.begin(self._service, "NodeUnprepareResources", request, self._call_s)
 
-    def watch_health(self, version: str, timeout_s: float) -> HealthStream:
+    def watch_health(self, version: str, timeout_s: float | None) -> HealthStream:
         """Open the health stream of one version, by its name in supported_versions."""
         service = HEALTH_SERVICES[version]
         request = service.messages.NodeWatchResourcesRequest()
@@ -117,9 +227,9 @@ def check_complete(method: str, asked: Sequence[ClaimKey], answered: Mapping[str
         raise ViolationError(f"{method} has no entry for {', '.join(missing)}; the kubelet fails the pod")
 
 
-def _answers(message: Any) -> dict[str, PrepareAnswer]:
+def _answers(message: Any, text: Callable[[object], str] = shown) -> dict[str, PrepareAnswer]:
     return {
-        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=shown(entry.error))
+        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=text(entry.error))
         for uid, entry in message.claims.items()
     }
 

@@ -1,23 +1,24 @@
 """A run as a table for people, as JSON, and as JUnit XML."""
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 from xml.etree import ElementTree
 
 from dra_driver import __version__
-from dra_driver.conformance.values import Check, CheckOutcome
+from dra_driver.conformance.values import VERDICTS, Check, CheckOutcome
+from dra_driver.core.finding import Status
+from dra_driver.core.text import wrapped
 
 KUBERNETES: Final = "v1.36.2"
 """Version of kubernetes/kubernetes to which the sources without a repository belong."""
-WORDS: Final = {
-    "passed": "PASS",
-    "failed": "FAIL",
-    "advice": "ADVICE",
-    "not applicable": "N/A",
-    "unable": "UNABLE",
+_WORDS: Final = {
+    Status.OK: "PASS",
+    Status.FAIL: "FAIL",
+    Status.WARN: "ADVICE",
+    Status.SKIPPED: "N/A",
+    Status.UNKNOWN: "UNABLE",
 }
 _WIDTH: Final = 110
 _INDENT: Final = " " * 8
@@ -26,17 +27,17 @@ _INDENT: Final = " " * 8
 def line(outcome: CheckOutcome) -> str:
     """One check for people: verdict, id and title, the rule with its source, and what was seen."""
     check = outcome.check
-    head = f"{WORDS[outcome.verdict]:<7} {check.id:<28} {check.title} ({outcome.seconds:.1f} s)"
+    head = f"{_WORDS[outcome.finding.status]:<7} {check.id:<28} {check.title} ({outcome.seconds:.1f} s)"
     parts = [head, _wrapped(f"{check.rule} [{check.source}]")]
     if outcome.detail:
-        parts.append(_wrapped(f"seen: {printable(outcome.detail)}"))
+        parts.append(_wrapped(f"seen: {outcome.detail}"))
     return "\n".join(parts)
 
 
 def summary(outcomes: Sequence[CheckOutcome]) -> str:
     """How many checks had each verdict."""
     counts = Counter(outcome.verdict for outcome in outcomes)
-    listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in WORDS if counts[verdict])  # type: ignore[index]
+    listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS.values() if counts[verdict])
     return f"{len(outcomes)} checks: {listed or 'none ran'}"
 
 
@@ -60,7 +61,7 @@ def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
                 "id": outcome.check.id,
                 "title": outcome.check.title,
                 "verdict": outcome.verdict,
-                "detail": printable(outcome.detail),
+                "detail": outcome.detail,
                 "seconds": round(outcome.seconds, 3),
                 "level": outcome.check.level,
                 "profile": outcome.check.profile,
@@ -94,26 +95,21 @@ def as_junit(driver: str, outcomes: Sequence[CheckOutcome]) -> str:
 
 def _case(driver: str, outcome: CheckOutcome) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=driver, name=outcome.check.id, time=f"{outcome.seconds:.3f}")
-    detail = printable(outcome.detail)
+    detail = outcome.detail
     text = f"{outcome.check.rule} [{outcome.check.source}]"
-    match outcome.verdict:
-        case "failed":
+    match outcome.finding.status:
+        case Status.FAIL:
             ElementTree.SubElement(case, "failure", message=detail).text = text
-        case "unable":
+        case Status.UNKNOWN:
             ElementTree.SubElement(case, "error", message=detail).text = text
-        case "not applicable":
+        case Status.SKIPPED:
             ElementTree.SubElement(case, "skipped", message=detail)
-        case "advice":
+        case Status.WARN:
             ElementTree.SubElement(case, "system-out").text = f"{detail}; {text}"
         case _:
             pass
     return case
 
 
-def printable(text: str) -> str:
-    """The text without characters that a terminal or XML must not get."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
+    return "\n".join(wrapped(f"{_INDENT}{text}", _INDENT, _WIDTH))

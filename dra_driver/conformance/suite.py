@@ -1,24 +1,96 @@
-"""Runs checks one after the other and gives each a verdict. Nothing that a driver does ends a run."""
+"""Runs checks one after the other and gives each a verdict. Nothing that a driver does ends a run.
+
+Which capabilities a driver has is looked at once per run, because most need its slices or a prepared claim."""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Final
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.capabilities import Capabilities
 from dra_driver.conformance.checks import CHECKS
+from dra_driver.conformance.checks.health import reports_something
+from dra_driver.conformance.published import MANY, taints, together
 from dra_driver.conformance.values import (
+    Capability,
     Check,
     CheckOutcome,
     NotApplicableError,
     Profile,
     UnableError,
-    Verdict,
     ViolationError,
 )
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
+from dra_driver.core.finding import Finding, Status
 from dra_driver.core.unix_grpc import CallError
+
+
+class Capabilities:
+    """Answers, and remembers them. A capability is looked at when the first check needs it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._known: dict[Capability, str] = {}
+
+    def missing(self, capability: Capability) -> str:
+        """Why the driver does not have the capability, as a sentence; empty if it does. Raises what a check raises."""
+        if capability not in self._known:
+            self._known[capability] = _LOOK[capability](self._bench)
+        return self._known[capability]
+
+
+def _restart(bench: Bench) -> str:
+    return "" if bench.subject.control else "no --restart-command and no command to start the driver was given"
+
+
+def _shares(bench: Bench) -> str:
+    found = any(device.is_shared for device in bench.scheduler.devices())
+    return "" if found else "the driver publishes no device with allowMultipleAllocations"
+
+
+def _partitions(bench: Bench) -> str:
+    found = any(device.is_partition for device in bench.scheduler.devices())
+    return "" if found else "the driver publishes no device that consumes counters"
+
+
+def _taints(bench: Bench) -> str:
+    return "" if any(taints(bench.slices())) else "the driver publishes no device with a taint"
+
+
+def _two(bench: Bench) -> str:
+    usable = bench.scheduler.usable()
+    enough = any(device.is_shared for device in usable) or len(together(bench.slices(), usable, 2)) > 1
+    return "" if enough else "the driver publishes one device that can be used, or devices that exclude each other"
+
+
+def _many(bench: Bench) -> str:
+    usable = bench.scheduler.usable()
+    found = len(together(bench.slices(), usable, MANY))
+    return "" if found == MANY else f"the driver publishes {found} devices that do not exclude each other"
+
+
+def _admin_access(bench: Bench) -> str:
+    try:
+        claim = bench.claim(adminAccess=True)
+    except UnableError as error:
+        return f"no claim with admin access can be allocated: {error}"
+    why = bench.refusal(claim.key)
+    bench.clean()
+    return f"the driver refuses claims with admin access: {why}" if why else ""
+
+
+_LOOK: Final[dict[Capability, Callable[[Bench], str]]] = {
+    "restart": _restart,
+    "shares": _shares,
+    "partitions": _partitions,
+    "admin-access": _admin_access,
+    "health": reports_something,
+    "taints": _taints,
+    "2-devices": _two,
+    "32-devices": _many,
+}
+
 
 log = logging.getLogger(__name__)
 
@@ -45,36 +117,29 @@ def run(
     return outcomes
 
 
-def exit_status(outcomes: Sequence[CheckOutcome]) -> int:
-    """0: no check failed; 1: one did; 3: none failed, but some could not be carried out."""
-    verdicts = {outcome.verdict for outcome in outcomes}
-    return 1 if "failed" in verdicts else 3 if "unable" in verdicts else 0
-
-
 def _run_one(bench: Bench, check: Check, capabilities: Capabilities) -> CheckOutcome:
     begin = time.monotonic()
-    verdict, detail = _judged(bench, check, capabilities)
+    status, seen = _judged(bench, check, capabilities)
     bench.clean()
-    return CheckOutcome(check=check, verdict=verdict, detail=detail, seconds=time.monotonic() - begin)
+    finding = Finding(status=status, check=check.id, object=bench.subject.driver, seen=seen, expected=check.rule)
+    return CheckOutcome(check=check, finding=finding, seconds=time.monotonic() - begin)
 
 
-def _judged(bench: Bench, check: Check, capabilities: Capabilities) -> tuple[Verdict, str]:
+def _judged(bench: Bench, check: Check, capabilities: Capabilities) -> tuple[Status, str]:
     bench.begin()
     try:
         for capability in check.needs:
             if why := capabilities.missing(capability):
-                return "not applicable", why
+                return Status.SKIPPED, why
         bench.begin()
         check.run(bench)
-    except ViolationError as error:
-        return ("failed" if check.level == "must" else "advice"), str(error)
+    except (ViolationError, CallError) as error:
+        return (Status.FAIL if check.level == "must" else Status.WARN), str(error)
     except NotApplicableError as error:
-        return "not applicable", str(error)
-    except CallError as error:
-        return ("failed" if check.level == "must" else "advice"), str(error)
+        return Status.SKIPPED, str(error)
     except (UnableError, KubernetesApiError) as error:
-        return "unable", str(error)
+        return Status.UNKNOWN, str(error)
     except Exception as error:  # one check must not end the others
         log.exception("a check failed unexpectedly", extra={"check": check.id})
-        return "unable", f"the suite failed unexpectedly ({type(error).__name__}: {error}); please report it"
-    return "passed", ""
+        return Status.UNKNOWN, f"the suite failed unexpectedly ({type(error).__name__}: {error}); please report it"
+    return Status.OK, ""

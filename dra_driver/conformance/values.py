@@ -1,11 +1,14 @@
 """The values of a conformance run: a check, its verdict, how long the suite waits, and the errors that end a check."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.finding import Finding, Status
+from dra_driver.core.text import one_line
 
 if TYPE_CHECKING:
     from dra_driver.conformance.bench import Bench
@@ -15,7 +18,14 @@ Profile = Literal["basic", "full"]
 Capability = Literal["restart", "shares", "partitions", "admin-access", "health", "taints", "2-devices", "32-devices"]
 Level = Literal["must", "should"]
 """A check of level ``should`` that fails is advice: it does not change the exit status."""
-Verdict = Literal["passed", "failed", "advice", "not applicable", "unable"]
+VERDICTS: Final = {
+    Status.OK: "passed",
+    Status.FAIL: "failed",
+    Status.WARN: "advice",
+    Status.SKIPPED: "not applicable",
+    Status.UNKNOWN: "unable",
+}
+"""Words of the verdict in all reports, by the status of the finding."""
 
 CAPABILITIES: Final[dict[Capability, str]] = {
     "restart": "the suite may end the driver and start it again (--restart-command, or a command after `--`)",
@@ -43,29 +53,53 @@ class UnableError(DraError):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One check. ``rule`` is the sentence of the specification and ``source`` where it stands.
+    """One check: a function whose docstring is the title and, as the second paragraph, the rule.
 
-    A source without a repository is a file of kubernetes/kubernetes v1.36.2. ``run`` raises one of the errors above,
-    or returns. ``id`` is stable: reports are compared by it.
+    The rule is the sentence of the specification and ``source`` where it stands; a source without a repository is a
+    file of kubernetes/kubernetes v1.36.2. ``run`` raises one of the errors above, or returns. ``id`` is stable: reports
+    are compared by it.
     """
 
     id: str
-    title: str
-    rule: str
     source: str
     run: Callable[["Bench"], None]
     profile: Profile = "basic"
     level: Level = "must"
     needs: tuple[Capability, ...] = ()
 
+    @property
+    def title(self) -> str:
+        return (self.run.__doc__ or "").partition("\n\n")[0].removesuffix(".")
+
+    @property
+    def rule(self) -> str:
+        return " ".join((self.run.__doc__ or "").partition("\n\n")[2].split())
+
+
+def basic(
+    name: str, source: str, *, level: Level = "must", needs: tuple[Capability, ...] = (), profile: Profile = "basic"
+) -> Callable[[Callable[["Bench"], None]], Check]:
+    return lambda run: Check(id=name, source=source, run=run, profile=profile, level=level, needs=needs)
+
+
+full: Final = partial(basic, profile="full")
+"""Makes a check that only the full profile has."""
+
 
 class CheckOutcome(Struct, frozen=True, kw_only=True):
-    """The verdict of one check. ``detail`` is a sentence, empty for a passed check."""
+    """The finding of one check. ``seen`` of the finding is empty for a passed check."""
 
     check: Check
-    verdict: Verdict
-    detail: str = ""
+    finding: Finding
     seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        return VERDICTS[self.finding.status]
+
+    @property
+    def detail(self) -> str:
+        return one_line(self.finding.seen)
 
 
 class TimeLimits(Struct, frozen=True, kw_only=True):

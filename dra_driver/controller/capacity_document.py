@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.core.text import printable
+
 MAX_MODELS: Final = 64
 MAX_REQUESTS: Final = 64
 _MAX_NAME: Final = 100
@@ -79,7 +81,7 @@ def _requests(items: Sequence[Any]) -> Iterator[RequestCount]:
 
 def _name(value: Any) -> str:
     text = value if isinstance(value, str) else ""
-    return "".join(character if character.isprintable() else "?" for character in text[:_MAX_NAME])
+    return printable(text[:_MAX_NAME])
 
 
 def _count(value: Any) -> int:

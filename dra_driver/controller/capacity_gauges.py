@@ -7,12 +7,13 @@ hold. After a failed survey the former numbers stay, with the time of the survey
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from dra_driver.controller.capacity_document import ModelCount, decode
-from dra_driver.controller.worker import Worker
 from dra_driver.core.errors import CommandError
-from dra_driver.core.telemetry import capacity_metrics
+from dra_driver.core.telemetry import capacity_metrics, controller_metrics
+from dra_driver.core.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ Survey = Callable[[Callable[[], bool]], bytes]
 
 
 class CapacityGauges:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+    """``worker`` is the thread; ``step`` is its turn."""
 
     def __init__(
         self,
@@ -47,29 +48,17 @@ class CapacityGauges:
         self._clock = clock
         self._next_s = 0.0  # of the thread alone, as the next
         self._shown = False
-        self._worker = Worker(
-            THREAD_NAME, "capacity", self.step, clock=clock, after_error_s=interval_s, settle_s=_WAITING_S
+        self.worker = Worker(
+            THREAD_NAME,
+            self.step,
+            on_error=partial(controller_metrics.internal_error, THREAD_NAME),
+            after_error_s=interval_s,
+            period_s=_WAITING_S,
+            clock=clock,
         )
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float = 3.0) -> None:
-        """End the survey in progress. Idempotent; allowed without a start."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Look soon whether this replica leads."""
-        self._worker.wake()
-
-    @property
-    def hung(self) -> str | None:
-        """Why only a restart would help, None otherwise."""
-        return self._worker.hung
 
     def step(self) -> float:
         """Survey if it is due. Returns seconds until the next look: often, for the probe and for the leadership."""
-        self._worker.beat()
         if not self._leadership.leads():
             self._forget()
             return _WAITING_S
@@ -91,8 +80,8 @@ class CapacityGauges:
         self._shown = True
 
     def _goes_on(self) -> bool:
-        self._worker.beat()
-        return not self._worker.is_stopping and self._leadership.leads()
+        self.worker.beat()
+        return not self.worker.is_stopping and self._leadership.leads()
 
     def _forget(self) -> None:
         self._next_s = 0.0

@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 from dra_driver.controller import lease
 from dra_driver.controller.lease import LeaseRecord, LeaseTimes, Sighting
 from dra_driver.core.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,9 @@ def awake_clock() -> float:
 
 
 class Election:
-    """One replica's part. ``start`` and ``stop`` once, by one owner; everything else from any thread.
+    """One replica's part. ``worker`` is the thread; when it stops, it releases the Lease if this replica holds it.
+
+    Every method can be called from any thread.
 
     ``on_change`` is called in the election's thread when leadership was taken or lost; it must return at once.
     """
@@ -64,26 +68,22 @@ class Election:
         self._api, self._times, self._on_change = api, times, on_change
         self._namespace, self._name = namespace, name
         self._clock, self._now = clock, now
-        self._lock = threading.Lock()  # guards the next four
+        self._lock = threading.Lock()  # guards the next three
         self._leads_until = 0.0
         self._since: float | None = None
         self._problem: str | None = "the Lease was not read yet"
-        self._heartbeat = clock()
         self._sighting: Sighting | None = None  # of the election's thread alone, as the next one
         self._led = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 3.0) -> None:
-        """Stop acting, and release the Lease if this replica holds it. Idempotent; allowed without a start."""
-        self._stopping.set()
-        with self._lock:
-            self._leads_until = 0.0
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self.worker = Worker(
+            THREAD_NAME,
+            self._turn,
+            on_error=partial(metrics.internal_error, THREAD_NAME),
+            after_error_s=times.retry_s,
+            interrupt=self._stop_acting,
+            at_end=self._ended,
+            hang_after_s=times.duration_s + _LATE_S,
+            clock=clock,
+        )
 
     def leads(self) -> bool:
         """Whether this replica may act now."""
@@ -102,19 +102,9 @@ class Election:
         with self._lock:
             return self._problem
 
-    @property
-    def hung(self) -> str | None:
-        """Why only a restart would help, None otherwise."""
-        with self._lock:
-            silent_s = self._clock() - self._heartbeat
-        limit_s = self._times.duration_s + _LATE_S
-        return f"the thread of the Lease has not moved for {silent_s:.0f} s" if silent_s > limit_s else None
-
     def step(self) -> None:
         """Read the Lease and take or renew it if possible. One turn of the thread; tests call it themselves."""
         began = self._clock()
-        with self._lock:
-            self._heartbeat = began
         try:
             if self._take_or_renew():
                 self._renewed(began)
@@ -136,16 +126,16 @@ class Election:
         except KubernetesApiError as error:
             log.info("lease not released; it runs out by itself", extra={"lease": self._name, "reason": error})
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.step()
-            except Exception:  # thread boundary: an election that ends would leave the cluster without a leader
-                log.exception("election failed")
-                metrics.internal_error("lease")
-            self._stopping.wait(self._times.retry_s)
+    def _turn(self) -> float:
+        self.step()
+        return self._times.retry_s
+
+    def _stop_acting(self) -> None:
         with self._lock:
             self._leads_until = 0.0
+
+    def _ended(self) -> None:
+        self._stop_acting()
         if self._led:
             self.release()
         self._notice_change()
@@ -168,7 +158,7 @@ class Election:
         return True
 
     def _renewed(self, began: float) -> None:
-        if self._stopping.is_set():
+        if self.worker.is_stopping:
             return
         with self._lock:
             if self._since is None or began >= self._leads_until:

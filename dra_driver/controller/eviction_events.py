@@ -5,6 +5,7 @@ from typing import Final, Protocol
 from dra_driver.controller.brake import BrakeState
 from dra_driver.controller.due import Endangered
 from dra_driver.controller.eviction_api import EvictionOutcome
+from dra_driver.core.time import rfc3339
 from dra_driver.kube.events import EventType
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.types import ObjectReference
@@ -33,7 +34,7 @@ class EvictionEvents:
         """What came of a try. Nothing for a pod that is gone, and for failures, which are in the log."""
         why = f"device {case.device.name} of pool {case.device.pool} has the taint {case.taint}"
         if outcome.result == "evicted":
-            since = case.taint.added.strftime("%Y-%m-%dT%H:%M:%SZ")
+            since = rfc3339(case.taint.added)
             text = f"Evicted: {why} since {since}, and the pod came by an extended resource, which cannot tolerate it"
             self._about(case, "Normal", EVICTED, text)
         elif outcome.result == "refused":

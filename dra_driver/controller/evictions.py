@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct, field
@@ -20,10 +21,10 @@ from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.fleet import SliceView, fleet_of
 from dra_driver.controller.pace import Pace
 from dra_driver.controller.special_claims import SpecialClaim
-from dra_driver.controller.worker import Worker
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class _Tries(Struct):
 
 
 class Evictions:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+    """``worker`` is the thread; ``step`` is its turn."""
 
     def __init__(
         self,
@@ -89,27 +90,18 @@ class Evictions:
         self._clock, self._now = clock, now
         self._pace = pace if pace is not None else Pace(rules.per_minute, leadership, clock)
         self._tries: dict[str, _Tries] = {}  # by pod UID; of the thread alone
-        self._worker = Worker(THREAD_NAME, "evictions", self.step, clock=clock, after_error_s=IDLE_S, settle_s=SETTLE_S)
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float = 2.0) -> None:
-        """End after the request in flight. Idempotent; allowed without a start."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Look at the copies soon."""
-        self._worker.wake()
-
-    @property
-    def hung(self) -> str | None:
-        """Why only a restart would help, None otherwise."""
-        return self._worker.hung
+        self.worker = Worker(
+            THREAD_NAME,
+            self.step,
+            on_error=partial(metrics.internal_error, THREAD_NAME),
+            after_error_s=IDLE_S,
+            settle_s=SETTLE_S,
+            period_s=SETTLE_S,
+            clock=clock,
+        )
 
     def step(self) -> float:
         """Evict who is due, as far as brake and pace allow. Returns seconds until the next look."""
-        self._worker.beat()
         if not self._leadership.leads():
             self._tries = {}
             self._pace.forget()
@@ -139,7 +131,7 @@ class Evictions:
         for case in cases:
             left_s = max((case.due - now).total_seconds(), self._pause_s(case))
             if left_s <= 0 and (left_s := self._pace.left_s()) <= 0:
-                if self._worker.is_stopping or not self._leadership.leads():
+                if self.worker.is_stopping or not self._leadership.leads():
                     return 0.0
                 self._try(case)
                 left_s = self._pause_s(case)
@@ -147,7 +139,7 @@ class Evictions:
         return wait_s
 
     def _try(self, case: Endangered) -> None:
-        self._worker.beat()
+        self.worker.beat()
         try:
             outcome = look(self._api, case) or self._evict(case)
         except KubernetesApiError as error:

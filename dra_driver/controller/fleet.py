@@ -5,12 +5,14 @@ left out (kubernetes/kubernetes 1.36 pkg/controller/devicetainteviction/device_t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from msgspec import Struct
 
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
+from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import attribute_text, generation_of
 
 NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
@@ -65,10 +67,13 @@ def slice_view(item: Mapping[str, Any]) -> SliceView | None:
     """From the API object; None if it is malformed. A taint without a time that can be read evicts nothing."""
     try:
         spec, name = item["spec"], str(item["metadata"]["name"])
-        pool, generation = str(spec["pool"]["name"]), int(spec["pool"]["generation"])
+        pool, generation = str(spec["pool"]["name"]), generation_of(item)
+        driver = str(spec.get("driver") or "")
         devices = [device for device in spec.get("devices") or () if isinstance(device, dict)]
-        gpus = frozenset(_gpu(device, pool) for device in devices)
-        return SliceView(pool=pool, generation=generation, gpus=gpus, tainted=tuple(_tainted(devices, pool, name)))
+        gpus = frozenset(_gpu(device, pool, driver) for device in devices)
+        return SliceView(
+            pool=pool, generation=generation, gpus=gpus, tainted=tuple(_tainted(devices, pool, driver, name))
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -84,21 +89,12 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
     return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
 
 
-def parse_time(text: Any) -> datetime | None:
-    """RFC 3339 with a zone, None for anything else."""
-    try:
-        at = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
-    return at.astimezone(UTC) if at.tzinfo is not None else None
-
-
-def _tainted(devices: list[dict[str, Any]], pool: str, slice_name: str) -> Iterator[TaintedDevice]:
+def _tainted(devices: list[dict[str, Any]], pool: str, driver: str, slice_name: str) -> Iterator[TaintedDevice]:
     for device in devices:
         found = (_evicting(taint) for taint in device.get("taints") or ())
         taints = tuple(taint for taint in found if taint is not None)
         if taints:
-            gpu, name = _gpu(device, pool), str(device["name"])
+            gpu, name = _gpu(device, pool, driver), str(device["name"])
             yield TaintedDevice(
                 pool=pool, name=name, gpu=gpu, slice_name=slice_name, taints=taints, grace_s=_grace_s(device)
             )
@@ -116,11 +112,7 @@ def _grace_s(device: Mapping[str, Any]) -> int | None:
     return min(seconds, LONGEST_GRACE_S) if isinstance(seconds, int) and seconds >= 0 else None
 
 
-def _gpu(device: Mapping[str, Any], pool: str) -> str:
+def _gpu(device: Mapping[str, Any], pool: str, driver: str) -> str:
     """A device without such an attribute counts as a GPU of its own."""
-    attributes = device.get("attributes") or {}
-    for name in _GPU_ATTRIBUTES:
-        uuid = (attributes.get(name) or {}).get("string")
-        if isinstance(uuid, str) and uuid:
-            return uuid
-    return f"{pool}/{device['name']}"
+    found = (attribute_text(device.get("attributes"), driver, name) for name in _GPU_ATTRIBUTES)
+    return next(filter(None, found), "") or f"{pool}/{device['name']}"

@@ -6,10 +6,12 @@ its holder promised is up for taking.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from msgspec import Struct
+
+from dra_driver.core.time import rfc3339_micro
 
 LONGEST_S: Final = 300
 """A promise beyond this is not believed: a wrong value in the Lease must not stop all replicas."""
@@ -86,15 +88,15 @@ def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s
     return {
         "holderIdentity": identity,
         "leaseDurationSeconds": max(1, round(duration_s)),
-        "acquireTime": former.acquired if keeps and former and former.acquired else micro_time(now),
-        "renewTime": micro_time(now),
+        "acquireTime": former.acquired if keeps and former and former.acquired else rfc3339_micro(now),
+        "renewTime": rfc3339_micro(now),
         "leaseTransitions": changes,
     }
 
 
 def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
     """The spec of a Lease that its holder gives up, so that another replica need not wait."""
-    stamp = micro_time(now)
+    stamp = rfc3339_micro(now)
     return {
         "holderIdentity": "",
         "leaseDurationSeconds": 1,
@@ -102,11 +104,6 @@ def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
         "renewTime": stamp,
         "leaseTransitions": former.transitions,
     }
-
-
-def micro_time(at: datetime) -> str:
-    """metav1.MicroTime."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _mapping(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:

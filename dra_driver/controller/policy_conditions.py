@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from dra_driver.config.schema import printable
 from dra_driver.controller.policy_views import PolicyView
 from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
+from dra_driver.core.text import printable
+from dra_driver.core.time import rfc3339
 from dra_driver.core.wire import to_wire
 
 CONDITION: Final = "InForce"
@@ -26,7 +27,7 @@ def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[s
     present = _present(policy.status)
     is_same = present is not None and present.get("status") == condition["status"]
     since = present.get("lastTransitionTime") if present is not None and is_same else None
-    stamp = since if isinstance(since, str) else now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = since if isinstance(since, str) else rfc3339(now)
     wanted["conditions"] = [*_foreign(policy.status), {**condition, "lastTransitionTime": stamp}]
     return None if wanted == dict(policy.status) else wanted
 

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
@@ -18,10 +19,10 @@ from msgspec import Struct, field
 from dra_driver.controller.policy_conditions import status_of
 from dra_driver.controller.policy_totals import totals
 from dra_driver.controller.policy_views import NodePolicies, PolicyView
-from dra_driver.controller.worker import Worker
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class _Tries(Struct):
 
 
 class PolicyStatusWriter:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+    """``worker`` is the thread; ``step`` is its turn."""
 
     def __init__(
         self,
@@ -80,35 +81,18 @@ class PolicyStatusWriter:
         self._api, self._copies, self._leadership = api, copies, leadership
         self._clock, self._now = clock, now
         self._tries: dict[str, _Tries] = {}  # by UID of the policy; of the thread alone
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME,
-            "policy status",
             self.step,
-            clock=clock,
+            on_error=partial(metrics.internal_error, THREAD_NAME),
             after_error_s=IDLE_S,
             settle_s=SETTLE_S,
             period_s=PERIOD_S,
+            clock=clock,
         )
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float = 2.0) -> None:
-        """End after the request in flight. Idempotent; allowed without a start."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Look at the copies soon."""
-        self._worker.wake()
-
-    @property
-    def hung(self) -> str | None:
-        """Why only a restart would help, None otherwise."""
-        return self._worker.hung
 
     def step(self) -> float:
         """Write what changed, as far as the limits allow. Returns seconds until the next look."""
-        self._worker.beat()
         if not self._leadership.leads():
             self._tries = {}
             metrics.policies.set(0)
@@ -127,13 +111,13 @@ class PolicyStatusWriter:
         changed.sort(key=lambda item: (self._tries_of(item[0]).last_s, item[0].name))
         ready = [item for item in changed if self._tries_of(item[0]).not_before_s <= self._clock()]
         for policy, status in ready[:MOST_WRITES]:
-            if self._worker.is_stopping or not self._leadership.leads():
+            if self.worker.is_stopping or not self._leadership.leads():
                 return 0.0
             self._write(policy, status)
         return PERIOD_S if changed else IDLE_S
 
     def _write(self, policy: PolicyView, status: dict[str, Any]) -> None:
-        self._worker.beat()
+        self.worker.beat()
         tries = self._tries.setdefault(policy.uid, _Tries())
         tries.last_s = self._clock()
         try:

@@ -43,6 +43,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import capacity_metrics
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
+from dra_driver.core.worker import Worker
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient, Timeouts
@@ -52,6 +53,9 @@ log = logging.getLogger(__name__)
 
 COMPONENT: Final = "dra-driver-controller"
 LEASE: Final = "dra-driver-controller"
+PART_STOP_S: Final = 2.0
+ELECTION_STOP_S: Final = 3.0
+"""Longer: its thread releases the Lease."""
 
 
 class ControllerProcess:
@@ -112,8 +116,8 @@ class ControllerProcess:
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        parts = (self._election, self._evictions, self._usage_evictions, self._policy_status, self._capacity)
-        found = [part.hung for part in parts if part is not None]
+        workers = [*self._workers(), *([self._election.worker] if self._election is not None else [])]
+        found = [worker.hung for worker in workers]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
     def _serve_http(self) -> None:
@@ -160,7 +164,7 @@ class ControllerProcess:
             self._start_policy_status(rest, bounded, election)
         if settings.capacity_interval:
             self._start_capacity(election)
-        election.start()
+        election.worker.start()
         self._running.callback(self._stop_acting(election))
         self._election = election
         switched = {"evictions": settings.evict_extended_resource_pods, "policy_status": settings.policy_status}
@@ -186,7 +190,7 @@ class ControllerProcess:
         self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock, pace=pace)
         self._watches.start()
         self._running.callback(self._watches.stop)
-        self._evictions.start()
+        self._evictions.worker.start()
 
     def _start_usage_evictions(
         self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder, pace: Pace
@@ -203,14 +207,14 @@ class ControllerProcess:
         self._usage_evictions = UsageEvictions(bounded, watch, election, rules, events, pace=pace, clock=awake_clock)
         watch.start()
         self._running.callback(watch.stop)
-        self._usage_evictions.start()
+        self._usage_evictions.worker.start()
 
     def _start_policy_status(self, rest: RestClient, bounded: RestClient, election: Election) -> None:
         self._policy_watches = PolicyWatches(rest, self._wake)
         self._policy_status = PolicyStatusWriter(bounded, self._policy_watches, election, clock=awake_clock)
         self._policy_watches.start()
         self._running.callback(self._policy_watches.stop)
-        self._policy_status.start()
+        self._policy_status.worker.start()
 
     def _start_capacity(self, election: Election) -> None:
         settings = self._settings
@@ -221,23 +225,26 @@ class ControllerProcess:
             interval_s=settings.capacity_interval,
             clock=awake_clock,
         )
-        self._capacity.start()
+        self._capacity.worker.start()
 
     def _stop_acting(self, election: Election) -> Callable[[], None]:
         """The Lease is released after the last act."""
 
         def stop() -> None:
-            for part in (self._capacity, self._evictions, self._usage_evictions, self._policy_status):
-                if part is not None:
-                    part.stop()
-            election.stop()
+            for worker in self._workers():
+                worker.stop(PART_STOP_S)
+            election.worker.stop(ELECTION_STOP_S)
 
         return stop
 
     def _wake(self) -> None:
-        for part in (self._evictions, self._usage_evictions, self._policy_status, self._capacity):
-            if part is not None:
-                part.wake()
+        for worker in self._workers():
+            worker.wake()
+
+    def _workers(self) -> list[Worker]:
+        """Of the parts that act."""
+        parts = (self._capacity, self._evictions, self._usage_evictions, self._policy_status)
+        return [part.worker for part in parts if part is not None]
 
 
 def run(settings: ControllerSettings) -> None:

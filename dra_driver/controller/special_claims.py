@@ -7,10 +7,12 @@ kubernetes#141290). Source of the claim: kubernetes/kubernetes
 pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
+
+from dra_driver.kube.devices import is_pod, results_of, users_of
 
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 
@@ -55,21 +57,23 @@ class SpecialClaim(Struct, frozen=True, kw_only=True):
 def special_claim(item: Mapping[str, Any], driver: str) -> SpecialClaim | None:
     """From the API object; None for every other claim, and for one that is malformed."""
     try:
-        metadata, status = item["metadata"], item.get("status") or {}
+        metadata = item["metadata"]
         if (metadata.get("annotations") or {}).get(EXTENDED_CLAIM_ANNOTATION) != "true":
             return None
-        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-        devices = tuple(_device(result) for result in results if result["driver"] == driver)
-        pods = tuple(_pods(status.get("reservedFor") or (), str(metadata["namespace"])))
+        devices = tuple(_device(result) for result in results_of(item) if result["driver"] == driver)
+        pods = tuple(pods_of(item, str(metadata["namespace"])))
         return SpecialClaim(name=str(metadata["name"]), devices=devices, pods=pods) if devices and pods else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _pods(users: Iterable[Mapping[str, Any]], namespace: str) -> Iterable[PodRef]:
-    for user in users:
-        if not user.get("apiGroup") and user.get("resource") == "pods":
-            yield PodRef(namespace=namespace, name=str(user["name"]), uid=str(user["uid"]))
+def pods_of(claim: Mapping[str, Any], namespace: str) -> list[PodRef]:
+    """The pods that may use a claim."""
+    return [
+        PodRef(namespace=namespace, name=str(user["name"]), uid=str(user["uid"]))
+        for user in users_of(claim)
+        if is_pod(user) and user.get("name") and user.get("uid")
+    ]
 
 
 def _device(result: Mapping[str, Any]) -> HeldDevice:

@@ -9,6 +9,7 @@ evictions and a brake (`usage_cases`); then the claim is looked at anew.
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct, field
@@ -20,10 +21,10 @@ from dra_driver.controller.special_claims import PodRef
 from dra_driver.controller.usage_cases import FRESH_S, CaseKey, NodeUse, UsageCase, is_braked, usage_cases
 from dra_driver.controller.usage_events import UsageEvictionEvents
 from dra_driver.controller.usage_look import MayLeave, candidates, gone, still_asked
-from dra_driver.controller.worker import Worker
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class _Open(Struct):
 
 
 class UsageEvictions:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+    """``worker`` is the thread; ``step`` is its turn."""
 
     def __init__(
         self,
@@ -89,29 +90,18 @@ class UsageEvictions:
         self._rules, self._events, self._pace, self._clock = rules, events, pace, clock
         self._open: dict[CaseKey, _Open] = {}  # of the thread alone, as the next
         self._renewed: dict[str, tuple[str | None, float]] = {}
-        self._worker = Worker(
-            THREAD_NAME, "usage evictions", self.step, clock=clock, after_error_s=IDLE_S, settle_s=SETTLE_S
+        self.worker = Worker(
+            THREAD_NAME,
+            self.step,
+            on_error=partial(metrics.internal_error, THREAD_NAME),
+            after_error_s=IDLE_S,
+            settle_s=SETTLE_S,
+            period_s=SETTLE_S,
+            clock=clock,
         )
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float = 2.0) -> None:
-        """End after the request in flight. Idempotent; allowed without a start."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Look at the copies soon."""
-        self._worker.wake()
-
-    @property
-    def hung(self) -> str | None:
-        """Why only a restart would help, None otherwise."""
-        return self._worker.hung
 
     def step(self) -> float:
         """Announce what is new, and evict who is due. Returns seconds until the next look."""
-        self._worker.beat()
         if not self._leadership.leads():
             self._open, self._renewed = {}, {}
             self._pace.forget()
@@ -145,9 +135,9 @@ class UsageEvictions:
 
     def _announce(self, cases: Sequence[UsageCase]) -> None:
         for case in cases:
-            if case.key in self._open or self._worker.is_stopping:
+            if case.key in self._open or self.worker.is_stopping:
                 continue
-            self._worker.beat()
+            self.worker.beat()
             now_s = self._clock()
             self._open[case.key] = known = _Open(announced_s=now_s, not_before_s=now_s + case.wait_s)
             self._tell(case, known, self._candidates(case).pods)
@@ -170,7 +160,7 @@ class UsageEvictions:
                 continue
             left_s = known.not_before_s - self._clock()
             if left_s <= 0 and (left_s := self._pace.left_s()) <= 0:
-                if self._worker.is_stopping or not self._leadership.leads():
+                if self.worker.is_stopping or not self._leadership.leads():
                     return 0.0
                 self._try(case, known)
                 left_s = known.not_before_s - self._clock()
@@ -178,7 +168,7 @@ class UsageEvictions:
         return wait_s
 
     def _try(self, case: UsageCase, known: _Open) -> None:
-        self._worker.beat()
+        self.worker.beat()
         pod, outcome = self._one(case, known)
         if outcome.result == "announced":
             known.not_before_s = self._clock() + case.wait_s

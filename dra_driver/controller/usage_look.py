@@ -4,16 +4,17 @@ A GpuNode is believed about its own node alone: the claim has to be allocated th
 claim is reserved for, and it has to run there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
-from dra_driver.controller.special_claims import PodRef
+from dra_driver.controller.special_claims import PodRef, pods_of
 from dra_driver.controller.usage_cases import UsageCase, node_use, usage_cases
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
+from dra_driver.kube.devices import results_of
 from dra_driver.kube.evictions import NO_EVICTION
 
 
@@ -47,7 +48,7 @@ def candidates(api: EvictionRequests, case: UsageCase, driver: str) -> MayLeave:
         return MayLeave(outcome=gone(str(error)))
     if not _is_of_node(claim, case, driver):
         return MayLeave(outcome=gone(f"the claim is not allocated on node {case.node}"))
-    users = _users(claim, case.namespace)
+    users = pods_of(claim, case.namespace)
     named = [pod for pod in case.pods if pod in users] if case.kind == "over-grant" else users
     running: list[PodRef] = []
     for pod in named:
@@ -60,20 +61,10 @@ def candidates(api: EvictionRequests, case: UsageCase, driver: str) -> MayLeave:
 
 
 def _is_of_node(claim: Mapping[str, Any], case: UsageCase, driver: str) -> bool:
-    metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    metadata = claim.get("metadata") or {}
     pool = f"{case.node}/{driver}"  # as slices.pool_name makes it
-    mine = [each for each in results if each.get("driver") == driver and each.get("pool") == pool]
+    mine = [each for each in results_of(claim) if each.get("driver") == driver and each.get("pool") == pool]
     return metadata.get("uid") == case.claim_uid and any(case.device in {"", each.get("device")} for each in mine)
-
-
-def _users(claim: Mapping[str, Any], namespace: str) -> list[PodRef]:
-    reserved: Sequence[Mapping[str, Any]] = (claim.get("status") or {}).get("reservedFor") or ()
-    return [
-        PodRef(namespace=namespace, name=str(user.get("name")), uid=str(user.get("uid")))
-        for user in reserved
-        if user.get("resource") == "pods" and not user.get("apiGroup")
-    ]
 
 
 def _forbids(api: EvictionRequests, pod: PodRef, case: UsageCase) -> EvictionOutcome | None:

@@ -188,11 +188,13 @@ class KubernetesApiError(DraError):
     ``details`` are the Status object's details (name, kind, causes), when known.
     """
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, reason: str = "", details: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
-        self.details: dict[str, Any] | None = None
+        self.details = details
 
 
 class ApiUnreachableError(KubernetesApiError):

@@ -1,4 +1,4 @@
-"""Replace a file atomically, and lock a file between processes.
+"""Replace a file atomically, read a file that another process replaces, and lock a file between processes.
 
 The CDI writer keeps its own steps (``hardware/cdi/storage.py``): its files are readable by everyone, and its tests make
 each step fail in turn.
@@ -8,6 +8,7 @@ import errno
 import fcntl
 import glob
 import os
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,6 +50,33 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
     if durable:
         _sync_folder(path.parent)
     return status
+
+
+class ChangedFile:
+    """Reads a small file that another process replaces, when it has changed. Of one thread."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self._seen: tuple[int, int, int] | None = None
+        self.modified = 0.0
+        """When the file that was read last was modified, in seconds of the Unix epoch."""
+
+    def read(self) -> bytes | None:
+        """The content, at most a byte more than ``max_bytes``; None for a file that was read before.
+
+        Raises OSError, also for a link, a pipe and a device.
+        """
+        found = os.lstat(self._path)
+        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if seen == self._seen:
+            return None
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(self._path, flags), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file", str(self._path))
+            content = file.read(self._max_bytes + 1)
+        self._seen, self.modified = seen, found.st_mtime
+        return content
 
 
 def remove_unfinished(path: Path, *, older_than_s: float = UNFINISHED_S) -> None:

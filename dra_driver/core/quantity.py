@@ -7,7 +7,7 @@ zero.
 
 import re
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 NANO: Final = 10**9
 _BINARY_MAX: Final = (2**63 - 1) * NANO
@@ -15,12 +15,15 @@ _BINARY_MAX: Final = (2**63 - 1) * NANO
 _MAX_TEXT: Final = 1024
 _MAX_EXPONENT: Final = 1024
 
-_SHAPE: Final = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)\Z")
+_SHAPE: Final = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)\Z")
 _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)\Z")
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL_SUFFIX: Final = {exponent: suffix for suffix, exponent in _DECIMAL.items()}
 _BINARY_SUFFIX: Final = {exponent: suffix for suffix, exponent in _BINARY.items()}
+# Most digits that ParseQuantity keeps in 64 bits (maxInt64Factors), without and with a binary suffix.
+_DECIMAL_DIGITS: Final = 18
+_BINARY_DIGITS: Final = 14
 
 
 class Format(Enum):
@@ -52,16 +55,17 @@ class Quantity:
     @classmethod
     def parse(cls, text: str) -> "Quantity":
         """The quantity that ``text`` denotes. Raises ValueError with a sentence that quotes the text."""
-        shape = _SHAPE.match(text) if len(text) <= _MAX_TEXT else None
-        if shape is None or not text:
-            raise ValueError(f"{_quoted(text)} is not a quantity: expected a number and a suffix, such as 80Gi or 500m")
-        number_format, exponent = _suffix(shape[4], text)
-        nano = _scaled(int((shape[2] + (shape[3] or "")) or "0"), len(shape[3] or ""), number_format, exponent)
+        return cls.of(WrittenQuantity.parse(text))
+
+    @classmethod
+    def of(cls, written: "WrittenQuantity") -> "Quantity":
+        number_format = written.format
+        nano = _scaled(int(written.whole + written.fraction), len(written.fraction), number_format, written.exponent)
         if number_format is Format.BINARY_SI:
             nano = min(nano, _BINARY_MAX)
             if 0 < nano < NANO:
                 number_format = Format.DECIMAL_SI
-        return cls(-nano if shape[1] == "-" else nano, number_format)
+        return cls(-nano if written.negative else nano, number_format)
 
     @classmethod
     def from_bytes(cls, count: int) -> "Quantity":
@@ -109,6 +113,38 @@ class Quantity:
 
     def _sum_format(self, other: "Quantity") -> Format:
         return other.format if self.nano == 0 else self.format
+
+
+class WrittenQuantity(NamedTuple):
+    """The text of a quantity in parts. ``whole`` has no leading zeros; the base of ``exponent`` is 2 or 10."""
+
+    negative: bool
+    whole: str
+    fraction: str
+    format: Format
+    exponent: int
+
+    @classmethod
+    def parse(cls, text: str) -> "WrittenQuantity":
+        """Raises ValueError with a sentence that quotes the text."""
+        shape = _SHAPE.match(text) if len(text) <= _MAX_TEXT else None
+        if shape is None or not text:
+            raise ValueError(f"{_quoted(text)} is not a quantity: expected a number and a suffix, such as 80Gi or 500m")
+        number_format, exponent = _suffix(shape[4], text)
+        return cls(shape[1] == "-", shape[2] or "0", shape[3] or "", number_format, exponent)
+
+    def small(self) -> tuple[int, int] | None:
+        """Mantissa (without sign) and power of ten in Go's 64-bit form; None where Go keeps a big decimal."""
+        if self.format is Format.BINARY_SI:
+            # Go counts the digits of a suffix in floating point and truncates.
+            if self.fraction or len(self.whole) + self.exponent * 3 // 10 > _BINARY_DIGITS:
+                return None
+            value = int(self.whole) << self.exponent
+            return (value, 0) if value < 2**63 else None
+        scale = self.exponent - len(self.fraction)
+        if len(self.whole) + len(self.fraction) > _DECIMAL_DIGITS or scale < -9:
+            return None
+        return int(self.whole + self.fraction), scale
 
 
 def _suffix(suffix: str, text: str) -> tuple[Format, int]:

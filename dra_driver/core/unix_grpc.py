@@ -6,6 +6,7 @@ server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
 
 import threading
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ import grpc
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.text import cut, printable
 
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MAX_TEXT: Final = 300
@@ -43,9 +45,12 @@ class CallError(DraError):
 
 
 class Peer:
-    """One connection to one socket. It connects when it is first used and again after a loss. Thread-safe."""
+    """One connection to one socket. It connects when it is first used and again after a loss. Thread-safe.
 
-    def __init__(self, path: str) -> None:
+    With ``fails_fast``, a unary call fails while there is no connection; by default it waits for one.
+    """
+
+    def __init__(self, path: str, *, fails_fast: bool = False) -> None:
         options = (
             ("grpc.use_local_subchannel_pool", 1),  # in the shared pool a new connection inherits back-off
             ("grpc.default_authority", quote(path, safe="")),
@@ -55,6 +60,7 @@ class Peer:
             ("grpc.max_reconnect_backoff_ms", 500),
         )
         self.path = path
+        self._waits = not fails_fast
         self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
 
     def call(self, service: Service, method: str, request: Any, timeout_s: float) -> Any:
@@ -65,7 +71,7 @@ class Peer:
             response_deserializer=service.reader(method),
         )
         try:
-            return make(request, timeout=timeout_s, wait_for_ready=True)
+            return make(request, timeout=timeout_s, wait_for_ready=self._waits)
         except grpc.RpcError as error:
             raise _failed(method, error, timeout_s) from error
         except ValueError as error:
@@ -80,14 +86,18 @@ class Peer:
         )
         return PendingCall(method, make.future(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
 
-    def stream(self, service: Service, method: str, request: Any, timeout_s: float) -> "HealthStream":
-        """Open a stream of answers, which ends after ``timeout_s``."""
+    def stream(self, service: Service, method: str, request: Any, timeout_s: float | None) -> "HealthStream":
+        """Open a stream of answers, which ends after ``timeout_s``; None for no limit."""
         make = self._channel.unary_stream(
             service.path(method),
             request_serializer=type(request).SerializeToString,
             response_deserializer=service.reader(method),
         )
-        return HealthStream(method, make(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
+        return HealthStream(method, make(request, timeout=timeout_s, wait_for_ready=True), timeout_s or inf)
+
+    def watch(self, changed: Callable[[bool], None]) -> None:
+        """Connect now, stay connected, and call ``changed`` with whether the connection is up, after each change."""
+        self._channel.subscribe(lambda state: changed(state is grpc.ChannelConnectivity.READY), try_to_connect=True)
 
     def close(self) -> None:
         """Close the connection; calls in flight end. Idempotent."""
@@ -120,14 +130,15 @@ class HealthStream:
     def __init__(self, method: str, call: Any, timeout_s: float) -> None:
         self._method, self._call, self._timeout_s = method, call, timeout_s
 
-    def read(self, seen: Callable[[Any], bool], within_s: float) -> bool:
+    def read(self, seen: Callable[[Any], bool], within_s: float | None = None) -> bool:
         """Call ``seen`` with every message until it returns True; False if that takes longer than ``within_s``.
 
-        The stream is over afterwards when the time was. Raises CallError if the driver ends it.
+        The stream is over afterwards when the time was, or when it was closed. Raises CallError if the driver ends it.
         """
-        timer = threading.Timer(within_s, self._call.cancel)
+        timer = threading.Timer(threading.TIMEOUT_MAX if within_s is None else within_s, self._call.cancel)
         timer.daemon = True
-        timer.start()
+        if within_s is not None:
+            timer.start()
         try:
             for message in self._call:
                 if seen(message):
@@ -156,5 +167,4 @@ def _failed(method: str, error: Exception, timeout_s: float) -> CallError:
 
 def shown(text: object) -> str:
     """A subject's text for a message: printable and short."""
-    printable = "".join(character if character.isprintable() else "?" for character in str(text)[: MAX_TEXT + 1])
-    return printable if len(printable) <= MAX_TEXT else printable[:MAX_TEXT] + "…"
+    return cut(printable(str(text)), MAX_TEXT)

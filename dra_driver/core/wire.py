@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, 
 
 from msgspec import NODEFAULT, Meta, Struct, ValidationError, convert
 
+from dra_driver.core.text import printable
+
 S = TypeVar("S", bound=Struct)
 ALWAYS: Final = Meta(extra_json_schema={"x-always": True})
 """Annotates a field with a default that is written even when it is empty, because the schema requires it."""
@@ -67,10 +69,8 @@ def _written(value: Any, of: _Type) -> Any:
 
 
 def _text(text: str, longest: int | None) -> str:
-    """On one line, without terminal commands, within the bound."""
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
+    shown = printable(text)
+    return shown if longest is None or len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def _struct(kind: Any, value: object) -> Any:

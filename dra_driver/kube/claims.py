@@ -20,6 +20,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
+from dra_driver.core.text import quoted
 from dra_driver.kube import paths
 from dra_driver.kube.names import is_label, is_pool_name
 
@@ -282,5 +283,4 @@ def _cut(value: Any) -> str:
     """The value as text, short enough for an event; deep objects are never printed (repr would recurse)."""
     if isinstance(value, dict | list) and _deeper_than(3, value):
         return f"a nested {type(value).__name__}"
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:79] + "…"
+    return quoted(value)

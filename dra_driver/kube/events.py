@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct, field
 
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.time import rfc3339
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.types import ObjectReference
 
@@ -77,17 +79,16 @@ class EventRecorder:
         self._refused = refused if refused is not None else _log_refused
         self._rest, self._component, self._host = rest, component, host
         self._clock, self._now = clock, now
-        self._changed = threading.Condition()  # guards the next three
+        self._lock = threading.Lock()  # guards the next two
         self._pending: OrderedDict[Key, _Pending] = OrderedDict()
         self._dropped = 0
-        self._stopping = False
         self._written: OrderedDict[Key, _Written] = OrderedDict()  # of the writer thread alone
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._worker = Worker("events", self._turn, at_end=self.flush)
 
     @property
     def dropped(self) -> int:
         """How many events were lost: the queue was full or the API server refused them."""
-        with self._changed:
+        with self._lock:
             return self._dropped
 
     def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None:
@@ -101,7 +102,7 @@ class EventRecorder:
             reason,
             text,
         )
-        with self._changed:
+        with self._lock:
             if (waiting := self._pending.get(key)) is not None:
                 waiting.count += 1
                 waiting.seen_at = self._now()
@@ -109,44 +110,36 @@ class EventRecorder:
                 self._dropped += 1
             else:
                 self._pending[key] = _Pending(about, kind, reason, text, self._now())
-                self._changed.notify()
+        self._worker.wake()
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """Writes what is still queued, as far as ``timeout_s`` allows. Idempotent."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._worker.stop(timeout_s)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._has_work, timeout=REPEAT_S)
-                if self._stopping and not self._pending:
-                    return
-            self.flush()
+    def _turn(self) -> float | None:
+        self.flush()
+        with self._lock:
+            return min((self._due_in_s(key) for key in self._pending), default=None)
 
-    def _has_work(self) -> bool:
-        return self._stopping or any(self._is_due(key) for key in self._pending)
-
-    def _is_due(self, key: Key) -> bool:
+    def _due_in_s(self, key: Key) -> float:
         written = self._written.get(key)
-        return self._stopping or written is None or self._clock() - written.written_s >= REPEAT_S
+        if written is None or self._worker.is_stopping:
+            return 0.0
+        return max(0.0, written.written_s + REPEAT_S - self._clock())
 
     def flush(self) -> None:
         """Writes all due events. One step of the writer thread; tests call it instead of starting the thread."""
-        with self._changed:
-            due = [key for key in self._pending if self._is_due(key)]
+        with self._lock:
+            due = [key for key in self._pending if self._due_in_s(key) <= 0]
             events = [(key, self._pending.pop(key)) for key in due]
         for key, event in events:
             try:
                 self._write(key, event)
             except KubernetesApiError as error:
-                with self._changed:
+                with self._lock:
                     self._dropped += event.count
                 self._refused(event.reason, error)
 
@@ -166,7 +159,7 @@ class EventRecorder:
         count = known.count + event.count
         try:
             self._rest.merge_patch(
-                paths.events(known.namespace, known.name), {"count": count, "lastTimestamp": _stamp(event.seen_at)}
+                paths.events(known.namespace, known.name), {"count": count, "lastTimestamp": rfc3339(event.seen_at)}
             )
         except NotFoundError:
             return False
@@ -180,7 +173,7 @@ class EventRecorder:
             self._written.popitem(last=False)
 
     def _body(self, namespace: str, name: str, event: _Pending) -> dict[str, Any]:
-        at = _stamp(event.seen_at)
+        at = rfc3339(event.seen_at)
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -200,8 +193,3 @@ class EventRecorder:
 
 def _log_refused(reason: str, error: KubernetesApiError) -> None:
     log.warning("event not written; dropped", extra={"reason": reason, "error": str(error)})
-
-
-def _stamp(at: datetime) -> str:
-    """RFC 3339 in seconds: metav1.Time takes no fractions."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

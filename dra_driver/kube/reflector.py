@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from msgspec import Struct
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
 from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.types import WatchEvent
 
@@ -97,7 +99,6 @@ class Reflector:
         self._newest = newest or NewestVersion()
         self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
-        self._stopping = threading.Event()
         self._lock = threading.Lock()  # guards the four fields below
         self._items: dict[str, Any] = {}
         self._problem: str | None = None
@@ -105,7 +106,9 @@ class Reflector:
         self._list_due = False
         self._version = ""  # used by the reflector's thread alone; empty means that a list is due
         self._progress = False  # whether a watch has worked since the last list; same thread
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._worker = Worker(
+            name, self._run, on_error=partial(metrics.internal_error, place), interrupt=self._end_watch
+        )
 
     @property
     def problem(self) -> str | None:
@@ -122,33 +125,32 @@ class Reflector:
         """Ends the open watch, after which the collection is listed. Returns at once."""
         with self._lock:
             self._list_due = True
-            stream = self._open
-        if stream is not None:
-            stream.close()
+        self._end_watch()
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Ends the open request and waits for the thread. Idempotent."""
-        self._stopping.set()
+        self._worker.stop(timeout_s)
+
+    def _end_watch(self) -> None:
         with self._lock:
             stream = self._open
         if stream is not None:
             stream.close()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _run(self) -> float:
         for change in self._forever():
             try:
                 self._on_event(change)
             except Exception:
                 log.exception("listener failed", extra={"path": self._path})
                 metrics.internal_error(self._place)
+        return 0.0
 
     def _forever(self) -> Iterator[ReflectorChange]:
-        while not self._stopping.is_set():
+        while not self._worker.is_stopping:
             try:
                 yield from self._generation()
             except KubernetesApiError as error:
@@ -159,7 +161,7 @@ class Reflector:
         try:
             if not self._version or self._is_list_due():
                 yield self._list()
-            while not self._stopping.is_set() and not self._is_list_due():
+            while not self._worker.is_stopping and not self._is_list_due():
                 yield from self._one_watch()
         except GoneError:
             self._version = ""  # an ordinary event: the copy was away for longer than the server remembers
@@ -224,7 +226,7 @@ class Reflector:
             raise ApiUnreachableError(f"watch {self._path}: the server ended the request at once")
 
     def _is_wanted_end(self) -> bool:
-        return self._stopping.is_set() or self._is_list_due()
+        return self._worker.is_stopping or self._is_list_due()
 
     def _is_list_due(self) -> bool:
         with self._lock:
@@ -239,7 +241,7 @@ class Reflector:
                 self._problem = None
         if recovered:
             log.info("watch works again", extra={"path": self._path})
-        if stream is not None and (is_due or self._stopping.is_set()):
+        if stream is not None and (is_due or self._worker.is_stopping):
             stream.close()  # stop() or list_again() came while the request was being opened
 
     def _apply(self, event: WatchEvent) -> Iterator[ReflectorChange]:
@@ -284,18 +286,18 @@ class Reflector:
         wait_s = max(least_s, self._backoff.next_s())
         if isinstance(error, ServerBusyError):
             wait_s = max(wait_s, error.retry_after_s)
-        if self._stopping.is_set():
+        if self._worker.is_stopping:
             return
         with self._lock:
             is_known, self._problem = self._problem == str(error), str(error)
         if least_s and is_known:
-            self._stopping.wait(wait_s)
+            self._worker.pause(wait_s)
             return
         # One line for the first failures, then one per doubling: the longest wait bounds the rest to two a minute.
         log.warning(
             "watch failed; will retry", extra={"path": self._path, "error": str(error), "wait_s": round(wait_s, 1)}
         )
-        self._stopping.wait(wait_s)
+        self._worker.pause(wait_s)
 
 
 def _slim(item: dict[str, Any]) -> dict[str, Any]:

@@ -88,8 +88,8 @@ class RestClient:
     def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
-        ``within_s`` bounds all pages together; see `pages`. Raises GoneError when the list took so long that its version
-        was compacted: list again.
+        ``within_s`` bounds all pages together; see `pages`. Raises GoneError when the list took so long that its
+        version was compacted: list again.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         items: list[Any] = []

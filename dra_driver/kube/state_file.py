@@ -1,7 +1,7 @@
 """Cluster states as files: one ``v1 List`` in YAML or JSON, so that ``kubectl get -o yaml`` output can be read as well.
 
 JSON files store equal contents of ResourceSlices once (``state_templates.py``). Reading has limits of size and depth. A
-file is hostile until its shapes are checked (``state_shapes.py``); after `load` the rest of the program may rely on
+file is hostile until its shapes are checked (``shapes.py``); after `load` the rest of the program may rely on
 them.
 """
 

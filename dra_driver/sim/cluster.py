@@ -21,14 +21,11 @@ from dra_driver.scheduler.cel import compile_selector
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.client import StoreClient
+from dra_driver.sim.client import StoreClient, deletion_order, kind_of, load
 from dra_driver.sim.controllers.claims import ClaimController
-from dra_driver.sim.controllers.deployments import DeploymentController
 from dra_driver.sim.controllers.device_taints import DeviceTaintController
 from dra_driver.sim.controllers.disruption import DisruptionController
-from dra_driver.sim.controllers.jobs import JobController
-from dra_driver.sim.controllers.replicasets import ReplicaSetController
-from dra_driver.sim.manifests import deletion_order, kind_of, load
+from dra_driver.sim.controllers.workloads import DeploymentController, JobController, ReplicaSetController
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.scheduler import EmbeddedScheduler
@@ -89,7 +86,6 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Base URL of the API server."""
         return self._api.url
 
     def __enter__(self) -> "Cluster":
@@ -184,11 +180,9 @@ class Cluster:
             self.wait(lambda node=node: self._unready(node), timeout_s, f"node {node.name} to publish its GPUs")  # type: ignore[misc]
 
     def slices(self, node: str = "") -> list[Obj]:
-        """ResourceSlices of ``node``, by default of all nodes."""
         return self.store.list(RESOURCE_SLICES, fields=f"spec.nodeName={node}" if node else "").items
 
     def apply(self, path: Path, namespace: str = "default") -> list[Obj]:
-        """Create every object of a YAML file, and ``namespace`` if it does not exist."""
         if self.store.find(NAMESPACES, namespace) is None:
             self.store.create(NAMESPACES, {"metadata": {"name": namespace}})
         return [self.client.create(obj, namespace) for obj in load(path)]

@@ -5,13 +5,15 @@ harmless.
 """
 
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.subscription import Subscription
+from dra_driver.sim.recorder import StoreEventRecorder
 
 log = logging.getLogger(__name__)
 
@@ -20,59 +22,50 @@ RETRY_S = 0.2
 STOP_TIMEOUT_S = 10.0
 
 
-class ControllerLoop:
-    """Calls ``step`` in one thread, at the start and after changes of ``kinds``.
+class Controller:
+    """A named thread that calls `step` at the start and after changes of ``kinds``. Start it once, stop it once.
 
-    ``step`` returns after how many seconds to call it again without a change, None for never. After a DraError (a
-    conflict, a missing object) it is called again within 0.2 s, after any other exception, which is logged, within 1 s.
-    ``observe`` gets every change, in order, before the step that follows it, and must not modify the object.
+    After a DraError (conflict, missing object) `step` is called again within 0.2 s; after another exception, which is
+    logged, within 1 s. ``component`` is the source of the events, by default ``name``, and ``host`` its node.
     """
 
     def __init__(
-        self,
-        name: str,
-        store: Store,
-        kinds: Iterable[ResourceKind],
-        step: Callable[[], float | None],
-        *,
-        observe: Callable[[ObjectChange], None] = lambda _change: None,
+        self, name: str, store: Store, kinds: Iterable[ResourceKind], component: str = "", host: str = ""
     ) -> None:
         self._name = name
         self._store = store
+        self._recorder = StoreEventRecorder(store, component or name, host)
         self._kinds = tuple(kinds)
-        self._step = step
-        self._observe = observe
-        self._changed = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._changes: Subscription | None = None
+        self._worker = Worker(name, self._turn, at_end=self._close)
+
+    def step(self) -> float | None:
+        """Reconcile everything once; returns after how many seconds to do so without a change, None for never."""
+        raise NotImplementedError
+
+    def observe(self, change: ObjectChange) -> None:
+        """Get every change, in order, before the step that follows it. The object must not be modified."""
 
     def start(self) -> None:
-        """Start the thread. Call it once."""
-        self._thread.start()
+        self._changes = self._store.watch(self._kinds, since=self._store.revision, wake=self._worker.wake)
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop after the current step; waits up to 10 s. Idempotent; allowed without a start."""
-        self._stop.set()
-        self._changed.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_TIMEOUT_S)
+        self._worker.stop(STOP_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Call ``step`` again now. Thread-safe."""
-        self._changed.set()
+        self._worker.wake()
 
-    def _run(self) -> None:
-        with self._store.watch(self._kinds, since=self._store.revision, wake=self._changed.set) as changes:
-            while not self._stop.is_set():
-                self._changed.clear()
-                try:
-                    for change in changes.take_all():
-                        self._observe(change)
-                    wait_s = self._step()
-                except DraError as error:
-                    log.debug("step will be retried", extra={"loop": self._name, "reason": error})
-                    wait_s = RETRY_S
-                except Exception:  # thread boundary: one bad object must not stop the controller
-                    log.exception("step failed", extra={"loop": self._name})
-                    wait_s = 1.0
-                self._changed.wait(wait_s)
+    def _turn(self) -> float | None:
+        try:
+            for change in self._changes.take_all() if self._changes is not None else ():
+                self.observe(change)
+            return self.step()
+        except DraError as error:
+            log.debug("step will be retried", extra={"loop": self._name, "reason": error})
+            return RETRY_S
+
+    def _close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()

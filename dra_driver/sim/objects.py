@@ -13,37 +13,30 @@ FINALIZER = "resource.kubernetes.io/delete-protection"
 
 
 def key(obj: Obj) -> tuple[str, str]:
-    """Namespace and name."""
     return dig(obj, "metadata", "namespace", default=""), obj["metadata"]["name"]
 
 
 def uid(obj: Obj) -> str:
-    """metadata.uid"""
     return str(obj["metadata"]["uid"])
 
 
 def is_finished(pod: Obj) -> bool:
-    """Whether the pod has reached a final phase, Succeeded or Failed."""
     return dig(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def is_deleted(obj: Obj) -> bool:
-    """Whether deletion has begun (metadata.deletionTimestamp is set)."""
     return dig(obj, "metadata", "deletionTimestamp") is not None
 
 
 def is_ready(pod: Obj) -> bool:
-    """Whether the pod's Ready condition is True."""
     return condition(pod, "Ready") == "True"
 
 
 def condition(obj: Obj, name: str) -> str:
-    """The status of a condition, "" if the object does not have it."""
     return next((item["status"] for item in entries(obj, "status", "conditions") if item.get("type") == name), "")
 
 
 def owned_by(obj: Obj, owner: Obj) -> bool:
-    """Whether ``owner`` is the object's controller."""
     return any(
         item.get("controller") and item.get("uid") == uid(owner) for item in entries(obj, "metadata", "ownerReferences")
     )

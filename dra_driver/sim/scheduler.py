@@ -1,25 +1,188 @@
 """The embedded cluster's scheduler: finds a node and devices for each pod, writes both, or reports why none fits.
 
-`placement` and `allocation` decide what fits; this module has the queue and the writes. Follows kubernetes/kubernetes
-pkg/scheduler, above all framework/plugins/dynamicresources: claims are allocated and reserved before the pod is bound,
-so a pod on a node always has its devices. If a step fails, the claim controller deallocates the claims.
+Follows kubernetes/kubernetes pkg/scheduler, above all framework/plugins/dynamicresources: claims are allocated and
+reserved before the pod is bound, so a pod on a node always has its devices. If a step fails, the claim controller
+deallocates the claims. `allocation` decides what fits on one node; the message for a pod that fits nowhere has the form
+of FitError.Error() in pkg/scheduler/framework.
+
+Order of writes for extended resources (KEP-5004; extendeddynamicresources.go there): the claim, its allocation and its
+user, then ``status.extendedResourceClaimStatus`` of the pod, then the binding. An attempt that fails after creating the
+claim deletes it. If that fails too, the next attempt deletes it.
 """
 
 import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 
 from msgspec import Struct
 
-from dra_driver.core.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
+from dra_driver.core.errors import AllocationError, ConfigurationError, ConflictError, DraError, NotFoundError
+from dra_driver.scheduler.allocation import (
+    EXTENDED_CLAIM_ANNOTATION,
+    Allocator,
+    ExtendedClaim,
+    NodeUsage,
+    Question,
+    extended_claim,
+    node_matches,
+    resource_classes,
+    unfit_reason,
+    usage_by_node,
+)
+from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.state import ObjectChange
-from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.extended import ExtendedClaims
-from dra_driver.sim.loop import ControllerLoop
+from dra_driver.sim.apiserver.store import DeleteOptions, Store
+from dra_driver.sim.loop import Controller
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
-from dra_driver.sim.placement import SchedulingSnapshot, UnschedulableError
-from dra_driver.sim.recorder import StoreEventRecorder
+
+
+class ExtendedClaims:
+    """Claims for extended resources in ``store``. Errors are those of the API."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def create(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
+        """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status.
+
+        Deletes the claim again if a later step fails.
+        """
+        namespace, name = key(pod)
+        body = copy_json(dict(planned.claim))
+        del body["metadata"]["name"]  # the API server generates one from generateName
+        # With the finalizer from the start: an allocated claim must always have it.
+        body["metadata"]["finalizers"] = [FINALIZER]
+        claim = self._store.create(RESOURCE_CLAIMS, body, namespace=namespace)
+        try:
+            user = {"resource": "pods", "name": name, "uid": uid(pod)}
+            claim["status"] = {"allocation": allocation, "reservedFor": [user]}
+            claim = self._store.update_status(RESOURCE_CLAIMS, claim)
+            pod.setdefault("status", {})["extendedResourceClaimStatus"] = {
+                "resourceClaimName": claim["metadata"]["name"],
+                "requestMappings": [dict(item) for item in planned.mappings],
+            }
+            self._store.update_status(PODS, pod)
+        except DraError:
+            with suppress(DraError):
+                self._discard(claim)
+            raise
+        return claim
+
+    def discard_for(self, pod: Obj) -> None:
+        """Delete the claims that earlier attempts left for this pod. It is on no node, so no container uses them."""
+        for record in self._store.read_all(RESOURCE_CLAIMS)[0]:
+            annotations = mapping(record.obj, "metadata", "annotations")
+            if EXTENDED_CLAIM_ANNOTATION in annotations and owned_by(record.obj, pod):
+                self._discard(copy_json(record.obj))
+
+    def _discard(self, claim: Obj) -> None:
+        namespace, name = key(claim)
+        with suppress(NotFoundError):
+            current = self._store.get(RESOURCE_CLAIMS, name, namespace)
+            if current.get("status"):
+                current["status"] = {}
+                current = self._store.update_status(RESOURCE_CLAIMS, current)
+            if FINALIZER in entries(current, "metadata", "finalizers"):
+                current["metadata"]["finalizers"].remove(FINALIZER)
+                self._store.update(RESOURCE_CLAIMS, current)
+            self._store.delete(RESOURCE_CLAIMS, name, namespace, DeleteOptions(uid=uid(claim)))
+
+
+class UnschedulableError(Exception):
+    """The pod fits on no node now. The message goes into its PodScheduled condition."""
+
+
+class NodeChoice(Struct, frozen=True, kw_only=True):
+    """The node chosen for a pod, with an allocation for each of its unallocated claims, in their order.
+
+    ``extended`` is the claim to create for extended resources that devices provide on this node, None without any;
+    ``extended_allocation`` is its allocation.
+    """
+
+    node: str
+    allocations: Sequence[Obj]
+    extended: ExtendedClaim | None = None
+    extended_allocation: Obj | None = None
+
+
+class SchedulingSnapshot:
+    """Nodes, pods, claims, slices and classes, read once for one scheduling attempt."""
+
+    def __init__(self, store: Store) -> None:
+        claims, slices, classes, pods, nodes = (
+            [record.obj for record in store.read_all(kind)[0]]
+            for kind in (RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES, PODS, NODES)
+        )
+        self._nodes = nodes
+        self._usage = usage_by_node(pods)
+        self._allocator = Allocator(slices=slices, classes=classes, allocated=claims)
+        self._by_resource = resource_classes(classes)
+
+    def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> NodeChoice:
+        """Of the nodes that fit, the one with the fewest pods. Raises UnschedulableError, or allocation's errors."""
+        reasons: Counter[str] = Counter()
+        questions = _AllocationQuestions(self._allocator, unallocated)
+        for node in sorted(self._nodes, key=lambda item: (self._usage_of(item).pods, item["metadata"]["name"])):
+            extended = extended_claim(pod, node, self._by_resource)
+            reason = self._why_not(pod, node, claims, extended)
+            if not reason:
+                allocations = questions.about(extended).on(node).allocations
+                if allocations is not None:
+                    name = node["metadata"]["name"]
+                    if extended is None:
+                        return NodeChoice(node=name, allocations=allocations)
+                    *rest, last = allocations
+                    return NodeChoice(node=name, allocations=rest, extended=extended, extended_allocation=last)
+                reason = "cannot allocate all claims"
+            reasons[reason] += 1
+        raise UnschedulableError(_summary(len(self._nodes), reasons))
+
+    def _why_not(self, pod: Obj, node: Obj, claims: Sequence[Obj], extended: ExtendedClaim | None) -> str:
+        served = {mapping["resourceName"] for mapping in extended.mappings} if extended else ()
+        reason = unfit_reason(pod, node, self._usage_of(node), served)
+        if not reason and not all(_is_reachable(claim, node) for claim in claims):
+            reason = "resourceclaim not available on the node"
+        return reason
+
+    def _usage_of(self, node: Obj) -> NodeUsage:
+        return self._usage.get(node["metadata"]["name"]) or NodeUsage()
+
+
+class _AllocationQuestions:
+    """The pod's claims as allocator questions, one per different extended claim.
+
+    The extended claim depends on which resources the node offers itself; most nodes share one question.
+    """
+
+    def __init__(self, allocator: Allocator, unallocated: Sequence[Obj]) -> None:
+        self._allocator = allocator
+        self._unallocated = unallocated
+        self._asked: dict[str, Question] = {}
+
+    def about(self, extended: ExtendedClaim | None) -> Question:
+        more: Sequence[Mapping[str, object]] = [extended.claim] if extended else []
+        key = str(extended.claim["spec"]) if extended else ""
+        if key not in self._asked:
+            self._asked[key] = self._allocator.question([*self._unallocated, *more])
+        return self._asked[key]
+
+
+def _is_reachable(claim: Obj, node: Obj) -> bool:
+    selector = dig(claim, "status", "allocation", "nodeSelector")
+    return selector is None or node_matches(selector, node)
+
+
+def _summary(nodes: int, reasons: Counter[str]) -> str:
+    """``0/2 nodes are available: 2 cannot allocate all claims. …``"""
+    if not nodes:
+        return "no nodes available to schedule pods"
+    listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
+    helpless = f"0/{nodes} nodes are available: {nodes} Preemption is not helpful for scheduling."
+    return f"0/{nodes} nodes are available: {listed}. still not schedulable, preemption: {helpless}"
+
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +205,14 @@ class _Attempts(Struct):
     seen: int = -1
 
 
-class EmbeddedScheduler:
-    """The scheduler's thread. Start it once, stop it once."""
+class EmbeddedScheduler(Controller):
+    """The scheduler's thread."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._recorder = StoreEventRecorder(store, DEFAULT_NAME)
-        self._extended = ExtendedClaims(store)
         kinds = (PODS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES)
-        self._loop = ControllerLoop("scheduler", store, kinds, self.step, observe=self._arrived)
+        super().__init__("scheduler", store, kinds, DEFAULT_NAME)
+        self._extended = ExtendedClaims(store)
         self._attempts: dict[str, _Attempts] = {}
-
-    def start(self) -> None:
-        self._loop.start()
-
-    def stop(self) -> None:
-        self._loop.stop()
 
     def step(self) -> float | None:
         """Try every pending pod that is due; returns the seconds until the next one is, None without one."""
@@ -79,7 +234,7 @@ class EmbeddedScheduler:
                 self._try(current, attempts, state)
         return min(delays) if delays else None
 
-    def _arrived(self, change: ObjectChange) -> None:
+    def observe(self, change: ObjectChange) -> None:
         """Remember the order in which pods were created: creationTimestamp has whole seconds only."""
         if change.kind is PODS and change.type == "ADDED":
             self._attempts.setdefault(uid(change.record.obj), _Attempts())

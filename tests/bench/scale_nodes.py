@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dra_driver.config.settings import load_node_settings
 from dra_driver.core.model.ids import GpuUuid
@@ -78,19 +78,32 @@ def start(nodes: Sequence["NodeProcess"]) -> None:
     gc.freeze()
 
 
+Part = TypeVar("Part")
+
+
+def part(node: "NodeProcess", kind: type[Part]) -> Part:
+    """The node's component of this kind, which has started."""
+    return next(found for each in node.components if isinstance(found := each.part, kind))
+
+
 def is_published(node: "NodeProcess") -> bool:
     """Whether the API server has the node's newest inventory."""
-    return node._publisher is not None and node._publisher.published
+    from dra_driver.node.slices import Publisher
+
+    return part(node, Publisher).published
 
 
 def is_right(node: "NodeProcess", rollout: int) -> bool:
     """Whether the node's GPUs have the policy's attribute, and that is published."""
-    if not is_published(node) or node._terms is None or node._inventory is None:
+    from dra_driver.hardware.gpu.inventory import Inventory
+    from dra_driver.node.process.terms_resolver import TermsResolver
+
+    if not is_published(node):
         return False
-    terms = node._terms.current()
+    terms = part(node, TermsResolver).current()
     return all(
         (found := terms.get(GpuUuid(gpu.uuid))) is not None and rollout in found.attributes.values()
-        for gpu in node._inventory.current().gpus
+        for gpu in part(node, Inventory).current().gpus
     )
 
 

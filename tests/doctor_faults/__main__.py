@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dra_driver.diagnose.doctor.finding import LayerFinding
+from dra_driver.core.finding import Finding
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.row import examined, first_of
 from tests.fakes.broken_node import BrokenNode
@@ -73,12 +73,12 @@ def _examined_node(fault: Fault) -> dict[str, Any]:
     return said(name_of(fault), report.first_broken, report.took_s)
 
 
-def said(name: str, first: LayerFinding | None, took_s: float) -> dict[str, Any]:
+def said(name: str, first: Finding | None, took_s: float) -> dict[str, Any]:
     """One row of a table, without the names of temporary folders."""
     ms = round(took_s * 1000)
     if first is None:
         return {"name": name, "layer": "", "status": "", "subject": "", "seen": "nothing", "ms": ms}
-    subject, seen = (without_folders(text) for text in (first.subject, first.seen))
+    subject, seen = (without_folders(text) for text in (first.object, first.seen))
     return {"name": name, "layer": first.layer, "status": first.status, "subject": subject, "seen": seen, "ms": ms}
 
 

@@ -3,13 +3,13 @@
 import copy
 import json
 
+from dra_driver.core.finding import Layer
 from dra_driver.core.model.gpu_node import (
     HealthWord,
     NodeProblem,
     PublishedForm,
 )
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
-from dra_driver.diagnose.doctor.scope import DoctorScope
+from dra_driver.diagnose.doctor.cluster import DoctorScope
 from tests.doctor_faults.cluster import (
     Cluster,
     daemonset,
@@ -18,7 +18,7 @@ from tests.doctor_faults.cluster import (
     unready,
     workload,
 )
-from tests.doctor_faults.row import BrokenSetup
+from tests.doctor_faults.row import WARN, broken
 from tests.fakes.dra_objects import resource_slice
 
 WITHDRAWN = (
@@ -29,8 +29,12 @@ NO_NVML = (
     "no libnvidia-ml.so.1 below the driver root /: install the NVIDIA driver, wait for the driver container, or set "
     "--driver-root (DRIVER_ROOT) to another folder"
 )
+GPU_A = DoctorScope(kind="node", name="gpu-a")
 
 
+@broken(
+    "device plugin beside the driver", Layer.SECOND_PUBLISHER, "node/gpu-a", "nvidia.com/gpu: 8", "kubectl dra migrate"
+)
 def device_plugin(cluster: Cluster) -> None:
     cluster.nodes[0]["status"]["allocatable"]["nvidia.com/gpu"] = "8"
     unready(cluster.pods[0])
@@ -38,16 +42,25 @@ def device_plugin(cluster: Cluster) -> None:
     cluster.gpu_nodes[0] = told("gpu-a", problems=(NodeProblem(reason="NotReady", message=WITHDRAWN),))
 
 
+@broken("device plugin that is allowed", Layer.SECOND_PUBLISHER, "nvidia.com/gpu: 4", status=WARN)
 def device_plugin_allowed(cluster: Cluster) -> None:
     cluster.nodes[0]["status"]["allocatable"]["nvidia.com/gpu"] = "4"
     container = cluster.daemonsets[0]["spec"]["template"]["spec"]["containers"][0]
     container["env"].append({"name": "ALLOW_SECOND_PUBLISHER", "value": "true"})
 
 
+@broken("driver installed twice", Layer.SECOND_PUBLISHER, "2 times", "gpu-system")
 def installed_twice(cluster: Cluster) -> None:
     cluster.daemonsets.append(daemonset("gpu-system"))
 
 
+@broken(
+    "NVIDIA's DRA driver on the same nodes",
+    Layer.SECOND_PUBLISHER,
+    "NVIDIA's own DRA driver",
+    "gpu-a, gpu-b",
+    "ComputeDomains",
+)
 def nvidias_own_driver(cluster: Cluster) -> None:
     item = daemonset("nvidia")
     item["metadata"]["name"] = "nvidia-dra-driver-gpu-kubelet-plugin"
@@ -56,6 +69,12 @@ def nvidias_own_driver(cluster: Cluster) -> None:
     cluster.daemonsets.append(item)
 
 
+@broken(
+    "slices that another driver of the name left",
+    Layer.SECOND_PUBLISHER,
+    "node/gpu-a",
+    "pools that this driver does not use: gpu-a",
+)
 def pool_of_another_driver(cluster: Cluster) -> None:
     """NVIDIA's driver names its pools by the node alone."""
     item = resource_slice("gpu-a", gpu("gpu-0", uuid="GPU-other"), name="gpu-a-gpu.nvidia.com-abcde")
@@ -63,6 +82,9 @@ def pool_of_another_driver(cluster: Cluster) -> None:
     cluster.slices.append(item)
 
 
+@broken(
+    "same GPUs by a driver of another name", Layer.SECOND_PUBLISHER, "2 GPUs are published twice", "gpu.example.com"
+)
 def same_gpu_by_another_name(cluster: Cluster) -> None:
     item = copy.deepcopy(cluster.slices[1])
     item["metadata"]["name"] = "other"
@@ -70,6 +92,7 @@ def same_gpu_by_another_name(cluster: Cluster) -> None:
     cluster.slices.append(item)
 
 
+@broken("NVIDIA driver not installed on a node", Layer.NVML, "libnvidia-ml.so.1", "node/gpu-a")
 def nvml_missing(cluster: Cluster) -> None:
     """The node process never read a GPU, so it has written no GpuNode: its log says why."""
     unready(cluster.pods[0])
@@ -81,28 +104,33 @@ def nvml_missing(cluster: Cluster) -> None:
     cluster.logs[cluster.pods[0]["metadata"]["name"]] = "\n".join(json.dumps(line) for line in lines)
 
 
+@broken("NVIDIA driver replaced under a running node", Layer.DRIVER, "version mismatch")
 def driver_gone_later(cluster: Cluster) -> None:
     unready(cluster.pods[0])
     message = "the NVIDIA driver cannot be used: driver/library version mismatch"
     cluster.gpu_nodes[0] = told("gpu-a", problems=(NodeProblem(reason="NotReady", message=message),))
 
 
-def gpu_left_out(cluster: Cluster) -> None:
-    message = "GPU 0000:65:00.0 cannot be used: NVML_ERROR_GPU_IS_LOST"
-    cluster.gpu_nodes[1] = told("gpu-b", problems=(NodeProblem(reason="GpuLeftOut", message=message),))
-
-
-def gpu_unhealthy(cluster: Cluster) -> None:
-    said = "XID 79: GPU has fallen off the bus"
-    cluster.gpu_nodes[0] = told("gpu-a", health=HealthWord.UNHEALTHY, causes=("xid-79",), message=said)
-
-
+@broken("node without any GPU", Layer.NVML, "found no GPU", "nvidia-smi -L")
 def no_gpu_on_node(cluster: Cluster) -> None:
     item = told("gpu-a")
     item["status"].update(gpus=[], problems=[])
     cluster.gpu_nodes[0], cluster.slices = item, cluster.slices[1:]
 
 
+@broken("a GPU that NVML lost", Layer.GPUS, "GPU_IS_LOST", "node/gpu-b")
+def gpu_left_out(cluster: Cluster) -> None:
+    message = "GPU 0000:65:00.0 cannot be used: NVML_ERROR_GPU_IS_LOST"
+    cluster.gpu_nodes[1] = told("gpu-b", problems=(NodeProblem(reason="GpuLeftOut", message=message),))
+
+
+@broken("GPU with XID 79", Layer.GPUS, "gpu/gpu-a/gpu-0", "xid-79", "bus")
+def gpu_unhealthy(cluster: Cluster) -> None:
+    said = "XID 79: GPU has fallen off the bus"
+    cluster.gpu_nodes[0] = told("gpu-a", health=HealthWord.UNHEALTHY, causes=("xid-79",), message=said)
+
+
+@broken("kubelet does not register the driver", Layer.REGISTRATION, "not registered", "gpu-a")
 def not_registered(cluster: Cluster) -> None:
     message = (
         "the kubelet has not registered this driver yet: check that it runs and reads the directory of "
@@ -112,32 +140,47 @@ def not_registered(cluster: Cluster) -> None:
     cluster.slices = cluster.slices[1:]
 
 
+@broken("nodes with different drivers", Layer.DRIVER, "570.133.20 on gpu-b", status=WARN)
 def different_drivers(cluster: Cluster) -> None:
     cluster.gpu_nodes[1]["status"]["driverVersion"] = "570.133.20"
 
 
+@broken("CDI hook on one of two nodes", Layer.TOOLKIT, "not on gpu-b", status=WARN)
 def hook_on_one_node(cluster: Cluster) -> None:
     cluster.gpu_nodes[1]["status"].pop("toolkitVersion")
 
 
+@broken(
+    "shares that the API server drops", Layer.KUBERNETES, "node/gpu-a", "shares", "DRAConsumableCapacity", status=WARN
+)
 def shares_dropped(cluster: Cluster) -> None:
     """This user may not read the gates; what a node means to offer and what is published tells."""
     cluster.refused = {"get /metrics"}
     cluster.gpu_nodes[0] = told("gpu-a", offered_as=(PublishedForm.SHARED,))
 
 
+@broken("containerd 1.6", Layer.RUNTIME, "1.6.20", "no CDI devices", "2.0")
 def old_containerd(cluster: Cluster) -> None:
     cluster.nodes[0]["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.6.20"
 
 
+@broken("containerd 1.7", Layer.RUNTIME, "1.7.24", "enable_cdi", status=WARN)
 def containerd_without_switch(cluster: Cluster) -> None:
     cluster.nodes[0]["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.24"
 
 
+@broken("Docker", Layer.RUNTIME, "Docker", "node/gpu-b")
 def docker(cluster: Cluster) -> None:
     cluster.nodes[1]["status"]["nodeInfo"]["containerRuntimeVersion"] = "docker://26.1.5"
 
 
+@broken(
+    "pod with NVIDIA_VISIBLE_DEVICES and no claim",
+    Layer.RUNTIME,
+    "team-a/old-style",
+    "NVIDIA_VISIBLE_DEVICES=all",
+    status=WARN,
+)
 def default_runtime(cluster: Cluster) -> None:
     pod = workload("old-style", node="gpu-a")
     pod["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
@@ -145,6 +188,7 @@ def default_runtime(cluster: Cluster) -> None:
     cluster.pods.append(pod)
 
 
+@broken("toolkit that sets NVIDIA's runtime as default", Layer.RUNTIME, "CONTAINERD_SET_AS_DEFAULT", status=WARN)
 def toolkit_sets_default(cluster: Cluster) -> None:
     item = daemonset("gpu-operator")
     item["metadata"]["name"] = "nvidia-container-toolkit-daemonset"
@@ -152,174 +196,34 @@ def toolkit_sets_default(cluster: Cluster) -> None:
     cluster.daemonsets.append(item)
 
 
+@broken("node without ResourceSlices", Layer.SLICES, "node/gpu-b", "no ResourceSlice")
 def slices_missing(cluster: Cluster) -> None:
     cluster.slices = cluster.slices[:1]
 
 
+@broken("pool incomplete", Layer.SLICES, "1 of 3", "gpu-a")
 def pool_incomplete(cluster: Cluster) -> None:
     cluster.slices[0]["spec"]["pool"]["resourceSliceCount"] = 3
 
 
+@broken("slices of an older generation", Layer.SLICES, "older", status=WARN)
 def stale_generation(cluster: Cluster) -> None:
     item = resource_slice("gpu-a", gpu("gpu-9", uuid="GPU-old"), name="stale")
     cluster.slices[0]["spec"]["pool"]["generation"] = 2
     cluster.slices.append(item)
 
 
+@broken("slices without a node process", Layer.SLICES, "node/gpu-b", "no node process is ready")
 def node_process_gone(cluster: Cluster) -> None:
     cluster.pods = cluster.pods[:1]
 
 
+@broken("slices of a node that is gone", Layer.SLICES, "gpu-z", "do not exist", status=WARN)
 def slices_of_a_node_that_is_gone(cluster: Cluster) -> None:
     cluster.slices.append(resource_slice("gpu-z", gpu("gpu-0", uuid="GPU-z")))
 
 
+@broken("node drained and forgotten", Layer.SLICES, "all 4 devices", "undrain", status=WARN, scope=GPU_A)
 def all_drained(cluster: Cluster) -> None:
     for device in cluster.slices[0]["spec"]["devices"]:
         device["taints"] = [{"key": "gpu.dra-driver.io/draining", "effect": "NoSchedule"}]
-
-
-GPU_A = DoctorScope(kind="node", name="gpu-a")
-WARN = FindingStatus.WARN
-
-ROWS = (
-    BrokenSetup(
-        name="device plugin beside the driver",
-        breaks=device_plugin,
-        layer=Layer.SECOND_PUBLISHER,
-        says=("node/gpu-a", "nvidia.com/gpu: 8", "kubectl dra migrate"),
-    ),
-    BrokenSetup(
-        name="device plugin that is allowed",
-        breaks=device_plugin_allowed,
-        layer=Layer.SECOND_PUBLISHER,
-        status=WARN,
-        says=("nvidia.com/gpu: 4",),
-    ),
-    BrokenSetup(
-        name="driver installed twice",
-        breaks=installed_twice,
-        layer=Layer.SECOND_PUBLISHER,
-        says=("2 times", "gpu-system"),
-    ),
-    BrokenSetup(
-        name="NVIDIA's DRA driver on the same nodes",
-        breaks=nvidias_own_driver,
-        layer=Layer.SECOND_PUBLISHER,
-        says=("NVIDIA's own DRA driver", "gpu-a, gpu-b", "ComputeDomains"),
-    ),
-    BrokenSetup(
-        name="slices that another driver of the name left",
-        breaks=pool_of_another_driver,
-        layer=Layer.SECOND_PUBLISHER,
-        says=("node/gpu-a", "pools that this driver does not use: gpu-a"),
-    ),
-    BrokenSetup(
-        name="same GPUs by a driver of another name",
-        breaks=same_gpu_by_another_name,
-        layer=Layer.SECOND_PUBLISHER,
-        says=("2 GPUs are published twice", "gpu.example.com"),
-    ),
-    BrokenSetup(
-        name="NVIDIA driver not installed on a node",
-        breaks=nvml_missing,
-        layer=Layer.NVML,
-        says=("libnvidia-ml.so.1", "node/gpu-a"),
-    ),
-    BrokenSetup(
-        name="NVIDIA driver replaced under a running node",
-        breaks=driver_gone_later,
-        layer=Layer.DRIVER,
-        says=("version mismatch",),
-    ),
-    BrokenSetup(
-        name="node without any GPU", breaks=no_gpu_on_node, layer=Layer.NVML, says=("found no GPU", "nvidia-smi -L")
-    ),
-    BrokenSetup(name="a GPU that NVML lost", breaks=gpu_left_out, layer=Layer.GPUS, says=("GPU_IS_LOST", "node/gpu-b")),
-    BrokenSetup(
-        name="GPU with XID 79", breaks=gpu_unhealthy, layer=Layer.GPUS, says=("gpu/gpu-a/gpu-0", "xid-79", "bus")
-    ),
-    BrokenSetup(
-        name="kubelet does not register the driver",
-        breaks=not_registered,
-        layer=Layer.REGISTRATION,
-        says=("not registered", "gpu-a"),
-    ),
-    BrokenSetup(
-        name="nodes with different drivers",
-        breaks=different_drivers,
-        layer=Layer.DRIVER,
-        status=WARN,
-        says=("570.133.20 on gpu-b",),
-    ),
-    BrokenSetup(
-        name="CDI hook on one of two nodes",
-        breaks=hook_on_one_node,
-        layer=Layer.TOOLKIT,
-        status=WARN,
-        says=("not on gpu-b",),
-    ),
-    BrokenSetup(
-        name="shares that the API server drops",
-        breaks=shares_dropped,
-        layer=Layer.KUBERNETES,
-        status=WARN,
-        says=("node/gpu-a", "shares", "DRAConsumableCapacity"),
-    ),
-    BrokenSetup(
-        name="containerd 1.6", breaks=old_containerd, layer=Layer.RUNTIME, says=("1.6.20", "no CDI devices", "2.0")
-    ),
-    BrokenSetup(
-        name="containerd 1.7",
-        breaks=containerd_without_switch,
-        layer=Layer.RUNTIME,
-        status=WARN,
-        says=("1.7.24", "enable_cdi"),
-    ),
-    BrokenSetup(name="Docker", breaks=docker, layer=Layer.RUNTIME, says=("Docker", "node/gpu-b")),
-    BrokenSetup(
-        name="pod with NVIDIA_VISIBLE_DEVICES and no claim",
-        breaks=default_runtime,
-        layer=Layer.RUNTIME,
-        status=WARN,
-        says=("team-a/old-style", "NVIDIA_VISIBLE_DEVICES=all"),
-    ),
-    BrokenSetup(
-        name="toolkit that sets NVIDIA's runtime as default",
-        breaks=toolkit_sets_default,
-        layer=Layer.RUNTIME,
-        status=WARN,
-        says=("CONTAINERD_SET_AS_DEFAULT",),
-    ),
-    BrokenSetup(
-        name="node without ResourceSlices",
-        breaks=slices_missing,
-        layer=Layer.SLICES,
-        says=("node/gpu-b", "no ResourceSlice"),
-    ),
-    BrokenSetup(name="pool incomplete", breaks=pool_incomplete, layer=Layer.SLICES, says=("1 of 3", "gpu-a")),
-    BrokenSetup(
-        name="slices of an older generation", breaks=stale_generation, layer=Layer.SLICES, status=WARN, says=("older",)
-    ),
-    BrokenSetup(
-        name="slices without a node process",
-        breaks=node_process_gone,
-        layer=Layer.SLICES,
-        says=("node/gpu-b", "no node process is ready"),
-    ),
-    BrokenSetup(
-        name="slices of a node that is gone",
-        breaks=slices_of_a_node_that_is_gone,
-        layer=Layer.SLICES,
-        status=WARN,
-        says=("gpu-z", "do not exist"),
-    ),
-    BrokenSetup(
-        name="node drained and forgotten",
-        breaks=all_drained,
-        layer=Layer.SLICES,
-        status=WARN,
-        says=("all 4 devices", "undrain"),
-        scope=GPU_A,
-    ),
-)

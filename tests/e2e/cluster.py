@@ -23,8 +23,7 @@ from dra_driver.sim.apiserver.kinds import (
     RESOURCE_SLICES,
     SERVICE_ACCOUNTS,
 )
-from dra_driver.sim.client import RestClusterClient
-from dra_driver.sim.manifests import deletion_order, kind_of, load
+from dra_driver.sim.client import RestClusterClient, deletion_order, kind_of, load
 from dra_driver.sim.objects import claim_names, extended_claim_name
 from tests.e2e.gates import gates_of, missing, read_gates
 

@@ -8,8 +8,7 @@ from dra_driver.kube.published.listing import Devices, difference, observed_devi
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
-from dra_driver.sim.demo.expectations import why_unscheduled
-from dra_driver.sim.demo.observed import allocated_devices
+from dra_driver.sim.demo.expectations import allocated_devices, why_unscheduled
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
 

@@ -21,7 +21,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.node.usage.cgroups import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
-from dra_driver.sim.manifests import kind_of
+from dra_driver.sim.client import kind_of
 from tests.e2e import test_chart_pods
 from tests.e2e.cluster import RealCluster, containers, wait
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped

@@ -63,7 +63,7 @@ def requirements() -> Requirements:
 @pytest.mark.needs(PARTITIONS)
 def test_a_manifest_of_the_device_plugin_runs(cluster: RealCluster, namespace: str, tmp_path: Path) -> None:
     """Two whole H100 by product and memory, and a MIG device: logs list exactly what was allocated."""
-    file = written(tmp_path, moving.translated(MANIFEST))
+    file = written(tmp_path, migrated(MANIFEST.read_text()))
     with reached(cluster, file, namespace, read_expectations(MANIFEST)) as home:
         assert {pod["metadata"]["name"] for pod in cluster.pods(home)} == {"train", "notebook"}
 

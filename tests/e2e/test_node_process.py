@@ -18,8 +18,8 @@ from dra_driver.kube.paths import resource_slices
 from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS
-from dra_driver.sim.demo.observed import allocated_devices
-from dra_driver.sim.manifests import load
+from dra_driver.sim.client import load
+from dra_driver.sim.demo.expectations import allocated_devices
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
 from tests.e2e.host import REGISTERED

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.sim.client import load
 from dra_driver.sim.demo.expectations import parse_expectation
 from dra_driver.sim.demo.requirements import Requirements
-from dra_driver.sim.manifests import load
 from tests.e2e.cluster import RealCluster
 from tests.e2e.gates import gates_of
 from tests.e2e.host import Host

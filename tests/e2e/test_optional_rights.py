@@ -19,11 +19,11 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.claim_status import LEAST_MINOR
-from tests.bench.claims_api import NAMESPACE as CLAIMS
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on, token
 from tests.rights.figures import Figures, accesses

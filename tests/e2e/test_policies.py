@@ -23,13 +23,13 @@ from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.policy_watch import HOLD_S
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.e2e.cluster import wait
 from tests.e2e.gates import SHARES
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import DriverProcess, NodeProcess
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on
 from tests.rights.installation import installed

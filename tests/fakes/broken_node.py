@@ -14,13 +14,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from dra_driver.core.unix_grpc import CallError
-from dra_driver.diagnose.doctor.finding import LayerFinding
-from dra_driver.diagnose.doctor.node_doctor import examine
-from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
-from dra_driver.diagnose.doctor.node_facts import NodeReaders
-from dra_driver.diagnose.doctor.node_sockets import PluginWords
+from dra_driver.diagnose.doctor.node import NodeReaders, examine
+from dra_driver.diagnose.doctor.node_driver import NvmlAnswer
+from dra_driver.diagnose.doctor.node_kubelet import PluginWords
+from dra_driver.diagnose.doctor.node_runtime import CriClient
 from dra_driver.diagnose.doctor.node_view import HostView
 from dra_driver.diagnose.doctor.report import DoctorReport
+from dra_driver.diagnose.hardware.values import CheckRecord
+from dra_driver.diagnose.node_state import Places
 from tests.fakes.dev_folder import MemoryDev
 from tests.fakes.driver_root import PROC_DEVICES, VERSION, FakeDriverRoot
 
@@ -32,7 +33,7 @@ _BOOT_LOG = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {v}  Relea
 
 
 @dataclass
-class FakeRuntime:
+class FakeRuntime(CriClient):
     """A container runtime's answers. ``crio`` is CRI-O's configuration as TOML."""
 
     name: str = "containerd"
@@ -77,7 +78,8 @@ class BrokenNode:
         self.nvml = NvmlAnswer(gpus=2)
         self.kubelet_version: str | None = "v1.36.2"
         self.words: dict[str, PluginWords] = {}
-        self.state: tuple[LayerFinding, ...] = ()
+        self.places: Places | None = None
+        self.hardware: tuple[CheckRecord, ...] = ()
         self.pods: tuple[str, ...] = ()
         self._open: list[socket.socket] = []
         self.view = HostView(
@@ -110,8 +112,9 @@ class BrokenNode:
             dev=lambda _folder: self.dev,
             get_info=self._get_info,
             kubelet_version=lambda _view, _pid: self.kubelet_version,
+            hardware=lambda _view: self.hardware,
         )
-        return examine("node-1", self.view, pods=self.pods, state=self.state, readers=readers)
+        return examine("node-1", self.view, pods=self.pods, places=self.places, readers=readers)
 
     def close(self) -> None:
         for each in self._open:

@@ -1,6 +1,5 @@
 """deploy/chart as objects, rendered with Helm's own code. Tests are skipped where helm-python-sdk has no wheel."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.fakes.scripts import script
 
 Obj = dict[str, Any]
 
@@ -21,11 +22,7 @@ PRESETS = CHART / "presets"
 @cache
 def renderer() -> ModuleType:
     """The module scripts/render_chart.py."""
-    spec = importlib.util.spec_from_file_location("render_chart", ROOT / "scripts" / "render_chart.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("render_chart")
     if module.helm_python is None:
         pytest.skip("helm-python-sdk is not installed")
     return module

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dra_driver.diagnose.doctor.finding import Layer
-from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
-from dra_driver.diagnose.doctor.node_sockets import PluginWords
+from dra_driver.core.finding import Layer
+from dra_driver.diagnose.doctor.node_driver import NvmlAnswer
+from dra_driver.diagnose.doctor.node_kubelet import PluginWords
 from tests.fakes.broken_node import DRIVER, BrokenNode, FakeRuntime, containerd
 from tests.fakes.driver_root import FakeDriverRoot
 
@@ -235,7 +235,7 @@ class Fault(NamedTuple):
     check: str
     layer: Layer
     seen: str
-    do: str
+    fix: str
 
 
 FAULTS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.diagnose.hardware import storage
-from dra_driver.diagnose.hardware.table import CHECKS
+from dra_driver.diagnose.hardware.session import CHECKS
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
@@ -35,7 +35,7 @@ def records(backend: NvmlBackend, tmp_path_factory: pytest.TempPathFactory) -> d
 @pytest.mark.parametrize("number", [check.number for check in CHECKS])
 def test_the_driver_is_right_about_this_machine(records: dict[int, CheckRecord], number: int) -> None:
     """A check that differs fails with what was seen and what it means."""
-    judgement = records[number].judgement
-    if judgement.verdict == "skipped":
-        pytest.skip(judgement.seen)
-    assert judgement.verdict == "ok", f"{judgement.seen}. It means: {judgement.meaning}"
+    record, finding = records[number], records[number].finding
+    if record.verdict == "skipped":
+        pytest.skip(finding.seen)
+    assert record.verdict == "ok", f"{finding.seen}. It means: {finding.meaning}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.node.process.second_publisher_file import NAME
+from dra_driver.node.process.second_publisher import NAME
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
@@ -90,9 +90,10 @@ def test_a_node_is_drained_of_every_form_and_given_back(
     cluster.store.create(DEPLOYMENTS, deployment("partition", partition), namespace=namespace)
     share = make_template(cluster, namespace, selectors=SHAREABLE, capacity={"requests": {"memory": "4Gi"}})
     pods.create("share", template=share)
+    pods.wait_ready("whole", "share")  # before a pod that may get the shared GPU as a whole
     asks = {"name": "main", "image": "example.com/app:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     cluster.store.create(PODS, {"metadata": {"name": "extended"}, "spec": {"containers": [asks]}}, namespace=namespace)
-    pods.wait_ready("whole", "share", "extended")
+    pods.wait_ready("extended")
     cluster.wait(lambda: None if len(running(cluster, namespace)) == 4 else "not all run", TIMEOUT_S, "four pods")
 
     status, report, steps = commands.run("drain", "--evict", "--timeout", "0")

@@ -69,7 +69,6 @@ def taints(cluster: Cluster) -> list[Obj]:
     ]
 
 
-@pytest.mark.slow
 def test_the_chapter_of_the_demonstration(cluster: Cluster) -> None:
     """Both kinds of pods move, and the GPUs are used again."""
     said: list[str] = []
@@ -77,7 +76,6 @@ def test_the_chapter_of_the_demonstration(cluster: Cluster) -> None:
     cluster.set_policies([ROOT / health.POLICY])
 
 
-@pytest.mark.slow
 def test_a_budget_and_an_opt_out_keep_pods_and_the_controller_says_so(
     cluster: Cluster, namespace: str, controller: ControllerSubprocess
 ) -> None:

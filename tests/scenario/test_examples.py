@@ -12,8 +12,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.demo.cluster_pool import ClusterPool
-from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
+from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
 from tests.scenario.conftest import NODES, ROOT
 
@@ -71,9 +70,10 @@ def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: 
     assert "its containers see 1 GPUs, expected 2" in result.problem
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_the_demo_succeeds() -> None:
-    """`make demo` exits with status 0 and prints every example. Its limit is for a machine that does much else."""
+    """`make demo`, which `.ci/run` runs too, exits with status 0 and prints every example."""
     command = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "demo", "--root", str(ROOT)]
     done = run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

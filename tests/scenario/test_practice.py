@@ -8,8 +8,7 @@ import pytest
 from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.demo.cluster_pool import ClusterPool
-from dra_driver.sim.demo.requirements import group_examples, read_requirements
+from dra_driver.sim.demo.requirements import ClusterPool, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
 from tests.fakes.practice import PRACTICE, ROOT, for_embedded, needed_api
 

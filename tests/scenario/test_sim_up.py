@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import DraError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
@@ -24,9 +25,15 @@ COMMAND = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "up
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, started in the checkout with a kubeconfig of its own."""
-    command = [*COMMAND, "--controller", "--usage", "--kubeconfig", str(tmp_path / "kubeconfig")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as child:
+    """The command, started in the checkout with a kubeconfig and a policy of its own."""
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "turns"}}
+    (policies / "turns.yaml").write_text(json.dumps(policy | {"spec": {"sharing": {"strategy": "TimeSlicing"}}}))
+    flags = ["--controller", "--usage", "--kubeconfig", str(tmp_path / "kubeconfig"), "--policy-dir", str(policies)]
+    with subprocess.Popen(
+        [*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as child:
         yield child
         child.kill()
 
@@ -57,14 +64,17 @@ def exporters(rest: RestClient) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals) -> None:
-    """The kubeconfig works at once, GPUs and classes exist; afterwards the status is 0 and no file is left."""
+    """The kubeconfig works at once, policies are in force from the start; afterwards only the policy file is left."""
     output = _until(running, "Ctrl-C stops the cluster")
+    assert f"policies     {tmp_path / 'policies'}" in output
     assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
     rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
     slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
     assert [item["spec"]["nodeName"] for item in slices] == ["n1"]
+    (device,) = slices[0]["spec"]["devices"]
+    assert device["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
     assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 2
 
     lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -83,53 +93,21 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
     running.send_signal(how)
     assert running.wait(20) == 0
     assert not folder.exists()
-    assert not (tmp_path / "kubeconfig").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["policies"]
+    assert (tmp_path / "policies" / "turns.yaml").exists()
     with socket.socket() as other:
         assert other.connect_ex(("127.0.0.1", int(exporter[1]))) != 0
 
 
-def test_a_wrong_node_is_refused_with_a_sentence() -> None:
-    """Status 2, and the form of a valid node."""
-    done = subprocess.run([*COMMAND, "--node", "x"], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
-    assert done.returncode == 2
-    assert "'x' is not a node: expected NAME=SPEC" in done.stderr
-
-
-def test_hardware_that_does_not_exist_is_refused_with_a_sentence() -> None:
-    """A typing mistake in a spec starts nothing, and the error names the unknown part."""
-    command = [*COMMAND[:-2], "--node", "n1=1xnope-1gb"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
-    assert done.returncode == 2
-    assert "nope-1gb" in done.stderr
-
-
-def test_policies_are_in_force_from_the_start(tmp_path: Path) -> None:
-    """The nodes read the folder before they publish anything."""
-    (tmp_path / "policies").mkdir()
-    policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "turns"}}
-    text = json.dumps(policy | {"spec": {"sharing": {"strategy": "TimeSlicing"}}})
-    (tmp_path / "policies" / "turns.yaml").write_text(text)
-    more = ["--kubeconfig", str(tmp_path / "kubeconfig"), "--policy-dir", str(tmp_path / "policies")]
-    with subprocess.Popen(
-        [*COMMAND, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-    ) as child:
-        try:
-            output = _until(child, "Ctrl-C stops the cluster")
-            rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
-            slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(20) == 0
-        finally:
-            child.kill()
-    assert f"policies     {tmp_path / 'policies'}" in output
-    (device,) = [device for item in slices for device in item["spec"].get("devices") or ()]
-    assert device["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
-    assert (tmp_path / "policies" / "turns.yaml").exists()
-
-
-def test_a_missing_policy_folder_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    """A typing mistake in the path must not mean "no policies"."""
-    command = [*COMMAND, "--policy-dir", str(tmp_path / "nope")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
-    assert done.returncode == 2
-    assert "nope is not a folder" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--node", "x"], "'x' is not a node: expected NAME=SPEC"),
+        (["--node", "n1=1xnope-1gb"], "nope-1gb"),
+        (["--node", "n1=1xl4-24gb", "--policy-dir", "/nonexistent"], "/nonexistent is not a folder"),
+    ],
+)
+def test_wrong_usage_starts_nothing(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sentence that names the mistake: a typing mistake in a path must not mean "no policies"."""
+    assert main(["sim", "up", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -9,7 +9,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import GPU_NODES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.node.exporter_process import ExporterSubprocess
+from dra_driver.sim.node.node_process import ExporterSubprocess
 from tests.scenario.conftest import ROOT, TIMEOUT_S
 
 EXAMPLE = ROOT / "examples" / "usage" / "three-shares.yaml"

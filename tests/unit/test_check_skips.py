@@ -1,23 +1,15 @@
 """The gate on skipped tests passes what tests/skips.toml lists and names everything else."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.fakes import scripts
+
+script = scripts.script("check_skips")
+
 ROOT = Path(__file__).parents[2]
 LIMITS = {r"no kubectl .*": 2}
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_skips", ROOT / "scripts" / "check_skips.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def report(folder: Path, *reasons: str) -> Path:
@@ -28,7 +20,7 @@ def report(folder: Path, *reasons: str) -> Path:
     return path
 
 
-def test_listed_reasons_pass_up_to_their_count(script: ModuleType, tmp_path: Path) -> None:
+def test_listed_reasons_pass_up_to_their_count(tmp_path: Path) -> None:
     """The count that the list allows passes, one more is named with both numbers."""
     total, reasons = script.read_report(report(tmp_path, *["no kubectl on PATH"] * 2))
     assert (total, dict(reasons)) == (3, {"no kubectl on PATH": 2})
@@ -39,7 +31,7 @@ def test_listed_reasons_pass_up_to_their_count(script: ModuleType, tmp_path: Pat
     ]
 
 
-def test_other_reasons_and_empty_reports_are_named(script: ModuleType) -> None:
+def test_other_reasons_and_empty_reports_are_named() -> None:
     """The pattern has to match the whole reason."""
     found = list(script.breaches(0, {"there is no kubectl on PATH": 1}, LIMITS))
     assert [text.partition(":")[0] for text in found] == [
@@ -48,9 +40,7 @@ def test_other_reasons_and_empty_reports_are_named(script: ModuleType) -> None:
     ]
 
 
-def test_the_gate_fails_on_what_the_list_lacks(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gate_fails_on_what_the_list_lacks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Reasons are printed with their counts whether the gate passes or not."""
     older = "/usr/bin/kubectl is older than 1.34, which does not know resource.k8s.io/v1"
     assert script.main(["check_skips.py", str(report(tmp_path, older))]) == 0

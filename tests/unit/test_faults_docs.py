@@ -1,26 +1,18 @@
 """The page of faults and their tests cannot drift apart."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.fakes.scripts import script
+
+docs = script("faults_docs")
 
 ROOT = Path(__file__).parents[2]
 TEST = 'import pytest\n\n\n@pytest.mark.fault("one")\ndef test_it() -> None: ...\n'
 ROW = '[[fault]]\nid = "{}"\ngroup = "Disk"\nwhat = "w"\ndoes = "d"\nwhere = "root"\n'
-
-
-@pytest.fixture(scope="module")
-def docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("faults_docs", ROOT / "scripts" / "faults_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -36,12 +28,12 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_row_has_its_figure(docs: ModuleType, tree: Path) -> None:
+def test_a_row_has_its_figure(tree: Path) -> None:
     docs.generate(tree, tree)
     assert "| w | d | nothing | 1.2 | root |" in (tree / "docs/faults.md").read_text()
 
 
-def test_a_row_that_was_not_run_says_so(docs: ModuleType, tree: Path) -> None:
+def test_a_row_that_was_not_run_says_so(tree: Path) -> None:
     """A figure is measured or missing, never thought."""
     (tree / "docs/faults/chaos.json").unlink()
     docs.generate(tree, tree)
@@ -58,16 +50,14 @@ def test_a_row_that_was_not_run_says_so(docs: ModuleType, tree: Path) -> None:
     ],
     ids=["row without a test", "row twice", "test without a row", "figure without a test"],
 )
-def test_what_does_not_agree_is_named(
-    docs: ModuleType, tree: Path, change: Callable[[Path], object], complaint: str
-) -> None:
+def test_what_does_not_agree_is_named(tree: Path, change: Callable[[Path], object], complaint: str) -> None:
     """`make check` fails with the sentence."""
     change(tree)
     with pytest.raises(SystemExit, match=complaint):
         docs.generate(tree, tree)
 
 
-def test_markers_inside_parametrize_count(docs: ModuleType, tree: Path) -> None:
+def test_markers_inside_parametrize_count(tree: Path) -> None:
     """One function may have a row for each of its parameters."""
     text = '@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fault("one"))])\ndef test_it(x): ...\n'
     (tree / "tests/chaos/test_x.py").write_text(text)

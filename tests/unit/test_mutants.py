@@ -1,18 +1,42 @@
-"""Mutations that no longer apply prove nothing: the texts of tests/mutants.toml stand in the code."""
+"""`make mutants` takes long: that each mutation still applies, and how its place is found, is tested here."""
 
-import importlib.util
-import sys
-from pathlib import Path
+import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.fakes.scripts import SCRIPTS, script
+
+mutants = script("mutants")
+TEXT = """class A:
+    def f(self):
+        return g(
+            1, 2,
+        )
+
+    def h(self):
+        return g(1, 2)
+"""
 
 
-def test_every_mutation_applies_once() -> None:
-    """`make mutants` takes long; a line that moves to another file is noticed here."""
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts/mutants.py")
-    assert spec is not None
-    assert spec.loader is not None
-    mutants = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = mutants
-    spec.loader.exec_module(mutants)
-    assert {each.name: problem for each in mutants.read() if (problem := each.problem(ROOT))} == {}
+def test_every_mutation_applies() -> None:
+    """In its function exactly once, and leaves Python behind."""
+    assert {each.name: problem for each in mutants.read() if (problem := each.problem(SCRIPTS.parent))} == {}
+
+
+def mutant(at: str, old: str, new: str) -> "mutants.Mutant":  # type: ignore[name-defined]
+    return mutants.Mutant(name="m", at=at, old=old, new=new, tests=())
+
+
+def test_line_breaks_of_the_code_do_not_count() -> None:
+    assert "return 3\n\n    def h" in mutant("a.py::A.f", "g(1, 2)", "3").applied(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("at", "old", "new", "error"),
+    [
+        ("a.py", "g(1, 2)", "3", "stands 2 times in a.py"),
+        ("a.py::A.x", "g(1, 2)", "3", "stands 0 times"),
+        ("a.py::A.h", "return", "return (", "was never closed"),
+    ],
+)
+def test_a_mutation_that_does_not_apply_is_an_error(at: str, old: str, new: str, error: str) -> None:
+    with pytest.raises((ValueError, SyntaxError), match=error):
+        mutant(at, old, new).applied(TEXT)

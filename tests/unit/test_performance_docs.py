@@ -1,34 +1,18 @@
 """The performance page says what the figures say."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
-import pytest
+from tests.fakes.scripts import script
+from tests.harness.figures import Report
 
-from tests.bench.report import Report
+docs = script("performance_docs")
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def docs() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        spec = importlib.util.spec_from_file_location("performance_docs", ROOT / "scripts" / "performance_docs.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return module
-
-
-def test_a_figure_over_its_budget_is_not_called_held(docs: ModuleType) -> None:
+def test_a_figure_over_its_budget_is_not_called_held() -> None:
     """The page is read by those who choose a driver; it must not flatter."""
     found = json.loads((ROOT / docs.DATA).read_text())
     for kind, value in (("ours", 7.0), ("go", 10.0)):
@@ -39,7 +23,7 @@ def test_a_figure_over_its_budget_is_not_called_held(docs: ModuleType) -> None:
     assert "| 0.700 | 0.6: **not held** |" in text
 
 
-def test_a_figure_of_this_driver_alone_has_its_budget_and_the_load(docs: ModuleType, tmp_path: Path) -> None:
+def test_a_figure_of_this_driver_alone_has_its_budget_and_the_load(tmp_path: Path) -> None:
     """The same machine gives other figures when it is busy."""
     report = Report()
     report.line("idle CPU, 128 claims", 0.234, "%", 0.2, "over 60 s")
@@ -60,13 +44,13 @@ def test_figures_of_another_bench_stay(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "alone.json").read_text())) == {"node", "idle_bench"}
 
 
-def test_the_page_names_no_path_of_a_machine(docs: ModuleType) -> None:
+def test_the_page_names_no_path_of_a_machine() -> None:
     """It is the same for every reader."""
     text = docs.page(json.loads((ROOT / docs.DATA).read_text()), json.loads((ROOT / docs.ALONE).read_text()))
     assert not [path for path in ("/home/", "/tmp/", "/root/", "/usr/") if path in text]
 
 
-def test_plots_are_well_formed(docs: ModuleType) -> None:
+def test_plots_are_well_formed() -> None:
     """A browser shows nothing of a broken one."""
     drawn = docs.plots(json.loads((ROOT / docs.DATA).read_text()))
     assert set(drawn) == {"prepare.svg", "memory.svg", "explain.svg"}

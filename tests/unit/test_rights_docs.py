@@ -1,10 +1,12 @@
 """docs/rights.md: which part of the API server refused a request, and its reason."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.fakes.scripts import script
+
+docs = script("rights_docs")
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "rights_docs.py"
 
@@ -16,16 +18,6 @@ RBAC = 'secrets "x" is forbidden: User "system:serviceaccount:a:b" cannot get re
 NODE = 'resourceslices.resource.k8s.io "x" is forbidden: can only create ResourceSlice with the same NodeName'
 
 
-@pytest.fixture(scope="module")
-def docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rights_docs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("said", "by", "short"),
     [
@@ -34,17 +26,17 @@ def docs() -> ModuleType:
         (NODE, "NodeRestriction", "can only create ResourceSlice with the same NodeName"),
     ],
 )
-def test_a_refusal_is_its_reason_and_its_origin(docs: ModuleType, said: str, by: str, short: str) -> None:
+def test_a_refusal_is_its_reason_and_its_origin(said: str, by: str, short: str) -> None:
     assert (docs.by(said), docs.short(said)) == (by, short)
 
 
-def test_a_long_answer_is_cut_between_words(docs: ModuleType) -> None:
+def test_a_long_answer_is_cut_between_words() -> None:
     text = docs.short("is forbidden: " + "word " * 100)
     assert text.endswith("word …")
     assert len(text) <= docs.MAX_SAID + 2
 
 
-def test_parts_that_are_off_have_a_section_of_their_own(docs: ModuleType) -> None:
+def test_parts_that_are_off_have_a_section_of_their_own() -> None:
     row = {"verb": "list", "resource": "pods", "where": "all namespaces", "requests": 3}
     figures = {"version": "v1.36.2", "values": {}, "used": {}, "refused": {}}
     optional = {**figures, "values": {"drainer.enabled": True}, "used": {"drainer": [row]}}

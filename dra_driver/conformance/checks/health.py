@@ -1,15 +1,24 @@
-"""The health stream (KEP-4680): that it stays open, what it names, and how often it repeats itself."""
+"""The health stream (KEP-4680): that it stays open, what it names, and how often it repeats itself.
 
-from collections.abc import Iterator
+Reads it as the kubelet does (pkg/kubelet/cm/dra/healthinfo.go): a device that is not reported again within its timeout
+(30 s if it names none) decays to Unknown. The number of devices that are kept is bounded.
+"""
+
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.health import Reports, longest_wait_s, read_until
 from dra_driver.conformance.plugin import HEALTH_SERVICES
-from dra_driver.conformance.values import Check, NotApplicableError, ViolationError
+from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 from dra_driver.core.unix_grpc import CallError, HealthStream
 
+DEFAULT_TIMEOUT_S: Final = 30.0
+LONGEST_TIMEOUT_S: Final = 120.0
+MAX_DEVICES: Final = 4096
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
 HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
@@ -18,7 +27,26 @@ STREAMS: Final = 3
 _OPEN_S: Final = 1.0
 
 
+class Report(Struct, frozen=True, kw_only=True):
+    """The newest report of one device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
+
+    health: int
+    timeout_s: float
+    message_length: int
+    seen_at: float
+    reports: int
+    gap_s: float
+
+
+Reports = dict[tuple[str, str], Report]
+
+
+@full("health-v1alpha1", f"{MANAGER}:387-408", level="should")
 def alpha_is_served(bench: Bench) -> None:
+    """The v1alpha1 health stream is served, with or without health.
+
+    Kubelets up to 1.36 open this stream to every plugin, advertised or not, and again every 5 s.
+    """
     try:
         with _stream(bench, "v1alpha1.DRAResourceHealth") as stream:
             read_until(stream, lambda _: False, _OPEN_S, {})
@@ -28,20 +56,36 @@ def alpha_is_served(bench: Bench) -> None:
         ) from error
 
 
+@full("health-devices", f"{PROTO}:40-47", needs=("health",))
 def devices_exist(bench: Bench) -> None:
+    """The stream reports devices that are published.
+
+    DeviceIdentifier uniquely identifies a device within the scope of a driver: pool_name and device_name.
+    """
     published = {device.key for device in bench.scheduler.devices()}
     unknown = sorted(key for key in _first(bench) if key not in published)
     if unknown:
         raise ViolationError(f"the stream reports device {unknown[0][0]}/{unknown[0][1]}, which is not published")
 
 
+@full("health-message", f"{PROTO}:65-68", level="should", needs=("health",))
 def messages_are_short(bench: Bench) -> None:
+    """Messages are not longer than the kubelet keeps.
+
+    Maximum length is 1024 characters. Messages longer than 1024 characters will be truncated.
+    """
     longest = max(report.message_length for report in _first(bench).values())
     if longest > MAX_MESSAGE:
         raise ViolationError(f"a message has {longest} characters, the kubelet cuts after {MAX_MESSAGE}")
 
 
+@full("health-repeated", f"{PROTO}:60-75, {HEALTH_INFO}:32-33, 140-142", needs=("health",))
 def repeated_in_time(bench: Bench) -> None:
+    """Every device is reported again before its timeout.
+
+    Devices that are not in the list will be considered to have an Unknown health status after a timeout, 30 s
+    unless the device says otherwise.
+    """
     bench.prepared(bench.claim())
     reports: Reports = {}
     with _stream(bench, _version(bench)) as stream:
@@ -58,7 +102,12 @@ def repeated_in_time(bench: Bench) -> None:
             )
 
 
+@full("health-reopened", "test/e2e_node/dra_test.go:1020", needs=("health",))
 def reopened(bench: Bench) -> None:
+    """A stream that is opened again reports the same devices.
+
+    should automatically reconnect both DRA and Health API after connection drop
+    """
     bench.prepared(bench.claim())
     before = _read_first(bench)
     after = _read_first(bench)
@@ -67,7 +116,12 @@ def reopened(bench: Bench) -> None:
         raise ViolationError(f"a stream that was opened again does not report device {lost[0][1]}")
 
 
+@full("health-versions", f"{PROTO}:20-77", needs=("health",))
 def versions_agree(bench: Bench) -> None:
+    """Both versions of the stream report the same.
+
+    v1 has the messages of v1alpha1; a kubelet opens one of them.
+    """
     versions = [one for one in bench.plugin().info.versions if one in HEALTH_SERVICES]
     if len(versions) < 2:
         raise NotApplicableError("the driver advertises one version of the health stream at most")
@@ -77,7 +131,12 @@ def versions_agree(bench: Bench) -> None:
         raise ViolationError(f"{versions[0]} reports {_brief(found[0])}, {versions[1]} reports {_brief(found[1])}")
 
 
+@full("health-beside-prepare", "test/e2e_node/dra_test.go:1066", needs=("health",))
 def beside_prepare(bench: Bench) -> None:
+    """Claims are prepared while health streams are open.
+
+    should handle concurrent DRA operations and health monitoring without connection issues
+    """
     plugin, version = bench.plugin(), _version(bench)
     streams = [plugin.watch_health(version, bench.limits.check_s) for _ in range(STREAMS)]
     try:
@@ -137,70 +196,32 @@ def _brief(found: dict[tuple[str, str], int]) -> str:
     return ", ".join(f"{key[1]}={health}" for key, health in sorted(found.items())[:4]) or "nothing"
 
 
-CHECKS: Final = (
-    Check(
-        id="health-v1alpha1",
-        title="The v1alpha1 health stream is served, with or without health",
-        rule="Kubelets up to 1.36 open this stream to every plugin, advertised or not, and again every 5 s.",
-        source=f"{MANAGER}:387-408",
-        run=alpha_is_served,
-        profile="full",
-        level="should",
-    ),
-    Check(
-        id="health-devices",
-        title="The stream reports devices that are published",
-        rule="DeviceIdentifier uniquely identifies a device within the scope of a driver: pool_name and device_name.",
-        source=f"{PROTO}:40-47",
-        run=devices_exist,
-        profile="full",
-        needs=("health",),
-    ),
-    Check(
-        id="health-message",
-        title="Messages are not longer than the kubelet keeps",
-        rule="Maximum length is 1024 characters. Messages longer than 1024 characters will be truncated.",
-        source=f"{PROTO}:65-68",
-        run=messages_are_short,
-        profile="full",
-        level="should",
-        needs=("health",),
-    ),
-    Check(
-        id="health-repeated",
-        title="Every device is reported again before its timeout",
-        rule="Devices that are not in the list will be considered to have an Unknown health status after a timeout, "
-        "30 s unless the device says otherwise.",
-        source=f"{PROTO}:60-75, {HEALTH_INFO}:32-33, 140-142",
-        run=repeated_in_time,
-        profile="full",
-        needs=("health",),
-    ),
-    Check(
-        id="health-reopened",
-        title="A stream that is opened again reports the same devices",
-        rule="should automatically reconnect both DRA and Health API after connection drop",
-        source="test/e2e_node/dra_test.go:1020",
-        run=reopened,
-        profile="full",
-        needs=("health",),
-    ),
-    Check(
-        id="health-versions",
-        title="Both versions of the stream report the same",
-        rule="v1 has the messages of v1alpha1; a kubelet opens one of them.",
-        source=f"{PROTO}:20-77",
-        run=versions_agree,
-        profile="full",
-        needs=("health",),
-    ),
-    Check(
-        id="health-beside-prepare",
-        title="Claims are prepared while health streams are open",
-        rule="should handle concurrent DRA operations and health monitoring without connection issues",
-        source="test/e2e_node/dra_test.go:1066",
-        run=beside_prepare,
-        profile="full",
-        needs=("health",),
-    ),
-)
+def read_until(stream: HealthStream, enough: Callable[[Reports], bool], within_s: float, reports: Reports) -> bool:
+    """Add what the stream says to ``reports`` until ``enough``; False if that takes longer. Raises CallError."""
+
+    def seen(message: Any) -> bool:
+        now = time.monotonic()
+        for device in message.devices:
+            key = (device.device.pool_name[:260], device.device.device_name[:80])
+            if key in reports or len(reports) < MAX_DEVICES:
+                reports[key] = _report(device, reports.get(key), now)
+        return enough(reports)
+
+    return stream.read(seen, within_s)
+
+
+def longest_wait_s(reports: Reports) -> float:
+    """How long a repetition of every device may take."""
+    return min(max((report.timeout_s for report in reports.values()), default=0.0), LONGEST_TIMEOUT_S)
+
+
+def _report(device: Any, before: Report | None, now: float) -> Report:
+    asked = float(device.health_check_timeout_seconds)
+    return Report(
+        health=int(device.health),
+        timeout_s=asked if asked > 0 else DEFAULT_TIMEOUT_S,
+        message_length=len(device.message),
+        seen_at=now,
+        reports=before.reports + 1 if before else 1,
+        gap_s=max(before.gap_s, now - before.seen_at) if before else 0.0,
+    )

@@ -1,14 +1,15 @@
-"""NodePrepareResources: answers, devices, CDI ids, repetition, and claims that cannot be prepared."""
+"""NodePrepareResources and NodeUnprepareResources: answers, devices, CDI ids, repetition, malformed claims."""
 
 import uuid
 from typing import Any, Final
 
+from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.cdi_folder import is_qualified
 from dra_driver.conformance.claims import CheckClaim
 from dra_driver.conformance.cluster import NAMESPACE
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
-from dra_driver.conformance.values import Check, ViolationError
+from dra_driver.conformance.values import ViolationError, basic
 from dra_driver.core.unix_grpc import shown
 
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
@@ -18,20 +19,41 @@ TYPES: Final = "staging/src/k8s.io/api/resource/v1/types.go"
 OTHER_DRIVER: Final = "other.conformance.dra-driver.io"
 
 
+@basic("prepare-nothing", f"{PROTO}:25-41")
 def no_claims(bench: Bench) -> None:
+    """A call without claims succeeds.
+
+    NodePrepareResources prepares several ResourceClaims; the list may be empty, and probes of drivers call it so.
+    """
     bench.answers([])
 
 
+@basic("prepare-answers", f"{PROTO}:43-51, {KUBELET}:405-437, pkg/kubelet/cm/dra/plugin/dra_plugin.go:42")
 def answered(bench: Bench) -> None:
+    """An allocated claim is prepared, with one entry in the answer, within 45 s.
+
+    It is an error if some claim listed in NodePrepareResourcesRequest does not get prepared.
+    """
     bench.prepared(bench.claim())
 
 
+@basic("prepare-devices", f"{PROTO}:64-73")
 def devices_match(bench: Bench) -> None:
+    """The answer has the allocated devices, with pool, name and request.
+
+    pool_name and device_name are required; request_names are the requests in the claim that this device is
+    associated with.
+    """
     claim = bench.claim()
     check_devices(bench, claim, bench.prepared(claim))
 
 
+@basic("prepare-subrequests", f"{HELPER}:1057, 1091-1098")
 def requests_are_base_names(bench: Bench) -> None:
+    """request_names have no subrequest.
+
+    The helper strips subrequest names: the kubelet compares with the request's own name.
+    """
     exactly = {"deviceClassName": bench.cluster.class_name, "allocationMode": "ExactCount", "count": 1}
     request = {"name": "first", "firstAvailable": [{"name": "choice", **exactly}]}
     claim = bench.claim(spec={"devices": {"requests": [request]}})
@@ -43,48 +65,88 @@ def requests_are_base_names(bench: Bench) -> None:
             )
 
 
+@basic("prepare-cdi-names", "cncf-tags/container-device-interface SPEC.md (CDI JSON Specification)")
 def cdi_ids_are_qualified(bench: Bench) -> None:
+    """CDI device ids are fully qualified.
+
+    A fully-qualified CDI device name is vendor/class=name.
+    """
     for device in bench.prepared(bench.claim()):
         for name in device.cdi_ids:
             if not is_qualified(name):
                 raise ViolationError(f"device {device.device} has CDI id {shown(name)!r}, expected vendor/class=name")
 
 
+@basic("prepare-cdi-resolves", f"{HELPER}:90-95, cncf-tags/container-device-interface pkg/cdi/cache.go")
 def cdi_ids_resolve(bench: Bench) -> None:
-    if problem := bench.unresolved(bench.prepared(bench.claim())):
-        raise ViolationError(f"a container with this claim cannot start: {problem}")
+    """CDI device ids resolve to valid CDI files when the call returns.
+
+    Container runtimes must reload files in case of a cache miss; an id that no file defines is an error.
+    """
+    bench.check_resolves(bench.prepared(bench.claim()), "a container with this claim cannot start")
 
 
+@basic("prepare-repeated", f"{HELPER}:74-75")
 def repeated(bench: Bench) -> None:
+    """A repeated prepare gives the same answer.
+
+    This call must be idempotent because the kubelet might have to ask for preparation multiple times.
+    """
     claim = bench.claim()
     first, second = bench.prepared(claim), bench.prepared(claim)
     if first != second:
         raise ViolationError(f"the second prepare answered {_brief(second)}, the first {_brief(first)}")
 
 
+@basic("prepare-two-claims", f"{HELPER}:62-64", needs=("2-devices",))
 def two_claims(bench: Bench) -> None:
+    """Two claims in one call are both prepared.
+
+    It gets called with the complete list of claims handled by this DRA driver that are needed by some pod.
+    """
     claims = [bench.claim(), bench.claim()]
     for uid, answer in bench.answers([claim.key for claim in claims]).items():
         if answer.error:
             raise ViolationError(f"two claims in one call: {uid} failed: {answer.error}")
 
 
+@basic("prepare-missing-claim", f"{HELPER}:66-67")
 def missing_claim(bench: Bench) -> None:
-    _expect_refusal(bench, ClaimKey(namespace=NAMESPACE, name="absent", uid=str(uuid.uuid4())), "that does not exist")
+    """A claim that does not exist is refused.
+
+    The helper retrieves the ResourceClaim objects and fails the call if one is missing.
+    """
+    _expect_refusal(bench, _absent(), "that does not exist")
 
 
+@basic("prepare-replaced-claim", f"{PROTO}:102-112")
 def replaced_claim(bench: Bench) -> None:
+    """A claim that another object of the same name has replaced is refused.
+
+    The UID of the Resource claim is required: a claim of that name with another UID is another claim.
+    """
     claim = bench.claim()
     other = ClaimKey(namespace=claim.key.namespace, name=claim.key.name, uid=str(uuid.uuid4()))
     _expect_refusal(bench, other, "whose UID is that of another object")
 
 
+@basic("prepare-unallocated-claim", f"{HELPER}:66-67")
 def unallocated_claim(bench: Bench) -> None:
+    """A claim without an allocation is refused.
+
+    The helper verifies that all claims are really allocated.
+    """
     claim = bench.adopt(bench.scheduler.create())
     _expect_refusal(bench, claim.key, "without an allocation")
 
 
+@basic("prepare-unknown-device", f"{TYPES}:1764-1792, {HELPER}:86-88")
 def unknown_device(bench: Bench) -> None:
+    """A claim for a device that does not exist is refused, and the next one is prepared.
+
+    Results identify devices by driver, pool and device name; preparation of a claim can be reported as failed.
+    """
+
     def rename(allocation: dict[str, Any]) -> None:
         for result in allocation["devices"]["results"]:
             result["device"] = "no-such-device"
@@ -94,9 +156,14 @@ def unknown_device(bench: Bench) -> None:
     bench.prepared(bench.claim())
 
 
+@basic("prepare-device-in-use", f"{HELPER}:77-82", level="should")
 def device_in_use(bench: Bench) -> None:
-    keys = {device.key for device in bench.scheduler.devices() if not device.is_shared and not device.is_blocked}
-    first = bench.claim(keys=keys)
+    """A device that another claim has is not prepared again.
+
+    A DRA driver should verify that all devices are not already in use for some other ResourceClaim: it is the last
+    line of defense.
+    """
+    first = bench.exclusive_claim()
     bench.prepared(first)
     second = bench.claim(keys=first.devices(), busy=True)
     if not bench.refusal(second.key, waits=True):
@@ -105,9 +172,14 @@ def device_in_use(bench: Bench) -> None:
     bench.prepared(first)
 
 
+@basic("prepare-error-per-claim", f"{PROTO}:25-28", level="should")
 def error_of_one_claim(bench: Bench) -> None:
+    """A claim that fails does not fail the others of the call.
+
+    Failures for individual claims can be reported inside NodePrepareResourcesResponse.
+    """
     good = bench.claim()
-    bad = ClaimKey(namespace=NAMESPACE, name="absent", uid=str(uuid.uuid4()))
+    bad = _absent()
     answers = bench.answers([good.key, bad])
     if not answers[bad.uid].error:
         raise ViolationError("a claim that does not exist was prepared")
@@ -115,7 +187,13 @@ def error_of_one_claim(bench: Bench) -> None:
         raise ViolationError(f"the good claim of the call failed, too: {answers[good.key.uid].error}")
 
 
+@basic("prepare-other-results", f"{TYPES}:1764-1775")
 def results_of_other_drivers(bench: Bench) -> None:
+    """Devices of other drivers in the same claim are left to them.
+
+    Driver specifies the name of the DRA driver whose kubelet plugin should be invoked for the device.
+    """
+
     def add(allocation: dict[str, Any]) -> None:
         own = allocation["devices"]["results"][0]
         foreign = {"request": own["request"], "driver": OTHER_DRIVER, "pool": "other", "device": "other"}
@@ -125,7 +203,14 @@ def results_of_other_drivers(bench: Bench) -> None:
     check_devices(bench, claim, bench.prepared(claim))
 
 
+@basic("prepare-other-configuration", f"{TYPES}:1732-1738")
 def configuration_of_other_drivers(bench: Bench) -> None:
+    """Configuration for other drivers is ignored.
+
+    This includes configuration parameters for drivers which have no allocated devices in the result. They can
+    silently ignore unknown configuration parameters.
+    """
+
     def add(allocation: dict[str, Any]) -> None:
         opaque = {"driver": OTHER_DRIVER, "parameters": {"apiVersion": "other.example.com/v1", "kind": "Other"}}
         allocation["devices"].setdefault("config", []).append({"source": "FromClaim", "opaque": opaque})
@@ -133,7 +218,12 @@ def configuration_of_other_drivers(bench: Bench) -> None:
     bench.prepared(bench.claim(change=add))
 
 
+@basic("prepare-malformed", f"{PROTO}:102-112")
 def malformed_claims(bench: Bench) -> None:
+    """Claims with malformed names and UIDs do no harm.
+
+    namespace, uid and name are required; a driver that builds file names of them has to check them.
+    """
     for uid in ("../../../escape", "", "x" * 4096, "a b\nc"):
         bench.refusal(ClaimKey(namespace=NAMESPACE, name="../escape", uid=uid))
     bench.prepared(bench.claim())
@@ -168,132 +258,117 @@ def _brief(devices: tuple[AnsweredDevice, ...]) -> str:
     return ", ".join(shown(f"{one.device} {list(one.cdi_ids)}") for one in devices[:2]) or "no device"
 
 
-CHECKS: Final = (
-    Check(
-        id="prepare-nothing",
-        title="A call without claims succeeds",
-        rule="NodePrepareResources prepares several ResourceClaims; the list may be empty, and probes of drivers call "
-        "it so.",
-        source=f"{PROTO}:25-41",
-        run=no_claims,
-    ),
-    Check(
-        id="prepare-answers",
-        title="An allocated claim is prepared, with one entry in the answer, within 45 s",
-        rule="It is an error if some claim listed in NodePrepareResourcesRequest does not get prepared.",
-        source=f"{PROTO}:43-51, {KUBELET}:405-437, pkg/kubelet/cm/dra/plugin/dra_plugin.go:42",
-        run=answered,
-    ),
-    Check(
-        id="prepare-devices",
-        title="The answer has the allocated devices, with pool, name and request",
-        rule="pool_name and device_name are required; request_names are the requests in the claim that this device is "
-        "associated with.",
-        source=f"{PROTO}:64-73",
-        run=devices_match,
-    ),
-    Check(
-        id="prepare-subrequests",
-        title="request_names have no subrequest",
-        rule="The helper strips subrequest names: the kubelet compares with the request's own name.",
-        source=f"{HELPER}:1057, 1091-1098",
-        run=requests_are_base_names,
-    ),
-    Check(
-        id="prepare-cdi-names",
-        title="CDI device ids are fully qualified",
-        rule="A fully-qualified CDI device name is vendor/class=name.",
-        source="cncf-tags/container-device-interface SPEC.md (CDI JSON Specification)",
-        run=cdi_ids_are_qualified,
-    ),
-    Check(
-        id="prepare-cdi-resolves",
-        title="CDI device ids resolve to valid CDI files when the call returns",
-        rule="Container runtimes must reload files in case of a cache miss; an id that no file defines is an error.",
-        source=f"{HELPER}:90-95, cncf-tags/container-device-interface pkg/cdi/cache.go",
-        run=cdi_ids_resolve,
-    ),
-    Check(
-        id="prepare-repeated",
-        title="A repeated prepare gives the same answer",
-        rule="This call must be idempotent because the kubelet might have to ask for preparation multiple times.",
-        source=f"{HELPER}:74-75",
-        run=repeated,
-    ),
-    Check(
-        id="prepare-two-claims",
-        title="Two claims in one call are both prepared",
-        rule="It gets called with the complete list of claims handled by this DRA driver that are needed by some pod.",
-        source=f"{HELPER}:62-64",
-        run=two_claims,
-        needs=("2-devices",),
-    ),
-    Check(
-        id="prepare-missing-claim",
-        title="A claim that does not exist is refused",
-        rule="The helper retrieves the ResourceClaim objects and fails the call if one is missing.",
-        source=f"{HELPER}:66-67",
-        run=missing_claim,
-    ),
-    Check(
-        id="prepare-replaced-claim",
-        title="A claim that another object of the same name has replaced is refused",
-        rule="The UID of the Resource claim is required: a claim of that name with another UID is another claim.",
-        source=f"{PROTO}:102-112",
-        run=replaced_claim,
-    ),
-    Check(
-        id="prepare-unallocated-claim",
-        title="A claim without an allocation is refused",
-        rule="The helper verifies that all claims are really allocated.",
-        source=f"{HELPER}:66-67",
-        run=unallocated_claim,
-    ),
-    Check(
-        id="prepare-unknown-device",
-        title="A claim for a device that does not exist is refused, and the next one is prepared",
-        rule="Results identify devices by driver, pool and device name; preparation of a claim can be reported as "
-        "failed.",
-        source=f"{TYPES}:1764-1792, {HELPER}:86-88",
-        run=unknown_device,
-    ),
-    Check(
-        id="prepare-device-in-use",
-        title="A device that another claim has is not prepared again",
-        rule="A DRA driver should verify that all devices are not already in use for some other ResourceClaim: it is "
-        "the last line of defense.",
-        source=f"{HELPER}:77-82",
-        run=device_in_use,
-        level="should",
-    ),
-    Check(
-        id="prepare-error-per-claim",
-        title="A claim that fails does not fail the others of the call",
-        rule="Failures for individual claims can be reported inside NodePrepareResourcesResponse.",
-        source=f"{PROTO}:25-28",
-        run=error_of_one_claim,
-        level="should",
-    ),
-    Check(
-        id="prepare-other-results",
-        title="Devices of other drivers in the same claim are left to them",
-        rule="Driver specifies the name of the DRA driver whose kubelet plugin should be invoked for the device.",
-        source=f"{TYPES}:1764-1775",
-        run=results_of_other_drivers,
-    ),
-    Check(
-        id="prepare-other-configuration",
-        title="Configuration for other drivers is ignored",
-        rule="This includes configuration parameters for drivers which have no allocated devices in the result. They "
-        "can silently ignore unknown configuration parameters.",
-        source=f"{TYPES}:1732-1738",
-        run=configuration_of_other_drivers,
-    ),
-    Check(
-        id="prepare-malformed",
-        title="Claims with malformed names and UIDs do no harm",
-        rule="namespace, uid and name are required; a driver that builds file names of them has to check them.",
-        source=f"{PROTO}:102-112",
-        run=malformed_claims,
-    ),
-)
+@basic("unprepare-nothing", f"{PROTO}:32-35")
+def unprepared_nothing(bench: Bench) -> None:
+    """A call without claims succeeds.
+
+    The same error handling rules apply as for NodePrepareResources.
+    """
+    bench.unprepared()
+
+
+@basic("unprepare-answers", f"{PROTO}:89-95")
+def unprepared(bench: Bench) -> None:
+    """A prepared claim is unprepared, with one entry in the answer.
+
+    All claims in the request must have an entry in the response, even if that entry is nil.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+
+
+@basic("unprepare-repeated", f"{HELPER}:112-113")
+def unprepared_twice(bench: Bench) -> None:
+    """A repeated unprepare succeeds.
+
+    This call must be idempotent because the kubelet might have to ask for un-preparation multiple times.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+    bench.unprepared(claim.key)
+
+
+@basic("unprepare-unknown", f"{HELPER}:114-115")
+def unprepared_unknown(bench: Bench) -> None:
+    """A claim that was never prepared is no error.
+
+    It is not an error if this gets called for a ResourceClaim which is not currently prepared.
+    """
+    bench.unprepared(_absent())
+
+
+@basic("unprepare-claim-gone", f"{HELPER}:100-104")
+def claim_is_gone(bench: Bench) -> None:
+    """A claim whose object was deleted is unprepared.
+
+    At the time when this gets called, the original ResourceClaims may have been deleted already.
+    """
+    claim = bench.prepared_claim()
+    bench.cluster.delete_claim(claim.wire)
+    bench.unprepared(claim.key)
+
+
+@basic("unprepare-mixed", f"{HELPER}:120-122")
+def known_and_unknown(bench: Bench) -> None:
+    """Known and unknown claims in one call all get an entry.
+
+    All claims must have an entry in the response, even if that entry is nil.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(_absent(), claim.key, _absent())
+
+
+@basic("unprepare-frees", f"{HELPER}:98")
+def device_is_free_again(bench: Bench) -> None:
+    """The device can be prepared for another claim afterwards.
+
+    UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.
+    """
+    first = bench.exclusive_claim()
+    bench.prepared(first)
+    bench.unprepared(first.key)
+    bench.prepared(bench.claim(keys=first.devices(), busy=True))
+
+
+@basic("unprepare-then-prepare", "pkg/kubelet/cm/dra/manager.go:628-638")
+def prepared_again(bench: Bench) -> None:
+    """A claim can be prepared again after it was unprepared.
+
+    The next pod of a claim that several pods use makes the kubelet prepare it again.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+    bench.check_resolves(bench.prepared(claim), "after unprepare and a second prepare")
+
+
+@basic("unprepare-others-stay", f"{PROTO}:89-95", needs=("2-devices",))
+def others_stay(bench: Bench) -> None:
+    """Other claims stay prepared.
+
+    The claims of the request are reverted, and no others.
+    """
+    kept, ended = bench.claim(), bench.claim()
+    before = bench.prepared(kept)
+    bench.prepared(ended)
+    bench.unprepared(ended.key)
+    bench.check_resolves(before, "unprepare of one claim took devices of another")
+    if bench.prepared(kept) != before:
+        raise ViolationError("unprepare of one claim changed the answer for another")
+
+
+@basic("unprepare-files", f"{HELPER}:90-92", level="should")
+def files_go(bench: Bench) -> None:
+    """CDI files of the claim are removed.
+
+    It is possible to create the CDI spec files on-the-fly; UnprepareResourceClaims then can remove them.
+    """
+    folders = bench.subject.cdi_dirs
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+    left = [path.name for path in cdi_folder.files(folders) if claim.key.uid in path.name]
+    if left:
+        raise ViolationError(f"CDI files of the claim remain: {', '.join(left[:4])}")
+
+
+def _absent() -> ClaimKey:
+    return ClaimKey(namespace=NAMESPACE, name="absent", uid=str(uuid.uuid4()))

@@ -3,31 +3,46 @@
 from typing import Any, Final
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.claims import CheckClaim
+from dra_driver.conformance.claims import CheckClaim, default_spec
 from dra_driver.conformance.plugin import AnsweredDevice
 from dra_driver.conformance.published import PublishedDevice, size
-from dra_driver.conformance.template import default_spec
-from dra_driver.conformance.values import Check, NotApplicableError, ViolationError
+from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 
 TYPES: Final = "staging/src/k8s.io/api/resource/v1/types.go"
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
 
 
+@full("share-ids", f"{TYPES}:1845-1854, {PROTO}:79-81", needs=("shares",))
 def share_ids(bench: Bench) -> None:
+    """The answer for a share has its share id.
+
+    ShareID uniquely identifies an individual allocation share of the device.
+    """
     claim = _share(bench)
     _check_ids(claim, bench.prepared(claim))
 
 
+@full(
+    "share-two-claims", f"{TYPES} (Device.AllowMultipleAllocations), test/e2e_node/dra_test.go:1296", needs=("shares",)
+)
 def two_claims(bench: Bench) -> None:
+    """Two claims can have shares of one device.
+
+    AllowMultipleAllocations marks whether the device is allowed to be allocated to multiple DeviceRequests.
+    """
     first, second = _share(bench), _share(bench)
     for claim in (first, second):
         devices = bench.prepared(claim)
         _check_ids(claim, devices)
-        if problem := bench.unresolved(devices):
-            raise ViolationError(f"two shares of one device: {problem}")
+        bench.check_resolves(devices, "two shares of one device")
 
 
+@full("share-twice", f"{TYPES}:1845-1854, test/e2e_node/dra_test.go:1310", needs=("shares",))
 def twice_in_one_claim(bench: Bench) -> None:
+    """One claim can have two shares of one device.
+
+    ShareID serves as an additional map key to differentiate concurrent shares of the same device.
+    """
     device = _shared(bench)
     [request] = default_spec(bench.cluster.class_name, **_smallest(device))["devices"]["requests"]
     requests = [{**request, "name": name} for name in ("first", "second")]
@@ -35,41 +50,59 @@ def twice_in_one_claim(bench: Bench) -> None:
     _check_ids(claim, bench.prepared(claim))
 
 
+@full("share-one-ends", f"{TYPES}:1845-1854, 2082", needs=("shares",))
 def one_ends(bench: Bench) -> None:
+    """The end of one share leaves the others.
+
+    Shares are keyed by driver, pool, device and ShareID.
+    """
     kept, ended = _share(bench), _share(bench)
     before = bench.prepared(kept)
     bench.prepared(ended)
     bench.unprepared(ended.key)
-    if problem := bench.unresolved(before):
-        raise ViolationError(f"the end of one share took another one's device: {problem}")
+    bench.check_resolves(before, "the end of one share took another one's device")
     if bench.prepared(kept) != before:
         raise ViolationError("the end of one share changed the answer for another")
 
 
+@full("admin-beside-user", f"{TYPES}:1083-1094", needs=("admin-access",))
 def admin_beside_user(bench: Bench) -> None:
+    """Admin access works while a claim has the device.
+
+    Claims with AdminAccess ignore all ordinary claims to the device with respect to access modes and any resource
+    allocations.
+    """
     user = _exclusive(bench)
     bench.prepared(user)
     admin = bench.claim(keys=user.devices(), busy=True, adminAccess=True)
     devices = bench.prepared(admin)
-    if problem := bench.unresolved(devices):
-        raise ViolationError(f"a claim with admin access to a device in use: {problem}")
+    bench.check_resolves(devices, "a claim with admin access to a device in use")
 
 
+@full("admin-leaves-device-free", f"{TYPES}:1083-1094", needs=("admin-access",))
 def user_beside_admin(bench: Bench) -> None:
+    """Admin access does not keep others from the device.
+
+    Claims with AdminAccess are expected to be used for monitoring or other management services.
+    """
     user = _exclusive(bench)
     admin = bench.claim(keys=user.devices(), busy=True, adminAccess=True)
     bench.prepared(admin)
     bench.prepared(user)
 
 
+@full("admin-ends", f"{TYPES}:1083-1094", needs=("admin-access",))
 def admin_ends(bench: Bench) -> None:
+    """The end of admin access changes nothing for the device's user.
+
+    Claims with AdminAccess are expected to be used for monitoring or other management services.
+    """
     user = _exclusive(bench)
     before = bench.prepared(user)
     admin = bench.claim(keys=user.devices(), busy=True, adminAccess=True)
     bench.prepared(admin)
     bench.unprepared(admin.key)
-    if problem := bench.unresolved(before):
-        raise ViolationError(f"the end of admin access took the user's device: {problem}")
+    bench.check_resolves(before, "the end of admin access took the user's device")
     if bench.prepared(user) != before:
         raise ViolationError("the end of admin access changed the answer for the user's claim")
 
@@ -114,71 +147,3 @@ def _check_ids(claim: CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
 
 def _share_id(result: Any) -> str:
     return str(result.get("shareID", "none"))
-
-
-CHECKS: Final = (
-    Check(
-        id="share-ids",
-        title="The answer for a share has its share id",
-        rule="ShareID uniquely identifies an individual allocation share of the device.",
-        source=f"{TYPES}:1845-1854, {PROTO}:79-81",
-        run=share_ids,
-        profile="full",
-        needs=("shares",),
-    ),
-    Check(
-        id="share-two-claims",
-        title="Two claims can have shares of one device",
-        rule="AllowMultipleAllocations marks whether the device is allowed to be allocated to multiple DeviceRequests.",
-        source=f"{TYPES} (Device.AllowMultipleAllocations), test/e2e_node/dra_test.go:1296",
-        run=two_claims,
-        profile="full",
-        needs=("shares",),
-    ),
-    Check(
-        id="share-twice",
-        title="One claim can have two shares of one device",
-        rule="ShareID serves as an additional map key to differentiate concurrent shares of the same device.",
-        source=f"{TYPES}:1845-1854, test/e2e_node/dra_test.go:1310",
-        run=twice_in_one_claim,
-        profile="full",
-        needs=("shares",),
-    ),
-    Check(
-        id="share-one-ends",
-        title="The end of one share leaves the others",
-        rule="Shares are keyed by driver, pool, device and ShareID.",
-        source=f"{TYPES}:1845-1854, 2082",
-        run=one_ends,
-        profile="full",
-        needs=("shares",),
-    ),
-    Check(
-        id="admin-beside-user",
-        title="Admin access works while a claim has the device",
-        rule="Claims with AdminAccess ignore all ordinary claims to the device with respect to access modes and any "
-        "resource allocations.",
-        source=f"{TYPES}:1083-1094",
-        run=admin_beside_user,
-        profile="full",
-        needs=("admin-access",),
-    ),
-    Check(
-        id="admin-leaves-device-free",
-        title="Admin access does not keep others from the device",
-        rule="Claims with AdminAccess are expected to be used for monitoring or other management services.",
-        source=f"{TYPES}:1083-1094",
-        run=user_beside_admin,
-        profile="full",
-        needs=("admin-access",),
-    ),
-    Check(
-        id="admin-ends",
-        title="The end of admin access changes nothing for the device's user",
-        rule="Claims with AdminAccess are expected to be used for monitoring or other management services.",
-        source=f"{TYPES}:1083-1094",
-        run=admin_ends,
-        profile="full",
-        needs=("admin-access",),
-    ),
-)

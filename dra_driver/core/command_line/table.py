@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dra_driver.core.text import printable
+
 GAP = "   "
 
 
@@ -42,4 +44,4 @@ def _console() -> Any:
 
 
 def _cell(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text) or "<none>"
+    return printable(text) or "<none>"

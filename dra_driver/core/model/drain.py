@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.text import one_line
 
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
 DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
@@ -71,5 +72,4 @@ NOT_DRAINED: Final = DrainRequest()
 
 def clean(reason: str) -> str:
     """The reason of a detach as it is told: one line of printable characters, at most `MAX_REASON`."""
-    text = "".join(char if char.isprintable() else " " for char in reason[: 4 * MAX_REASON])
-    return " ".join(text.split())[:MAX_REASON] or "no reason given"
+    return one_line(reason, MAX_REASON) or "no reason given"

@@ -50,6 +50,7 @@ _BACKLOG: Final = 4096
 the queue full tries again after a second."""
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _TEXT: Final = "text/plain; charset=utf-8"
+_SWEEP_S: Final = 1.0
 _STOP_S: Final = 1.0
 
 
@@ -78,9 +79,11 @@ class ObservabilityServer:
             "/readyz": lambda: _verdict(ready(), remarks()),
         }
         pages_of = {path: _Page(path, make) for path, make in routes.items()}
-        self._server = _Server(listen(host.strip("[]"), int(port)), pages_of)
+        self._server = _Server(host.strip("[]"), int(port), pages_of)
         self.port = int(self._server.socket.getsockname()[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http-endpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_SWEEP_S,), name="http-endpoint", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -89,17 +92,12 @@ class ObservabilityServer:
         """Stop accepting; requests in flight end with the process. Safe to repeat."""
         if self._thread.is_alive():
             with suppress(OSError):
-                self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which looks every 0.5 s otherwise
+                self._server.socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes the thread, which polls every `_SWEEP_S` otherwise
             self._server.shutdown()
             self._thread.join(_STOP_S)
         self._server.server_close()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Without a host, all addresses, IPv6 and IPv4. Raises OSError."""
-    dual_stack = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual_stack or ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
 
 
 class _Page:
@@ -155,13 +153,22 @@ class _Page:
 class _Server(socketserver.TCPServer):
     """A thread for each connection, and a limit for connections that wait for their clients."""
 
-    def __init__(self, listener: socket.socket, pages: Mapping[str, _Page]) -> None:
-        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
+    allow_reuse_address = True
+    request_queue_size = _BACKLOG
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, _Page]) -> None:
+        self._dual_stack = not host and socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if self._dual_stack or ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
         self.pages = pages
         self._lock = threading.Lock()  # guards _waiting
         self._waiting: dict[socket.socket, float] = {}  # for their clients, and since when; oldest first
+
+    def server_bind(self) -> None:
+        """Bind; without a host, to all addresses of IPv6 and IPv4."""
+        if self._dual_stack:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def wait_for_client(self, connection: socket.socket) -> None:
         """Let the client be waited for, at the cost of the oldest connection if there are too many."""

@@ -1,9 +1,8 @@
-"""Support bundles: what was read of a cluster, the driver's logs and the doctor's report, in one file without secrets.
+"""Support bundles: the facts of a cluster, the driver's logs and the doctor's report, in one file without secrets.
 
 A ``.tar.gz`` of JSON and text files; `MANIFEST` is first and has the version. ``state.json`` is a cluster state as
-`kube.state_file` writes it. Reading takes nothing to disk, and a file is hostile until it is checked: sizes are bounded
-before anything is decompressed further, and members with other names are passed over.
-"""
+`kube.state_file` writes it. Reading takes nothing to disk and trusts no file: sizes are bounded before anything is
+decompressed further, and members with other names are skipped."""
 
 import gzip
 import io
@@ -13,15 +12,33 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.core.errors import ConfigurationError, StorageError
+from dra_driver.core.errors import (
+    ConfigurationError,
+    InvalidObjectError,
+    KubernetesApiError,
+    NotFoundError,
+    StorageError,
+)
 from dra_driver.core.files import replace_file
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered
-from dra_driver.diagnose.doctor.foreign_parameters import without_foreign_parameters
+from dra_driver.diagnose.doctor.facts import (
+    ClusterFacts,
+    Unanswered,
+    Wire,
+    dicts,
+    is_ready,
+    name_of,
+    namespace_of,
+    number,
+    text,
+)
+from dra_driver.diagnose.doctor.reduce import redacted
+from dra_driver.diagnose.doctor.views import driver_names
+from dra_driver.kube import opaque_parameters, paths
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_file import state_in, text_of
 
@@ -63,8 +80,8 @@ def write(bundle: SupportBundle, path: Path) -> int:
     """Write the file, for its owner alone, whole or not at all; its size in bytes. Raises StorageError."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
-        for name, text in _members(bundle):
-            data = text.encode()
+        for name, content in _members(bundle):
+            data = content.encode()
             member = tarfile.TarInfo(f"support-bundle/{name}")
             member.size, member.mode = len(data), 0o600
             tar.addfile(member, io.BytesIO(data))
@@ -104,8 +121,8 @@ def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
     yield REPORT, json.dumps(bundle.report, indent=2)
     yield STATE, text_of(facts.state(), as_yaml=False)
     yield FACTS, json.dumps({"answers": _packed(facts)}, separators=(",", ":"))
-    for name, text in sorted(bundle.logs.items()):
-        yield f"{LOGS}{name}.log", text
+    for name, log in sorted(bundle.logs.items()):
+        yield f"{LOGS}{name}.log", log
 
 
 def _packed(facts: ClusterFacts) -> dict[str, Any]:
@@ -113,7 +130,7 @@ def _packed(facts: ClusterFacts) -> dict[str, Any]:
     kept = {name: value for name, value in facts.answers.items() if name in fact.EXTRA}
     kept |= facts.unanswered
     return {
-        name: {"unanswered": {"seen": value.seen, "do": value.do}} if isinstance(value, Unanswered) else {"is": value}
+        name: {"unanswered": {"seen": value.seen, "do": value.fix}} if isinstance(value, Unanswered) else {"is": value}
         for name, value in kept.items()
     }
 
@@ -132,7 +149,7 @@ def _facts(document: Any, state: ClusterState, where: str) -> ClusterFacts:
 def _unpacked(value: Any, where: str, present: Any) -> Any:
     why = value.get("unanswered") if isinstance(value, dict) else None
     if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
-        return Unanswered(seen=why["seen"][:2000], do=why["do"][:2000])
+        return Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
         raise ConfigurationError(f"{where}: expected an answer, or why there is none")
     return value["is"] if present is None else present
@@ -201,3 +218,72 @@ def _json(data: bytes, where: str) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not JSON that can be read: {str(error)[:200]}") from error
+
+
+MOST_PODS: Final = 40
+MOST_BYTES: Final = 512 * 1024
+"""Of one log."""
+_LINES: Final = 3000
+
+
+class LogApi(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def get_text(self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None) -> str: ...
+
+
+def read_logs(api: LogApi, facts: ClusterFacts, *, within_s: float) -> tuple[dict[str, str], list[str]]:
+    """Logs by ``namespace/pod/container``, and sentences about those that are left out.
+
+    Pods that are not ready come first. Of a container that ended before, the log of that run is read as well.
+    ``within_s`` bounds each request.
+    """
+    pods = sorted(
+        facts.items_or_none(fact.DRIVER_PODS), key=lambda pod: (is_ready(pod), namespace_of(pod), name_of(pod))
+    )
+    left = [f"logs of {len(pods) - MOST_PODS} of {len(pods)} pods"] if len(pods) > MOST_PODS else []
+    found: dict[str, str] = {}
+    for pod in pods[:MOST_PODS]:
+        for container in dicts(pod, "status", "containerStatuses"):
+            for previous in (False, True) if number(container, "restartCount") else (False,):
+                _add(found, left, api, pod, text(container, "name"), previous=previous, within_s=within_s)
+    return found, left
+
+
+def _add(
+    found: dict[str, str],
+    left: list[str],
+    api: LogApi,
+    pod: Wire,
+    container: str,
+    *,
+    previous: bool,
+    within_s: float,
+) -> None:
+    name = f"{namespace_of(pod)}/{name_of(pod)}/{container}{'-previous' if previous else ''}"
+    query: dict[str, Any] = {"container": container, "tailLines": str(_LINES), "limitBytes": str(MOST_BYTES)}
+    if previous:
+        query["previous"] = "true"
+    try:
+        log = api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query, within_s=within_s)
+    except (InvalidObjectError, NotFoundError):
+        return  # the container has not begun, or the run before is gone
+    except KubernetesApiError as error:
+        left.append(f"the log of {name}: {error}")
+        return
+    found[name] = redacted(log, MOST_BYTES)
+
+
+_KINDS: Final = ("claims", "templates", "classes")
+"""Kinds with opaque parameters (resource/v1 ``OpaqueDeviceConfiguration``)."""
+
+
+def without_foreign_parameters(facts: ClusterFacts) -> ClusterFacts:
+    """The facts with empty opaque parameters, and empty data of claimed devices, where another driver reads them."""
+    own = driver_names(facts)
+    kept = {
+        name: [opaque_parameters.without_foreign_parameters(item, own) for item in facts.items(name)]
+        for name in _KINDS
+        if facts.knows(name)
+    }
+    return facts.with_items(**kept)

@@ -1,21 +1,53 @@
-"""Checks of the API server: that it answers, its version and gates, and which APIs it serves."""
+"""Checks of the API server: that it answers, its version and gates, and which APIs it serves.
+
+The API server reports its gates as ``kubernetes_feature_enabled{name="...",stage="..."} 1`` (k8s.io/component-base
+metrics/prometheus/feature/metrics.go); no API object has them. Scheduler and kubelets have separate gates, which are
+normally set alike. Stages and defaults: kubernetes/kubernetes pkg/features/kube_features.go.
+"""
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.driver_view import driver_nodes, gpu_nodes, node_daemonsets, setting, shown
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered
-from dra_driver.diagnose.doctor.feature_gates import GATES
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.wire import dicts, name_of, text
+from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, text
+from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting
 
 OLDEST_MINOR: Final = 34
 """resource.k8s.io/v1 is served from Kubernetes 1.34 on."""
 _VERSION: Final = re.compile(r"v?1\.(\d{1,3})\b")
 _DROPPED: Final = "the API server drops fields of ResourceSlices"
+_LINE: Final = re.compile(
+    r'^kubernetes_feature_enabled\{name="(D[A-Za-z0-9]{2,80})",stage="[A-Z]*"\} ([01])$', re.MULTILINE
+)
+
+
+class GateUse(NamedTuple):
+    """A feature gate that this driver uses; ``without`` is what does not work while it is off.
+
+    ``default_since`` is the minor version that turned it on. A ``needed`` gate switches off all of device allocation.
+    """
+
+    name: str
+    without: str
+    default_since: int = 36
+    needed: bool = False
+
+
+GATES: Final = (
+    GateUse("DynamicResourceAllocation", "no pod gets devices by a claim", default_since=34, needed=True),
+    GateUse("DRAPartitionableDevices", "MIG partitions that do not exist yet are not published"),
+    GateUse("DRAConsumableCapacity", "shares of GPUs are not published"),
+    GateUse("DRADeviceTaints", "unhealthy, drained and reserved GPUs get no taint, so new claims may get them"),
+    GateUse("DRAExtendedResource", "pods that ask for nvidia.com/gpu get no device by a DeviceClass"),
+)
+
+
+def gates_in(metrics: str) -> dict[str, bool]:
+    """The gates of device allocation in an API server's metrics."""
+    relevant = ("DRA", "DynamicResourceAllocation")
+    return {name: value == "1" for name, value in _LINE.findall(metrics) if name.startswith(relevant)}
 
 
 def minor_of(version: str) -> int | None:
@@ -24,7 +56,8 @@ def minor_of(version: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _answers(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("api-server-answers", Layer.API_SERVER, "an API server that answers")
+def _answers(facts: ClusterFacts) -> Iterator[Finding]:
     found = facts.answers.get(fact.VERSION)
     address = text(facts.answers.get(fact.SERVER), "address")
     subject = "api-server" + (f" {address}" if address else "")
@@ -33,28 +66,28 @@ def _answers(facts: ClusterFacts) -> Iterator[LayerFinding]:
         and facts.answers.get(fact.SERVER)
         and not isinstance(facts.answers.get(fact.SERVER), Unanswered)
     ):
-        yield ANSWERS.finding(
-            FindingStatus.FAIL, subject, found.seen, expected="an answer to GET /version", do=found.do
-        )
+        yield fail(found.seen, "an answer to GET /version", found.fix, subject)
         return
     if facts.knows(fact.SERVER):
-        yield ANSWERS.finding(FindingStatus.OK, subject, "answers")
+        yield ok("answers", subject)
 
 
-def _version(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("kubernetes-version", Layer.KUBERNETES, "the version of Kubernetes")
+def _version(facts: ClusterFacts) -> Iterator[Finding]:
     version = text(facts.value(fact.VERSION), "gitVersion")
     minor = minor_of(version)
     expected = f"Kubernetes 1.{OLDEST_MINOR} or newer"
     if minor is None:
-        yield VERSION.finding(FindingStatus.UNKNOWN, "cluster", f"the version {version[:40]!r} cannot be read")
+        yield unknown(f"the version {version[:40]!r} cannot be read", "", "", "cluster")
     elif minor < OLDEST_MINOR:
         do = "Upgrade the cluster: resource.k8s.io/v1 does not exist in this version."
-        yield VERSION.finding(FindingStatus.FAIL, "cluster", f"Kubernetes {version}", expected=expected, do=do)
+        yield fail(f"Kubernetes {version}", expected, do, "cluster")
     else:
-        yield VERSION.finding(FindingStatus.OK, "cluster", f"Kubernetes {version}")
+        yield ok(f"Kubernetes {version}", "cluster")
 
 
-def _kubelets(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("kubelet-versions", Layer.KUBERNETES, "the versions of kubelets")
+def _kubelets(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = driver_nodes(facts)
     versions = {name_of(node): text(node, "status", "nodeInfo", "kubeletVersion") for node in facts.items("nodes")}
     old = sorted(
@@ -63,16 +96,16 @@ def _kubelets(facts: ClusterFacts) -> Iterator[LayerFinding]:
         if name in wanted and (minor_of(version) or OLDEST_MINOR) < OLDEST_MINOR
     )
     for name in old:
-        yield KUBELETS.finding(
-            FindingStatus.FAIL,
-            f"node/{name}",
+        yield fail(
             f"the kubelet is {versions[name]}",
-            expected=f"a kubelet of 1.{OLDEST_MINOR} or newer: older ones do not know resource.k8s.io/v1",
-            do="Upgrade the kubelet of this node, or keep the driver off it.",
+            f"a kubelet of 1.{OLDEST_MINOR} or newer: older ones do not know resource.k8s.io/v1",
+            "Upgrade the kubelet of this node, or keep the driver off it.",
+            f"node/{name}",
         )
 
 
-def _gates(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("feature-gates", Layer.KUBERNETES, "the feature gates")
+def _gates(facts: ClusterFacts) -> Iterator[Finding]:
     dropped = [
         problem.message
         for status in gpu_nodes(facts).values()
@@ -81,13 +114,12 @@ def _gates(facts: ClusterFacts) -> Iterator[LayerFinding]:
     ]
     if not facts.knows(fact.GATES):
         if dropped:
-            yield FEATURE_GATES.finding(
-                FindingStatus.WARN,
-                "cluster",
+            yield warn(
                 dropped[0],
-                expected="feature gates for partitions, shares and taints",
-                do="Turn the gates on in the API server, scheduler, controller manager and kubelets, or upgrade to "
+                "feature gates for partitions, shares and taints",
+                "Turn the gates on in the API server, scheduler, controller manager and kubelets, or upgrade to "
                 "1.36, where they are on.",
+                "cluster",
             )
         elif not gpu_nodes(facts):
             facts.value(fact.GATES)  # raises: neither the gates nor their effects can be seen
@@ -99,37 +131,38 @@ def _gates(facts: ClusterFacts) -> Iterator[LayerFinding]:
         if on or (on is None and minor >= gate.default_since):
             continue
         why = "" if minor >= gate.default_since else f" (off by default before 1.{gate.default_since})"
-        status = FindingStatus.FAIL if gate.needed else FindingStatus.WARN
-        yield FEATURE_GATES.finding(
+        status = Status.FAIL if gate.needed else Status.WARN
+        yield finding(
             status,
-            "cluster",
             f"the feature gate {gate.name} is off{why}: {gate.without}",
-            expected=f"--feature-gates={gate.name}=true",
-            do="Set it for the API server, scheduler, controller manager and kubelets, and restart them.",
+            f"--feature-gates={gate.name}=true",
+            "Set it for the API server, scheduler, controller manager and kubelets, and restart them.",
+            "cluster",
         )
     if gates:
         off = [gate.name for gate in GATES if gates.get(gate.name) is False]
         if not off:
-            yield FEATURE_GATES.finding(FindingStatus.OK, "cluster", "the feature gates that GPUs need are on")
+            yield ok("the feature gates that GPUs need are on", "cluster")
 
 
-def _served(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("api-served", Layer.API, "that resource.k8s.io/v1 is served")
+def _served(facts: ClusterFacts) -> Iterator[Finding]:
     versions = [text(item, "version") for item in dicts(facts.value(fact.RESOURCE_API), "versions")]
     if "v1" in versions:
-        yield SERVED.finding(FindingStatus.OK, "resource.k8s.io", f"serves {', '.join(versions)}")
+        yield ok(f"serves {', '.join(versions)}", "resource.k8s.io")
         return
     seen = f"serves {', '.join(versions)} alone" if versions else "is not served"
-    yield SERVED.finding(
-        FindingStatus.FAIL,
-        "resource.k8s.io",
+    yield fail(
         seen,
-        expected="resource.k8s.io/v1",
-        do="Look at the API server's flags: --feature-gates with DynamicResourceAllocation=false or --runtime-config "
+        "resource.k8s.io/v1",
+        "Look at the API server's flags: --feature-gates with DynamicResourceAllocation=false or --runtime-config "
         "with resource.k8s.io/v1=false switches it off; it is on by default from Kubernetes 1.34 on.",
+        "resource.k8s.io",
     )
 
 
-def _crds(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("crds", Layer.CRDS, "the CustomResourceDefinitions of the driver")
+def _crds(facts: ClusterFacts) -> Iterator[Finding]:
     found = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
     daemonsets = node_daemonsets(facts) if facts.knows(fact.DAEMONSETS) else []
     wanted = [
@@ -140,75 +173,51 @@ def _crds(facts: ClusterFacts) -> Iterator[LayerFinding]:
     missing = [name for name, _ in wanted if name not in found]
     if not missing:
         if wanted:
-            names = shown([name for name, _ in wanted])
-            yield CRDS.finding(FindingStatus.OK, "gpu.dra-driver.io/v1alpha1", f"serves {names}")
+            names = listed([name for name, _ in wanted])
+            yield ok(f"serves {names}", "gpu.dra-driver.io/v1alpha1")
         return
-    status = FindingStatus.FAIL if daemonsets else FindingStatus.WARN
-    yield CRDS.finding(
+    status = Status.FAIL if daemonsets else Status.WARN
+    yield finding(
         status,
-        "gpu.dra-driver.io/v1alpha1",
         f"does not serve {', '.join(missing)}: the CustomResourceDefinitions are missing",
-        expected="the CustomResourceDefinitions that the node processes are set to use",
-        do="Install them: helm upgrade does (chart value crds), or kubectl apply -f deploy/base/crds.yaml.",
+        "the CustomResourceDefinitions that the node processes are set to use",
+        "Install them: helm upgrade does (chart value crds), or kubectl apply -f deploy/base/crds.yaml.",
+        "gpu.dra-driver.io/v1alpha1",
     )
 
 
-def _own_rights(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("your-rights", Layer.RIGHTS, "the rights of this user")
+def _own_rights(facts: ClusterFacts) -> Iterator[Finding]:
     """What this user may not ask; each such question leaves others open."""
     refused = [found for found in facts.unanswered.values() if "(403)" in found.seen]
     for found in refused:
-        yield OWN_RIGHTS.finding(FindingStatus.UNKNOWN, "user", found.seen, expected="an answer", do=found.do)
+        yield unknown(found.seen, "an answer", found.fix, "user")
     for item in facts.items(fact.PARTLY_READ):
-        yield OWN_RIGHTS.finding(
-            FindingStatus.UNKNOWN,
-            "user",
+        yield unknown(
             f"{text(item, 'seen')}; {text(item, 'path')} was read alone",
-            expected="an answer for the whole cluster",
-            do="Ask for the ClusterRole dra-driver-viewer, or name the namespace with -n.",
+            "an answer for the whole cluster",
+            "Ask for the ClusterRole dra-driver-viewer, or name the namespace with -n.",
+            "user",
         )
 
 
-def _driver_rights(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("driver-rights", Layer.RIGHTS, "the rights of the driver's accounts")
+def _driver_rights(facts: ClusterFacts) -> Iterator[Finding]:
     reviews = facts.items(fact.DRIVER_RIGHTS)
     denied: dict[str, list[str]] = {}
     for item in reviews:
         if item.get("allowed") is not True:
             denied.setdefault(text(item, "account"), []).append(text(item, "right"))
     for account, rights in sorted(denied.items()):
-        yield DRIVER_RIGHTS.finding(
-            FindingStatus.FAIL,
+        yield fail(
+            f"may not {listed(rights)}",
+            "the ClusterRole dra-driver-node, bound to this account",
+            "Apply the chart's rbac.yaml again (deploy/base/rbac.yaml), or look for what removed the binding.",
             f"serviceaccount/{account}",
-            f"may not {shown(rights)}",
-            expected="the ClusterRole dra-driver-node, bound to this account",
-            do="Apply the chart's rbac.yaml again (deploy/base/rbac.yaml), or look for what removed the binding.",
         )
     if reviews and not denied:
         accounts = sorted({text(item, "account") for item in reviews})
-        yield DRIVER_RIGHTS.finding(FindingStatus.OK, f"serviceaccount/{shown(accounts)}", "has its rights")
+        yield ok("has its rights", f"serviceaccount/{listed(accounts)}")
 
 
-ANSWERS: Final = LayerCheck[ClusterFacts](
-    name="api-server-answers", layer=Layer.API_SERVER, about="an API server that answers", look=_answers
-)
-VERSION: Final = LayerCheck[ClusterFacts](
-    name="kubernetes-version", layer=Layer.KUBERNETES, about="the version of Kubernetes", look=_version
-)
-KUBELETS: Final = LayerCheck[ClusterFacts](
-    name="kubelet-versions", layer=Layer.KUBERNETES, about="the versions of kubelets", look=_kubelets
-)
-FEATURE_GATES: Final = LayerCheck[ClusterFacts](
-    name="feature-gates", layer=Layer.KUBERNETES, about="the feature gates", look=_gates
-)
-SERVED: Final = LayerCheck[ClusterFacts](
-    name="api-served", layer=Layer.API, about="that resource.k8s.io/v1 is served", look=_served
-)
-CRDS: Final = LayerCheck[ClusterFacts](
-    name="crds", layer=Layer.CRDS, about="the CustomResourceDefinitions of the driver", look=_crds
-)
-OWN_RIGHTS: Final = LayerCheck[ClusterFacts](
-    name="your-rights", layer=Layer.RIGHTS, about="the rights of this user", look=_own_rights
-)
-DRIVER_RIGHTS: Final = LayerCheck[ClusterFacts](
-    name="driver-rights", layer=Layer.RIGHTS, about="the rights of the driver's accounts", look=_driver_rights
-)
-CHECKS: Final = (ANSWERS, VERSION, KUBELETS, FEATURE_GATES, SERVED, CRDS, OWN_RIGHTS, DRIVER_RIGHTS)
+CHECKS: Final = (_answers, _version, _kubelets, _gates, _served, _crds, _own_rights, _driver_rights)

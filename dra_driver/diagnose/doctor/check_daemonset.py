@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, warn
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.driver_view import gpu_nodes, node_daemonsets, node_pods, own_slices, shown
-from dra_driver.diagnose.doctor.facts import NODE_DAEMONSET, ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
-from dra_driver.diagnose.doctor.wire import (
+from dra_driver.diagnose.doctor.facts import (
+    NODE_DAEMONSET,
+    ClusterFacts,
     Wire,
     condition_of,
     dicts,
@@ -21,6 +19,8 @@ from dra_driver.diagnose.doctor.wire import (
     subject_of,
     text,
 )
+from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
+from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices
 
 _PULL: Final = frozenset(
     {
@@ -36,32 +36,31 @@ COMPONENT: Final = "app.kubernetes.io/component"
 _SIDE_EFFECTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
-def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("daemonset-present", Layer.DAEMONSET, "the DaemonSet of node processes")
+def _present(facts: ClusterFacts) -> Iterator[Finding]:
     found = node_daemonsets(facts)
     if not found and facts.items_or_none("slices") and own_slices(facts):
-        yield PRESENT.finding(
-            FindingStatus.WARN,
-            "cluster",
+        yield warn(
             f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}",
-            expected="node processes of this driver's chart",
-            do="Leave it so where node processes run otherwise, as in the embedded cluster (dra-driver sim up); "
-            "install the "
-            "chart where an uninstall left ResourceSlices.",
+            "node processes of this driver's chart",
+            "Leave it so where node processes run otherwise, as in the embedded cluster (dra-driver sim up); install "
+            "the chart where an uninstall left ResourceSlices.",
+            "cluster",
         )
     elif not found:
-        yield PRESENT.finding(
-            FindingStatus.FAIL,
-            "cluster",
+        yield fail(
             f"no namespace has a DaemonSet {NODE_DAEMONSET}: the driver is not installed",
-            expected=f"the DaemonSet {NODE_DAEMONSET} of this driver's chart",
-            do="Install it: helm install dra-driver deploy/chart -n dra-driver --create-namespace, or kubectl apply -k "
+            f"the DaemonSet {NODE_DAEMONSET} of this driver's chart",
+            "Install it: helm install dra-driver deploy/chart -n dra-driver --create-namespace, or kubectl apply -k "
             "deploy/base.",
+            "cluster",
         )
     for item in found:
-        yield PRESENT.finding(FindingStatus.OK, subject_of("daemonset", item), f"image {_image(item)}")
+        yield ok(f"image {_image(item)}", subject_of("daemonset", item))
 
 
-def _made(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("daemonset-pods-created", Layer.DAEMONSET, "that the DaemonSet's pods are created")
+def _made(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the DaemonSet's controller can make pods: a quota or an admission policy may refuse them."""
     for item in node_daemonsets(facts):
         about = [
@@ -78,12 +77,11 @@ def _made(facts: ClusterFacts) -> Iterator[LayerFinding]:
         if there >= wanted:
             continue
         message = text(about[-1], "message") if about else "no event says why"
-        yield MADE.finding(
-            FindingStatus.FAIL,
-            subject_of("daemonset", item),
+        yield fail(
             f"{wanted - there} of {wanted} pods could not be created: {message}",
-            expected=f"{wanted} pods",
-            do=_do_about_creation(message, namespace_of(item)),
+            f"{wanted} pods",
+            _do_about_creation(message, namespace_of(item)),
+            subject_of("daemonset", item),
         )
 
 
@@ -103,7 +101,8 @@ def _do_about_creation(message: str, namespace: str) -> str:
     return f"kubectl -n {namespace} describe daemonset {NODE_DAEMONSET} shows the newest events."
 
 
-def _pods(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("daemonset-pods-ready", Layer.DAEMONSET, "the pods of node processes")
+def _pods(facts: ClusterFacts) -> Iterator[Finding]:
     pods = [pod for pod in node_pods(facts) if not text(pod, "metadata", "deletionTimestamp")]
     ready = [pod for pod in pods if is_ready(pod)]
     for pod in pods:
@@ -111,12 +110,10 @@ def _pods(facts: ClusterFacts) -> Iterator[LayerFinding]:
             yield _judged(pod, facts)
     if ready and len(ready) == len(pods):
         nodes = [text(pod, "spec", "nodeName") for pod in ready]
-        yield PODS.finding(
-            FindingStatus.OK, f"daemonset/{NODE_DAEMONSET}", f"{len(ready)} pods are ready: {shown(nodes)}"
-        )
+        yield ok(f"{len(ready)} pods are ready: {listed(nodes)}", f"daemonset/{NODE_DAEMONSET}")
 
 
-def _judged(pod: Wire, facts: ClusterFacts) -> LayerFinding:
+def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
     """Why a pod is not ready."""
     node = text(pod, "spec", "nodeName")
     subject = subject_of("pod", pod) + (f" on node/{node}" if node else "")
@@ -126,32 +123,29 @@ def _judged(pod: Wire, facts: ClusterFacts) -> LayerFinding:
             return found
     scheduled = condition_of(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return PODS.finding(
-            FindingStatus.FAIL,
-            subject,
+        return fail(
             f"is not scheduled: {text(scheduled, 'message')}",
-            expected="a node",
-            do="Free CPU and memory on the node (the pod has priority system-node-critical), or look at its taints.",
+            "a node",
+            "Free CPU and memory on the node (the pod has priority system-node-critical), or look at its taints.",
+            subject,
         )
     phase, reason = text(pod, "status", "phase"), text(pod, "status", "reason")
     if phase == "Failed":
-        return PODS.finding(
-            FindingStatus.FAIL,
-            subject,
+        return fail(
             f"has failed: {reason} {text(pod, 'status', 'message')}".strip(),
-            expected="a running pod",
-            do="Look at the node's memory and disk pressure; the DaemonSet makes a new pod.",
+            "a running pod",
+            "Look at the node's memory and disk pressure; the DaemonSet makes a new pod.",
+            subject,
         )
     said = _own_words(pod, node, facts)
     message = said or text(condition_of(pod, "Ready"), "message") or phase
-    return PODS.finding(
-        FindingStatus.FAIL,
-        subject,
+    return fail(
         f"is not ready: {message}",
-        layer=layer_of(said, Layer.DAEMONSET) if said else Layer.DAEMONSET,
-        expected="a pod that is ready",
-        do=f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; its /readyz says it, too. On the node: "
+        "a pod that is ready",
+        f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; its /readyz says it, too. On the node: "
         "dra-driver doctor.",
+        subject,
+        layer=layer_of(said, Layer.DAEMONSET) if said else Layer.DAEMONSET,
     )
 
 
@@ -175,43 +169,41 @@ def last_words(pod: Wire, facts: ClusterFacts) -> str:
     return ""
 
 
-def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) -> LayerFinding | None:
+def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) -> Finding | None:
     waiting = mapping(status, "state", "waiting")
     reason, message = text(waiting, "reason"), text(waiting, "message")
     logs = f"kubectl -n {namespace_of(pod)} logs {name_of(pod)} --previous"
     if reason in _PULL:
-        return PODS.finding(
-            FindingStatus.FAIL,
-            subject,
+        return fail(
             f"its image {text(status, 'image')} cannot be had ({reason}): {message}",
-            expected="an image that the node can pull, or has",
-            do="Check image.repository, image.tag and imagePullSecrets of the chart; on a node without a registry the "
+            "an image that the node can pull, or has",
+            "Check image.repository, image.tag and imagePullSecrets of the chart; on a node without a registry the "
             "image has to be imported before (docs/image.md).",
+            subject,
         )
     last = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
     if reason == "CrashLoopBackOff" or (last and not status.get("ready") and number(status, "restartCount") > 0):
         why = text(last, "message") or last_words(pod, facts) or text(last, "reason") or "no message"
-        return PODS.finding(
-            FindingStatus.FAIL,
-            subject,
+        return fail(
             f"its container {text(status, 'name')} ended {number(status, 'restartCount')} times, the last time with "
             f"exit status {number(last, 'exitCode')}: {why}",
-            expected="a process that keeps running",
-            do="Exit status 2 is a wrong setting, 137 with OOMKilled too little memory (chart value node.resources). "
+            "a process that keeps running",
+            "Exit status 2 is a wrong setting, 137 with OOMKilled too little memory (chart value node.resources). "
             f"Read its last words: {logs}",
+            subject,
         )
     if reason and reason not in _SIDE_EFFECTS:
-        return PODS.finding(
-            FindingStatus.FAIL,
-            subject,
+        return fail(
             f"its container {text(status, 'name')} does not start ({reason}): {message}",
-            expected="a container that starts",
-            do="Look at the host's folders that the DaemonSet mounts, and at kubectl describe of the pod.",
+            "a container that starts",
+            "Look at the host's folders that the DaemonSet mounts, and at kubectl describe of the pod.",
+            subject,
         )
     return None
 
 
-def _rollout(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("daemonset-one-image", Layer.DAEMONSET, "the images of node processes")
+def _rollout(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods of an older image beside those of a newer one: an update that does not go on."""
     images: dict[str, list[str]] = {}
     for pod in node_pods(facts):
@@ -219,16 +211,16 @@ def _rollout(facts: ClusterFacts) -> Iterator[LayerFinding]:
             if text(container, "name") == "node":
                 images.setdefault(text(container, "image"), []).append(text(pod, "spec", "nodeName"))
     if len(images) > 1:
-        yield ROLLOUT.finding(
-            FindingStatus.WARN,
+        yield warn(
+            "; ".join(f"{image} on {listed(sorted(nodes))}" for image, nodes in sorted(images.items())),
+            "one image on all nodes",
+            "Wait for the update, or look at why it stopped: kubectl rollout status daemonset/dra-driver-node.",
             f"daemonset/{NODE_DAEMONSET}",
-            "; ".join(f"{image} on {shown(sorted(nodes))}" for image, nodes in sorted(images.items())),
-            expected="one image on all nodes",
-            do="Wait for the update, or look at why it stopped: kubectl rollout status daemonset/dra-driver-node.",
         )
 
 
-def _others(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("other-pods-ready", Layer.DAEMONSET, "controller, MPS host and usage exporter")
+def _others(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods of controller, MPS host and usage exporter: nodes work without them, with fewer features."""
     for pod in facts.items(fact.DRIVER_PODS):
         component = text(pod, "metadata", "labels", COMPONENT)
@@ -237,13 +229,11 @@ def _others(facts: ClusterFacts) -> Iterator[LayerFinding]:
         restarts = max((number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")), default=0)
         waiting = [text(each, "state", "waiting", "reason") for each in dicts(pod, "status", "containerStatuses")]
         said = last_words(pod, facts) or next(filter(None, waiting), "") or text(condition_of(pod, "Ready"), "message")
-        yield OTHERS.finding(
-            FindingStatus.WARN,
-            subject_of("pod", pod),
+        yield warn(
             f"the {component} is not ready{f' after {restarts} restarts' if restarts else ''}: {said or 'no message'}",
-            expected=f"a {component} that runs",
-            do=f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; "
-            f"{_LOST.get(component, 'see the chart')}.",
+            f"a {component} that runs",
+            f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; {_LOST.get(component, 'see the chart')}.",
+            subject_of("pod", pod),
         )
 
 
@@ -259,22 +249,4 @@ def _image(item: Wire) -> str:
     return str(images[0]) if isinstance(images, list) and images else "unknown"
 
 
-PRESENT: Final = LayerCheck[ClusterFacts](
-    name="daemonset-present", layer=Layer.DAEMONSET, about="the DaemonSet of node processes", look=_present
-)
-MADE: Final = LayerCheck[ClusterFacts](
-    name="daemonset-pods-created", layer=Layer.DAEMONSET, about="that the DaemonSet's pods are created", look=_made
-)
-PODS: Final = LayerCheck[ClusterFacts](
-    name="daemonset-pods-ready", layer=Layer.DAEMONSET, about="the pods of node processes", look=_pods
-)
-ROLLOUT: Final = LayerCheck[ClusterFacts](
-    name="daemonset-one-image", layer=Layer.DAEMONSET, about="the images of node processes", look=_rollout
-)
-OTHERS: Final = LayerCheck[ClusterFacts](
-    name="other-pods-ready",
-    layer=Layer.DAEMONSET,
-    about="controller, MPS host and usage exporter",
-    look=_others,
-)
-CHECKS: Final = (PRESENT, MADE, PODS, ROLLOUT, OTHERS)
+CHECKS: Final = (_present, _made, _pods, _rollout, _others)

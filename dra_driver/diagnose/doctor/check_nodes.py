@@ -1,22 +1,14 @@
-"""Checks of Nodes: that those with GPUs are selected by the DaemonSet, are ready, and have a runtime with CDI."""
+"""Checks of Nodes and of GpuNodes: labels, readiness, runtimes; problems, GPUs and their health, versions."""
 
 import re
 from collections.abc import Iterator
 from typing import Final
 
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
+from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.driver_view import (
-    driver_nodes,
-    has_gpu_label,
-    label_of,
-    node_daemonsets,
-    plugin_offers,
-    shown,
-)
-from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.wire import (
+from dra_driver.diagnose.doctor.facts import (
+    ClusterFacts,
     Wire,
     condition_of,
     dicts,
@@ -28,43 +20,51 @@ from dra_driver.diagnose.doctor.wire import (
     subject_of,
     text,
 )
+from dra_driver.diagnose.doctor.sentences import layer_of
+from dra_driver.diagnose.doctor.views import (
+    driver_nodes,
+    gpu_nodes,
+    has_gpu_label,
+    label_of,
+    node_daemonsets,
+    nodes_with_ready_pods,
+    plugin_offers,
+)
 from dra_driver.scheduler.allocation import node_matches, untolerated
 
 _RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
-def _selected(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("node-labels", Layer.NODE, "that the DaemonSet selects the nodes with GPUs")
+def _selected(facts: ClusterFacts) -> Iterator[Finding]:
     daemonsets, nodes = node_daemonsets(facts), list(facts.items("nodes"))
     for item in daemonsets:
         matched = [node for node in nodes if why_left_out(item, node) == ""]
         if not matched:
-            yield SELECTED.finding(
-                FindingStatus.FAIL,
-                subject_of("daemonset", item),
+            yield fail(
                 f"selects none of {len(nodes)} nodes: {_why_none(item, nodes)}",
-                expected=f"nodes with {_wanted(item)}",
-                do="Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or "
-                "install Node "
+                f"nodes with {_wanted(item)}",
+                "Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or install Node "
                 "Feature Discovery; or set nodes.gpuLabels of the chart.",
+                subject_of("daemonset", item),
             )
     if not daemonsets:
         return
     left = [(node, why) for node in nodes if _has_gpus(node) and (why := _left_out_by_all(daemonsets, node))]
     for node, why in left:
-        status = FindingStatus.WARN if plugin_offers(node) else FindingStatus.FAIL
-        yield SELECTED.finding(
+        status = Status.WARN if plugin_offers(node) else Status.FAIL
+        yield finding(
             status,
-            subject_of("node", node),
             f"has NVIDIA GPUs ({label_of(node) or ', '.join(plugin_offers(node))}), but the DaemonSet leaves it "
             f"out: {why}",
-            expected="a node process on each node with GPUs",
-            do="Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of "
-            "the chart; "
-            "leave it so if another driver serves this node.",
+            "a node process on each node with GPUs",
+            "Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of the "
+            "chart; leave it so if another driver serves this node.",
+            subject_of("node", node),
         )
     if not left and nodes:
         count = sum(any(why_left_out(item, node) == "" for item in daemonsets) for node in nodes)
-        yield SELECTED.finding(FindingStatus.OK, "cluster", f"the DaemonSet selects {count} of {len(nodes)} nodes")
+        yield ok(f"the DaemonSet selects {count} of {len(nodes)} nodes", "cluster")
 
 
 def why_left_out(daemonset: Wire, node: Wire) -> str:
@@ -124,7 +124,8 @@ def _has_gpus(node: Wire) -> bool:
     return has_gpu_label(node) or bool(plugin_offers(node))
 
 
-def _readiness(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("node-ready", Layer.NODE, "that nodes with GPUs are ready")
+def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = driver_nodes(facts)
     for node in facts.items("nodes"):
         if name_of(node) not in wanted:
@@ -132,24 +133,22 @@ def _readiness(facts: ClusterFacts) -> Iterator[LayerFinding]:
         subject = subject_of("node", node)
         if not is_ready(node) and condition_of(node, "Ready"):
             message = text(condition_of(node, "Ready"), "message")
-            yield READINESS.finding(
-                FindingStatus.FAIL,
-                subject,
+            yield fail(
                 f"is not ready: {message or 'no message'}",
-                expected="a node that is ready",
-                do="Look at the kubelet of the node; the driver cannot help before.",
+                "a node that is ready",
+                "Look at the kubelet of the node; the driver cannot help before.",
+                subject,
             )
         elif mapping(node, "spec").get("unschedulable") is True:
-            yield READINESS.finding(
-                FindingStatus.WARN,
-                subject,
+            yield warn(
                 "is cordoned, so no new pod gets its GPUs",
-                expected="a node that takes pods",
-                do=f"If that is over: kubectl uncordon {name_of(node)}",
+                "a node that takes pods",
+                f"If that is over: kubectl uncordon {name_of(node)}",
+                subject,
             )
 
 
-def runtime_problem(version: str) -> tuple[FindingStatus, str, str] | None:
+def runtime_problem(version: str) -> tuple[Status, str, str] | None:
     """What is wrong with a container runtime of ``containerd://1.7.24``: status, seen, what to do. None: nothing known.
 
     containerd has the CRI field for CDI devices from 1.7.2 on, switched off by default before 2.0; without it a pod
@@ -162,35 +161,35 @@ def runtime_problem(version: str) -> tuple[FindingStatus, str, str] | None:
     name, number_of = found[1], (int(found[2]), int(found[3]), int(found[4] or 0))
     if name == "containerd" and number_of < (1, 7, 2):
         return (
-            FindingStatus.FAIL,
+            Status.FAIL,
             f"containerd {version.partition('://')[2]} knows no CDI devices: pods start without their GPUs and no "
             "error",
             "Upgrade to containerd 2.0 or newer, where CDI is on.",
         )
     if name == "containerd" and number_of < (2, 0, 0):
         return (
-            FindingStatus.WARN,
+            Status.WARN,
             f"containerd {version.partition('://')[2]} has CDI switched off unless its configuration says otherwise",
             'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or '
-            "upgrade to 2.0; "
-            "kubectl dra doctor node/NAME --on-node reads the switch.",
+            "upgrade to 2.0; kubectl dra doctor node/NAME --on-node reads the switch.",
         )
     if name == "cri-o" and number_of < (1, 28, 0):
         return (
-            FindingStatus.FAIL,
+            Status.FAIL,
             f"CRI-O {version.partition('://')[2]} does not take CDI devices from the kubelet",
             "Upgrade to CRI-O 1.28 or newer.",
         )
     if name == "docker":
         return (
-            FindingStatus.FAIL,
+            Status.FAIL,
             "the container runtime is Docker (cri-dockerd), which does not take CDI devices from the kubelet",
             "Use containerd 2.0 or newer, or CRI-O.",
         )
     return None
 
 
-def _runtimes(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("container-runtime", Layer.RUNTIME, "the container runtimes")
+def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = driver_nodes(facts)
     nodes = [node for node in facts.items("nodes") if name_of(node) in wanted]
     good: dict[str, int] = {}
@@ -202,39 +201,37 @@ def _runtimes(facts: ClusterFacts) -> Iterator[LayerFinding]:
             continue
         status, seen, do = problem
         expected = "containerd 2.0 or newer, 1.7 with enable_cdi = true, or CRI-O 1.28 or newer"
-        yield RUNTIMES.finding(status, subject_of("node", node), seen, expected=expected, do=do)
+        yield finding(status, seen, expected, do, subject_of("node", node))
     known = [version for version in sorted(good) if version]
     if known and len(nodes) == sum(good.values()):
-        yield RUNTIMES.finding(FindingStatus.OK, "cluster", f"container runtimes take CDI devices: {shown(known)}")
+        yield ok(f"container runtimes take CDI devices: {listed(known)}", "cluster")
 
 
-def _default_runtime(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("default-runtime", Layer.RUNTIME, "what gives GPUs past claims")
+def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
     """NVIDIA's runtime as default gives GPUs to pods that set a variable, past every claim."""
     for item in facts.items(fact.DAEMONSETS):
         if "container-toolkit" not in name_of(item) or number(item, "status", "desiredNumberScheduled") == 0:
             continue
         if text(item, "spec", "settings", "CONTAINERD_SET_AS_DEFAULT") == "false":
             continue
-        yield DEFAULT_RUNTIME.finding(
-            FindingStatus.WARN,
-            subject_of("daemonset", item),
+        yield warn(
             "may make NVIDIA's runtime the default of its nodes (CONTAINERD_SET_AS_DEFAULT is not false)",
-            expected="runc or crun as the default runtime",
-            do="Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy: any pod can have all GPUs by the "
+            "runc or crun as the default runtime",
+            "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy: any pod can have all GPUs by the "
             "variable NVIDIA_VISIBLE_DEVICES otherwise (docs/security.md).",
+            subject_of("daemonset", item),
         )
     wanted = driver_nodes(facts)
     for pod in facts.items(fact.VISIBLE_DEVICES):
         if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or _is_of_driver(pod):
             continue
-        yield DEFAULT_RUNTIME.finding(
-            FindingStatus.WARN,
-            subject_of("pod", pod),
+        yield warn(
             f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
             f"{text(pod, 'spec', 'nodeName')}",
-            expected="GPUs by claims alone",
-            do="Where NVIDIA's runtime is the default of the node, this pod has GPUs that others were given: use "
-            "a claim.",
+            "GPUs by claims alone",
+            "Where NVIDIA's runtime is the default of the node, this pod has GPUs that others were given: use a claim.",
+            subject_of("pod", pod),
         )
 
 
@@ -242,16 +239,114 @@ def _is_of_driver(pod: Wire) -> bool:
     return labels_of(pod).get("app.kubernetes.io/component") == "node" or text(pod, "owner") == "DaemonSet"
 
 
-SELECTED: Final = LayerCheck[ClusterFacts](
-    name="node-labels", layer=Layer.NODE, about="that the DaemonSet selects the nodes with GPUs", look=_selected
-)
-READINESS: Final = LayerCheck[ClusterFacts](
-    name="node-ready", layer=Layer.NODE, about="that nodes with GPUs are ready", look=_readiness
-)
-RUNTIMES: Final = LayerCheck[ClusterFacts](
-    name="container-runtime", layer=Layer.RUNTIME, about="the container runtimes", look=_runtimes
-)
-DEFAULT_RUNTIME: Final = LayerCheck[ClusterFacts](
-    name="default-runtime", layer=Layer.RUNTIME, about="what gives GPUs past claims", look=_default_runtime
-)
-CHECKS: Final = (SELECTED, READINESS, RUNTIMES, DEFAULT_RUNTIME)
+_GPU_LEFT_OUT: Final = "GpuLeftOut"
+_NOT_READY: Final = "NotReady"
+
+
+@check("gpu-node-written", Layer.GPUS, "the GpuNodes of nodes")
+def _told(facts: ClusterFacts) -> Iterator[Finding]:
+    """Nodes with a ready node process that say nothing of their GPUs."""
+    served = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
+    if "gpunodes" not in served:
+        return
+    there = {name_of(item) for item in facts.items(fact.GPU_NODES)}
+    silent = sorted(nodes_with_ready_pods(facts) - there)
+    for node in silent:
+        yield warn(
+            "its node process is ready and has written no GpuNode",
+            "a GpuNode of this name",
+            "Look for an event GpuNodeNotWritten: kubectl get events -n default; the chart value gpuNodes.enabled may "
+            "have been changed. Claims work without it.",
+            f"node/{node}",
+        )
+
+
+@check("gpu-node-problems", Layer.GPUS, "the problems in GpuNodes")
+def _problems(facts: ClusterFacts) -> Iterator[Finding]:
+    facts.items(fact.GPU_NODES)
+    for node, status in gpu_nodes(facts).items():
+        for problem in status.problems:
+            yield _judged(node, problem)
+        if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
+            yield fail(
+                "its node process found no GPU",
+                "at least one GPU, or no node process on this node",
+                "Run nvidia-smi -L on the node; if it shows GPUs, run dra-driver doctor there. If it has none, take "
+                "the GPU labels from the node.",
+                f"node/{node}",
+                layer=Layer.NVML,
+            )
+
+    good = {node: len(status.gpus) for node, status in gpu_nodes(facts).items() if status.gpus and not status.problems}
+    if good:
+        subject = f"node/{next(iter(good))}" if len(good) == 1 else "cluster"
+        seen = f"{sum(good.values())} GPUs of {len(good)} nodes without a problem"
+        yield ok(seen, subject)
+
+
+def _judged(node: str, problem: NodeProblem) -> Finding:
+    status = Status.WARN if problem.reason not in (_NOT_READY, _GPU_LEFT_OUT) else Status.FAIL
+    return finding(
+        status,
+        f"its node process says: {problem.message}",
+        "a node process without problems",
+        "Follow the sentence; dra-driver doctor on the node looks at driver, devices, sockets and CDI files.",
+        f"node/{node}",
+        layer=Layer.GPUS if problem.reason == _GPU_LEFT_OUT else layer_of(problem.message, Layer.GPUS),
+    )
+
+
+@check("gpu-health", Layer.GPUS, "the health of GPUs")
+def _health(facts: ClusterFacts) -> Iterator[Finding]:
+    facts.items(fact.GPU_NODES)
+    sick = [
+        (node, gpu)
+        for node, status in gpu_nodes(facts).items()
+        for gpu in status.gpus
+        if gpu.health is HealthWord.UNHEALTHY
+    ]
+    for node, gpu in sick:
+        yield fail(
+            f"is unhealthy ({', '.join(gpu.causes) or 'no cause'}): {gpu.message or 'no message'}",
+            "a healthy GPU",
+            "docs/health.md says what ends each cause; many XIDs need a reset (nvidia-smi -r) with the GPU drained: "
+            f"kubectl dra drain {node} --gpu {gpu.uuid}.",
+            f"gpu/{node}/{gpu.name}",
+        )
+
+
+@check("driver-versions", Layer.DRIVER, "the versions of NVIDIA's driver")
+def _versions(facts: ClusterFacts) -> Iterator[Finding]:
+    facts.items(fact.GPU_NODES)
+    found: dict[str, list[str]] = {}
+    for node, status in gpu_nodes(facts).items():
+        if status.driver_version:
+            found.setdefault(status.driver_version, []).append(node)
+    if len(found) > 1:
+        yield warn(
+            "nodes differ in NVIDIA's driver: "
+            + "; ".join(f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())),
+            "one version, unless an upgrade is under way",
+            "kubectl get gpunodes -o wide shows all versions; a claim can ask for driverVersion.",
+            "cluster",
+        )
+    elif found:
+        yield ok(f"NVIDIA driver {next(iter(found))}", "cluster")
+
+
+@check("toolkit-versions", Layer.TOOLKIT, "NVIDIA Container Toolkit on nodes")
+def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
+    """The hook is not needed everywhere, so its absence on some nodes alone is what stands out."""
+    facts.items(fact.GPU_NODES)
+    with_hook = {node: status.toolkit_version for node, status in gpu_nodes(facts).items() if status.toolkit_version}
+    without = sorted(set(gpu_nodes(facts)) - set(with_hook))
+    if with_hook and without:
+        yield warn(
+            f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {listed(without)}",
+            "NVIDIA Container Toolkit on all nodes with GPUs, or on none",
+            "Install NVIDIA Container Toolkit on the others: some applications need its hooks (docs/driver-roots.md).",
+            "cluster",
+        )
+
+
+CHECKS: Final = (_selected, _readiness, _runtimes, _default_runtime, _told, _problems, _health, _versions, _toolkit)

@@ -1,28 +1,173 @@
-"""Checks of the driver's ResourceSlices: present, complete, current, and with devices that claims can get."""
+"""Checks of the driver's ResourceSlices, and for a second publisher: each GPU it offers could be given to two pods."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
 from dra_driver.core.model.gpu_node import PublishedForm
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.driver_view import (
+from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.check_nodes import why_left_out
+from dra_driver.diagnose.doctor.facts import (
+    DRIVER_NAME,
+    NODE_DAEMONSET,
+    ClusterFacts,
+    Wire,
+    at,
+    dicts,
+    mapping,
+    name_of,
+    number,
+    subject_of,
+    text,
+)
+from dra_driver.diagnose.doctor.views import (
+    driver_name,
     driver_names,
+    driver_nodes,
     gpu_nodes,
     node_daemonsets,
     nodes_with_ready_pods,
     own_devices,
     own_slices,
     plugin_offers,
-    shown,
+    setting,
 )
-from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.wire import Wire, dicts, name_of, number, text
+
+_NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
+"""Parts of the image names of NVIDIA's own driver, old and new."""
+
+
+@check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
+def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
+    wanted = driver_nodes(facts)
+    allowed = _is_allowed(facts)
+    found = [(node, offers) for node in facts.items("nodes") if (offers := plugin_offers(node))]
+    for node, offers in found:
+        if name_of(node) not in wanted:
+            continue
+        withdrawn = "" if allowed else "; the node process withdraws its devices for as long"
+        yield finding(
+            Status.WARN if allowed else Status.FAIL,
+            f"a device plugin offers {listed(offers)} beside this driver{withdrawn}",
+            "one publisher per node",
+            "Keep one of the two off the node: take the device plugin away with the label "
+            "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or keep the driver's "
+            "DaemonSet off. kubectl dra migrate helps to move workloads.",
+            subject_of("node", node),
+        )
+    if not any(name_of(node) in wanted for node, _ in found):
+        elsewhere = [name_of(node) for node, _ in found]
+        seen = f"no node of the driver has a device plugin{f'; it is on {listed(elsewhere)}' if elsewhere else ''}"
+        yield ok(seen, "cluster")
+
+
+def _is_allowed(facts: ClusterFacts) -> bool:
+    daemonsets = [item for item in facts.items_or_none(fact.DAEMONSETS) if name_of(item) == NODE_DAEMONSET]
+    return bool(daemonsets) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in daemonsets)
+
+
+@check("two-installations", Layer.SECOND_PUBLISHER, "a second installation")
+def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
+    found = [item for item in node_daemonsets(facts) if number(item, "status", "desiredNumberScheduled") > 0]
+    if len(found) < 2:
+        return
+    names = {driver_name(item) for item in found}
+    how = "under one name" if len(names) == 1 else f"under the names {listed(sorted(names))}"
+    places = listed([subject_of("daemonset", item) for item in found])
+    yield fail(
+        f"the driver is installed {len(found)} times {how}: {places}",
+        "one installation per cluster",
+        "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet.",
+        "cluster",
+    )
+
+
+@check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's own DRA driver")
+def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
+    own = node_daemonsets(facts)
+    names = [driver_name(item) for item in own]
+    for item in facts.items(fact.DAEMONSETS):
+        images = at(item, "spec", "images")
+        if not isinstance(images, list) or not any(part in str(image) for image in images for part in _NVIDIA_IMAGES):
+            continue
+        both = [
+            name_of(node)
+            for node in facts.items_or_none("nodes")
+            if why_left_out(item, node) == "" and any(why_left_out(each, node) == "" for each in own)
+        ]
+        if own and both and DRIVER_NAME in names:
+            yield fail(
+                f"NVIDIA's own DRA driver goes to the same nodes under the same name {DRIVER_NAME}: {listed(both)}",
+                "one driver of a name per node",
+                "Keep the two apart by node labels, or install theirs for ComputeDomains alone "
+                "(resources.gpus.enabled=false of its chart).",
+                subject_of("daemonset", item),
+            )
+
+
+@check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
+def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
+    """The same UUID in two pools of one node."""
+    publishers: dict[tuple[str, str], set[str]] = {}
+    by_place: dict[str, dict[str, list[Wire]]] = {}
+    for item in facts.items("slices"):
+        place = f"driver {text(item, 'spec', 'driver')}, pool {text(item, 'spec', 'pool', 'name')}"
+        by_place.setdefault(text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
+    for node, places in by_place.items():
+        if len(places) > 1:  # most nodes have one pool, and their thousands of devices need no look
+            for place, items in places.items():
+                for uuid in {found for item in items for found in _uuids(item)}:
+                    publishers.setdefault((node, uuid), set()).add(place)
+    by_node: dict[tuple[str, tuple[str, ...]], int] = {}
+    for (node, _), offered_by in publishers.items():
+        if len(offered_by) > 1:
+            key = (node, tuple(sorted(offered_by)))
+            by_node[key] = by_node.get(key, 0) + 1
+    for (node, pools), count in sorted(by_node.items()):
+        yield fail(
+            f"{count} GPUs are published twice: {'; '.join(pools)}",
+            "each GPU in one pool",
+            "Stop one of the two drivers on this node; then delete its ResourceSlices.",
+            f"node/{node}",
+        )
+
+
+def _uuids(item: Wire) -> set[str]:
+    found: set[str] = set()
+    for device in dicts(item, "spec", "devices"):
+        for name, value in mapping(device, "attributes").items():
+            if str(name).rpartition("/")[2] == "uuid":
+                found.add(text(value, "string"))
+    return found - {""}
+
+
+@check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
+def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
+    """Two pools of one driver name on a node: the scheduler offers both."""
+    pools: dict[tuple[str, str], set[str]] = {}
+    names: Sequence[str] = driver_names(facts)
+    for item in facts.items("slices"):
+        driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
+        if driver in names and node:
+            pools.setdefault((driver, node), set()).add(text(item, "spec", "pool", "name"))
+    for (driver, node), found in sorted(pools.items()):
+        own = f"{node}/{driver}"
+        others = sorted(found - {own})
+        if others:
+            yield fail(
+                f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}",
+                f"the pool {own} alone",
+                "Another driver of the same name publishes here, or has left them: stop it, then kubectl delete "
+                "resourceslices of those pools.",
+                f"node/{node}",
+            )
+
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
-def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("slices-present", Layer.SLICES, "the ResourceSlices of nodes")
+def _present(facts: ClusterFacts) -> Iterator[Finding]:
     slices = own_slices(facts)
     devices = own_devices(facts)
     known = facts.knows("driver-pods") and facts.knows("daemonsets")
@@ -33,32 +178,27 @@ def _present(facts: ClusterFacts) -> Iterator[LayerFinding]:
         told = gpu_nodes(facts).get(node)
         if (told is not None and not told.gpus) or node in offered:
             continue  # said by the layers before
-        yield PRESENT.finding(
-            FindingStatus.FAIL,
-            f"node/{node}",
+        yield fail(
             "its node process runs, and no ResourceSlice of the node has a device",
-            expected=f"ResourceSlices of {shown(driver_names(facts))} for this node",
-            do="The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
+            f"ResourceSlices of {listed(driver_names(facts))} for this node",
+            "The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
             "kubectl get events -n default for ResourceSliceProblem.",
+            f"node/{node}",
         )
     if not slices and not wanted and not known:
-        yield PRESENT.finding(
-            FindingStatus.FAIL,
+        yield fail(
+            f"no ResourceSlice of driver {listed(driver_names(facts))}",
+            "ResourceSlices for each node with GPUs",
+            "Run kubectl dra doctor against the cluster: a snapshot does not tell why.",
             "cluster",
-            f"no ResourceSlice of driver {shown(driver_names(facts))}",
-            expected="ResourceSlices for each node with GPUs",
-            do="Run kubectl dra doctor against the cluster: a snapshot does not tell why.",
         )
     if slices and not missing:
         count = sum(map(len, devices.values()))
-        yield PRESENT.finding(
-            FindingStatus.OK,
-            "cluster",
-            f"{count} devices of {len([node for node in devices if node])} nodes are published",
-        )
+        yield ok(f"{count} devices of {len([node for node in devices if node])} nodes are published", "cluster")
 
 
-def _pools(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("pools-complete", Layer.SLICES, "that pools are complete")
+def _pools(facts: ClusterFacts) -> Iterator[Finding]:
     pools: dict[tuple[str, str], list[Wire]] = {}
     for item in own_slices(facts):
         pools.setdefault((text(item, "spec", "driver"), text(item, "spec", "pool", "name")), []).append(item)
@@ -68,42 +208,40 @@ def _pools(facts: ClusterFacts) -> Iterator[LayerFinding]:
         old = [item for item in items if item not in current]
         expected = max(number(item, "spec", "pool", "resourceSliceCount") for item in current)
         if len(current) != expected:
-            yield POOLS.finding(
-                FindingStatus.FAIL,
-                f"pool/{pool}",
+            yield fail(
                 f"{len(current)} of {expected} ResourceSlices of generation {newest} are there, so the scheduler "
                 "uses none",
-                expected="all ResourceSlices of the newest generation",
-                do="The node process completes it within seconds while it runs; where it does not, look at its "
-                "log, at a "
+                "all ResourceSlices of the newest generation",
+                "The node process completes it within seconds while it runs; where it does not, look at its log, at a "
                 "ResourceQuota for resourceslices, and at who deletes them.",
+                f"pool/{pool}",
             )
         elif old:
-            yield POOLS.finding(
-                FindingStatus.WARN,
-                f"pool/{pool}",
+            yield warn(
                 f"{len(old)} ResourceSlices are of an older generation than {newest}",
-                expected="one generation",
-                do="The node process deletes them; if they stay, another client writes to this pool.",
+                "one generation",
+                "The node process deletes them; if they stay, another client writes to this pool.",
+                f"pool/{pool}",
             )
 
 
-def _orphans(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of nodes that are gone")
+def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
     nodes = {name_of(node) for node in facts.items("nodes")}
     gone = sorted(
         {node for item in own_slices(facts) if (node := text(item, "spec", "nodeName")) and node not in nodes}
     )
     if gone and nodes:
-        yield ORPHANS.finding(
-            FindingStatus.WARN,
+        yield warn(
+            f"ResourceSlices of nodes that do not exist: {listed(gone)}",
+            "ResourceSlices that end with their Node",
+            "kubectl delete resourceslices --field-selector spec.nodeName=NAME",
             "cluster",
-            f"ResourceSlices of nodes that do not exist: {shown(gone)}",
-            expected="ResourceSlices that end with their Node",
-            do="kubectl delete resourceslices --field-selector spec.nodeName=NAME",
         )
 
 
-def _without_process(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("slices-without-node-process", Layer.SLICES, "that published devices can be prepared")
+def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
     """Devices that can be allocated although no node process can prepare them."""
     if not node_daemonsets(facts):
         return  # node processes run otherwise, as in the embedded cluster
@@ -112,17 +250,17 @@ def _without_process(facts: ClusterFacts) -> Iterator[LayerFinding]:
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
-        yield WITHOUT_PROCESS.finding(
-            FindingStatus.FAIL,
-            f"node/{node}",
+        yield fail(
             f"{len(devices[node])} devices are published, but no node process is ready there to prepare them",
-            expected="a ready node process on the node",
-            do="See the layers daemonset and node for why it does not run; claims that the scheduler allocates "
+            "a ready node process on the node",
+            "See the layers daemonset and node for why it does not run; claims that the scheduler allocates "
             "there wait.",
+            f"node/{node}",
         )
 
 
-def _taints(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("devices-tainted", Layer.SLICES, "taints of devices")
+def _taints(facts: ClusterFacts) -> Iterator[Finding]:
     for node, devices in sorted(own_devices(facts).items()):
         keys: dict[str, int] = {}
         tainted = 0
@@ -135,18 +273,17 @@ def _taints(facts: ClusterFacts) -> Iterator[LayerFinding]:
                 words = text(taint, "key") + (f"={text(taint, 'value')}" if text(taint, "value") else "")
                 keys[words] = keys.get(words, 0) + 1
         if tainted and tainted == len(devices):
-            yield TAINTS.finding(
-                FindingStatus.WARN,
+            yield warn(
+                f"all {tainted} devices are tainted: {listed(sorted(keys))}",
+                "devices that new claims can get",
+                "A drain ends with kubectl dra undrain; health taints end with their cause (docs/health.md); a "
+                "policy's taint with its policy.",
                 f"node/{node}",
-                f"all {tainted} devices are tainted: {shown(sorted(keys))}",
-                expected="devices that new claims can get",
-                do="A drain ends with kubectl dra undrain; health taints end with their cause (docs/health.md); "
-                "a policy's "
-                "taint with its policy.",
             )
 
 
-def _forms(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("forms-published", Layer.SLICES, "that partitions and shares are published")
+def _forms(facts: ClusterFacts) -> Iterator[Finding]:
     """Partitions or shares that a node means to offer and that are not in its slices: a gate drops their fields."""
     devices = own_devices(facts)
     for node, status in gpu_nodes(facts).items():
@@ -160,12 +297,11 @@ def _forms(facts: ClusterFacts) -> Iterator[LayerFinding]:
         if PublishedForm.SHARED in offered and not any(device.get("allowMultipleAllocations") for device in published):
             lost.append(("shares", "DRAConsumableCapacity"))
         for what, gate in lost:
-            yield FORMS.finding(
-                FindingStatus.WARN,
-                f"node/{node}",
+            yield warn(
                 f"its policies allow {what}, and none is published",
-                expected=f"an API server that keeps the fields of {what} (feature gate {gate}; on from 1.36)",
-                do=f"Turn {gate} on in the API server, scheduler and kubelets, or change the policy.",
+                f"an API server that keeps the fields of {what} (feature gate {gate}; on from 1.36)",
+                f"Turn {gate} on in the API server, scheduler and kubelets, or change the policy.",
+                f"node/{node}",
                 layer=Layer.KUBERNETES,
             )
 
@@ -174,25 +310,16 @@ def _attribute(device: Mapping[str, object], name: str) -> str:
     return text(device, "attributes", name, "string")
 
 
-PRESENT: Final = LayerCheck[ClusterFacts](
-    name="slices-present", layer=Layer.SLICES, about="the ResourceSlices of nodes", look=_present
+CHECKS: Final = (
+    _device_plugin,
+    _two_installations,
+    _nvidias_driver,
+    _foreign_pool,
+    _same_gpus,
+    _present,
+    _without_process,
+    _pools,
+    _orphans,
+    _taints,
+    _forms,
 )
-POOLS: Final = LayerCheck[ClusterFacts](
-    name="pools-complete", layer=Layer.SLICES, about="that pools are complete", look=_pools
-)
-ORPHANS: Final = LayerCheck[ClusterFacts](
-    name="slices-of-missing-nodes", layer=Layer.SLICES, about="ResourceSlices of nodes that are gone", look=_orphans
-)
-WITHOUT_PROCESS: Final = LayerCheck[ClusterFacts](
-    name="slices-without-node-process",
-    layer=Layer.SLICES,
-    about="that published devices can be prepared",
-    look=_without_process,
-)
-TAINTS: Final = LayerCheck[ClusterFacts](
-    name="devices-tainted", layer=Layer.SLICES, about="taints of devices", look=_taints
-)
-FORMS: Final = LayerCheck[ClusterFacts](
-    name="forms-published", layer=Layer.SLICES, about="that partitions and shares are published", look=_forms
-)
-CHECKS: Final = (PRESENT, WITHOUT_PROCESS, POOLS, ORPHANS, TAINTS, FORMS)

@@ -3,17 +3,26 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.diagnose.doctor.check import LayerCheck
-from dra_driver.diagnose.doctor.driver_view import driver_names, plugin_offers, shown
-from dra_driver.diagnose.doctor.facts import ClusterFacts
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.gpu_workloads import concerns, gpu_names
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, warn
+from dra_driver.diagnose.doctor.facts import (
+    ClusterFacts,
+    Wire,
+    condition_of,
+    dicts,
+    name_of,
+    namespace_of,
+    subject_of,
+    text,
+)
 from dra_driver.diagnose.doctor.sentences import layer_of
-from dra_driver.diagnose.doctor.wire import Wire, condition_of, dicts, name_of, namespace_of, subject_of, text
-from dra_driver.diagnose.doctor.workload_view import (
+from dra_driver.diagnose.doctor.views import (
     claim_names,
+    concerns,
+    driver_names,
     extended_resources,
+    gpu_names,
     key_of,
+    plugin_offers,
     template_names,
     used_classes,
     waiting_pods,
@@ -36,7 +45,8 @@ _BELOW: Final = frozenset(
 """Layers to which an error of preparing may be assigned; others are the layer prepare itself."""
 
 
-def _references(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("claims-and-templates-exist", Layer.WORKLOAD, "that claims and templates of pods exist")
+def _references(facts: ClusterFacts) -> Iterator[Finding]:
     """Claims and templates that pods name and that do not exist, often because they are in another namespace.
 
     Of a whole cluster it is a warning unless the pod, or the one of that name elsewhere, is known to be about GPUs.
@@ -54,40 +64,42 @@ def _references(facts: ClusterFacts) -> Iterator[LayerFinding]:
             for name in names:
                 if (namespace, name) not in known:
                     is_ours = facts.about_workload or known_pods[key_of(pod)] or (kind, name) in of_gpus
-                    status = FindingStatus.FAIL if is_ours else FindingStatus.WARN
+                    status = Status.FAIL if is_ours else Status.WARN
                     elsewhere = sorted(place for place, other in known if other == name)
                     yield _missing(pod, kind, name, elsewhere, status)
 
 
-def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str], status: FindingStatus) -> LayerFinding:
+def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str], status: Status) -> Finding:
     namespace = namespace_of(pod)
-    where = f"; namespace {shown(elsewhere)} has one of this name" if elsewhere else ""
+    where = f"; namespace {listed(elsewhere)} has one of this name" if elsewhere else ""
     do = f"Create it in namespace {namespace}: a pod can use only what is in its own namespace."
-    return REFERENCES.finding(
+    return finding(
         status,
-        subject_of("pod", pod),
         f"names {kind} {name}, which does not exist in namespace {namespace}{where}",
-        expected=f"{kind} {namespace}/{name}",
-        do=do if elsewhere else f"Create it in namespace {namespace}, or correct the name in the pod.",
+        f"{kind} {namespace}/{name}",
+        do if elsewhere else f"Create it in namespace {namespace}, or correct the name in the pod.",
+        subject_of("pod", pod),
     )
 
 
-def _classes(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("classes-of-claims-exist", Layer.WORKLOAD, "that classes of claims exist")
+def _classes(facts: ClusterFacts) -> Iterator[Finding]:
     names = {name_of(item) for item in facts.items("classes")}
     for name, users in sorted(used_classes(facts).items()):
         if name not in names:
             is_ours = facts.about_workload or "nvidia" in name or name.startswith("mig")
-            yield CLASSES.finding(
-                FindingStatus.FAIL if is_ours else FindingStatus.WARN,
-                users[0],
+            yield finding(
+                Status.FAIL if is_ours else Status.WARN,
                 f"names DeviceClass {name}, which does not exist"
                 + (f" (and {len(users) - 1} more do)" if len(users) > 1 else ""),
-                expected=f"an existing DeviceClass: {shown(sorted(names)) or 'there is none'}",
-                do="Correct the name, or create the class; kubectl dra classes apply makes those for MIG profiles.",
+                f"an existing DeviceClass: {listed(sorted(names)) or 'there is none'}",
+                "Correct the name, or create the class; kubectl dra classes apply makes those for MIG profiles.",
+                users[0],
             )
 
 
-def _plugin_resources(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("device-plugin-resources", Layer.WORKLOAD, "pods that ask for a device plugin's resources")
+def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods that ask for the device plugin's resources where nothing gives them any more."""
     given = {text(item, "spec", "extendedResourceName") for item in facts.items("classes")}
     offered = {each.partition(":")[0] for node in facts.items("nodes") for each in plugin_offers(node)}
@@ -95,25 +107,24 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[LayerFinding]:
         asked = list(extended_resources(pod))
         lost = [name for name in asked if name not in given and name not in offered]
         if lost:
-            yield PLUGIN_RESOURCES.finding(
-                FindingStatus.FAIL,
-                subject_of("pod", pod),
-                f"asks for {shown(lost)}, which neither a DeviceClass nor a device plugin gives",
-                expected="a claim, or a DeviceClass with this extendedResourceName (Kubernetes 1.36)",
-                do="kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
+            yield fail(
+                f"asks for {listed(lost)}, which neither a DeviceClass nor a device plugin gives",
+                "a claim, or a DeviceClass with this extendedResourceName (Kubernetes 1.36)",
+                "kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
                 "nvidia.com/mig-*.",
+                subject_of("pod", pod),
             )
         elif asked and dicts(pod, "spec", "resourceClaims"):
-            yield PLUGIN_RESOURCES.finding(
-                FindingStatus.WARN,
+            yield warn(
+                f"asks for {listed(asked)} and has a claim as well: it gets both",
+                "a claim or an extended resource",
+                "Remove one of the two.",
                 subject_of("pod", pod),
-                f"asks for {shown(asked)} and has a claim as well: it gets both",
-                expected="a claim or an extended resource",
-                do="Remove one of the two.",
             )
 
 
-def _waiting(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("pods-not-scheduled", Layer.WORKLOAD, "pods with claims that wait")
+def _waiting(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods with claims that the scheduler could not place, other drivers' claims left out; `explain` says why."""
     known = concerns(facts)
     for pod in waiting_pods(facts):
@@ -121,16 +132,16 @@ def _waiting(facts: ClusterFacts) -> Iterator[LayerFinding]:
             continue
         scheduled = condition_of(pod, "PodScheduled")
         if dicts(pod, "spec", "resourceClaims") and scheduled.get("status") == "False":
-            yield WAITING.finding(
-                FindingStatus.WARN,
-                subject_of("pod", pod),
+            yield warn(
                 f"is not scheduled: {text(scheduled, 'message') or text(scheduled, 'reason')}",
-                expected="a node",
-                do=f"kubectl dra explain pod/{name_of(pod)} -n {namespace_of(pod)}",
+                "a node",
+                f"kubectl dra explain pod/{name_of(pod)} -n {namespace_of(pod)}",
+                subject_of("pod", pod),
             )
 
 
-def _prepare(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("prepare-errors", Layer.PREPARE, "errors of preparing claims")
+def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
     """What the newest event says of preparing; left out where it is known to be of another driver's claim."""
     waiting = {key_of(pod): pod for pod in waiting_pods(facts)}
     known = concerns(facts)
@@ -153,12 +164,12 @@ def _prepare(facts: ClusterFacts) -> Iterator[LayerFinding]:
         layer = layer_of(message, Layer.PREPARE)
         layer = layer if layer in _BELOW else Layer.PREPARE
         node = text(waiting[key], "spec", "nodeName") or "its node"
-        yield PREPARE.finding(
-            FindingStatus.FAIL if is_own else FindingStatus.WARN,
-            f"pod/{'/'.join(key)}",
+        yield finding(
+            Status.FAIL if is_own else Status.WARN,
             f"could not be started on {node}{'' if is_own else ' (it may be of another driver)'}: {message[:600]}",
-            expected="a node that prepares the pod's claims",
-            do=_do_about(layer, node),
+            "a node that prepares the pod's claims",
+            _do_about(layer, node),
+            f"pod/{'/'.join(key)}",
             layer=layer,
         )
 
@@ -180,7 +191,8 @@ def _time(event: Wire) -> str:
     return text(event, "lastTimestamp") or text(event, "eventTime") or text(event, "firstTimestamp")
 
 
-def _claim_devices(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("claim-devices-ready", Layer.PREPARE, "the devices of claims")
+def _claim_devices(facts: ClusterFacts) -> Iterator[Finding]:
     """What this driver says of the devices of claims in ``status.devices`` (chart value claimStatus.enabled)."""
     own = driver_names(facts)
     for claim in facts.items("claims"):
@@ -189,17 +201,17 @@ def _claim_devices(facts: ClusterFacts) -> Iterator[LayerFinding]:
                 continue  # a network card that is not ready is no matter of GPUs
             for condition in dicts(device, "conditions"):
                 if text(condition, "type") == "Ready" and text(condition, "status") == "False":
-                    yield CLAIM_DEVICES.finding(
-                        FindingStatus.FAIL,
-                        subject_of("claim", claim),
+                    yield fail(
                         f"device {text(device, 'device')} is not ready: "
                         f"{text(condition, 'message') or text(condition, 'reason')}",
-                        expected="devices that are ready",
-                        do="docs/health.md says what ends each cause; a new pod gets another device.",
+                        "devices that are ready",
+                        "docs/health.md says what ends each cause; a new pod gets another device.",
+                        subject_of("claim", claim),
                     )
 
 
-def _stuck_claims(facts: ClusterFacts) -> Iterator[LayerFinding]:
+@check("claims-end", Layer.PREPARE, "that claims end")
+def _stuck_claims(facts: ClusterFacts) -> Iterator[Finding]:
     pods = {text(pod, "metadata", "uid") for pod in facts.items("pods")}
     for claim in facts.items("claims"):
         users = dicts(claim, "status", "reservedFor")
@@ -207,40 +219,12 @@ def _stuck_claims(facts: ClusterFacts) -> Iterator[LayerFinding]:
             text(user, "name") for user in users if text(user, "resource") == "pods" and text(user, "uid") not in pods
         ]
         if users and len(gone) == len(users) and text(claim, "metadata", "deletionTimestamp"):
-            yield STUCK.finding(
-                FindingStatus.WARN,
+            yield warn(
+                f"is being deleted and reserved for pods that are gone: {listed(gone)}",
+                "a claim that ends with its pods",
+                "The resource claim controller (kube-controller-manager) removes it; look at its log.",
                 subject_of("claim", claim),
-                f"is being deleted and reserved for pods that are gone: {shown(gone)}",
-                expected="a claim that ends with its pods",
-                do="The resource claim controller (kube-controller-manager) removes it; look at its log.",
             )
 
 
-REFERENCES: Final = LayerCheck[ClusterFacts](
-    name="claims-and-templates-exist",
-    layer=Layer.WORKLOAD,
-    about="that claims and templates of pods exist",
-    look=_references,
-)
-CLASSES: Final = LayerCheck[ClusterFacts](
-    name="classes-of-claims-exist", layer=Layer.WORKLOAD, about="that classes of claims exist", look=_classes
-)
-PLUGIN_RESOURCES: Final = LayerCheck[ClusterFacts](
-    name="device-plugin-resources",
-    layer=Layer.WORKLOAD,
-    about="pods that ask for a device plugin's resources",
-    look=_plugin_resources,
-)
-WAITING: Final = LayerCheck[ClusterFacts](
-    name="pods-not-scheduled", layer=Layer.WORKLOAD, about="pods with claims that wait", look=_waiting
-)
-PREPARE: Final = LayerCheck[ClusterFacts](
-    name="prepare-errors", layer=Layer.PREPARE, about="errors of preparing claims", look=_prepare
-)
-CLAIM_DEVICES: Final = LayerCheck[ClusterFacts](
-    name="claim-devices-ready", layer=Layer.PREPARE, about="the devices of claims", look=_claim_devices
-)
-STUCK: Final = LayerCheck[ClusterFacts](
-    name="claims-end", layer=Layer.PREPARE, about="that claims end", look=_stuck_claims
-)
-CHECKS: Final = (REFERENCES, CLASSES, PLUGIN_RESOURCES, WAITING, PREPARE, CLAIM_DEVICES, STUCK)
+CHECKS: Final = (_references, _classes, _plugin_resources, _waiting, _prepare, _claim_devices, _stuck_claims)

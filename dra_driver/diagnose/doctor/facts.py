@@ -1,8 +1,7 @@
-"""What is known of a cluster: the answer to each question, or why there is none.
+"""Facts of a cluster: the answer to each question, or why there is none; and reading fields of objects of any shape.
 
-A fact that is missing ends the check that needs it, and no other. Facts are the API objects as they were read, reduced
-to the fields that checks need and without secrets, so that they can travel in a support bundle.
-"""
+A missing fact ends only the check that needs it. Facts are the API objects as they were read, reduced to the fields
+that checks need and without secrets, so that they can travel in a support bundle."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,9 +9,72 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.diagnose.doctor.check import UnansweredError
-from dra_driver.diagnose.doctor.wire import Wire, text
+from dra_driver.core.finding import UnansweredError
 from dra_driver.kube.state import KINDS, ClusterState
+
+Wire = Mapping[str, Any]
+
+
+def at(item: object, *path: str) -> object:
+    """The value at a path of names; None where there is none."""
+    for name in path:
+        if not isinstance(item, Mapping):
+            return None
+        item = item.get(name)
+    return item
+
+
+def text(item: object, *path: str) -> str:
+    """The text at a path, else empty."""
+    value = at(item, *path)
+    return value if isinstance(value, str) else ""
+
+
+def number(item: object, *path: str) -> int:
+    value = at(item, *path)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def mapping(item: object, *path: str) -> Wire:
+    """The object at a path, else an empty one."""
+    value = at(item, *path)
+    return value if isinstance(value, Mapping) else {}
+
+
+def dicts(item: object, *path: str) -> list[Wire]:
+    """The objects of the list at a path; slices of large snapshots have lists of another type."""
+    value = at(item, *path)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return []
+    return [each for each in value if isinstance(each, Mapping)]
+
+
+def name_of(item: object) -> str:
+    return text(item, "metadata", "name")
+
+
+def namespace_of(item: object) -> str:
+    return text(item, "metadata", "namespace")
+
+
+def labels_of(item: object) -> Wire:
+    return mapping(item, "metadata", "labels")
+
+
+def subject_of(kind: str, item: object) -> str:
+    """``pod/team-a/train``, ``node/gpu-a``."""
+    return "/".join(part for part in (kind, namespace_of(item), name_of(item)) if part)
+
+
+def is_ready(item: object) -> bool:
+    """Whether the condition Ready of a pod or node is True."""
+    return condition_of(item, "Ready").get("status") == "True"
+
+
+def condition_of(item: object, kind: str) -> Wire:
+    """The condition of that type in ``status.conditions``, else an empty object."""
+    return next((each for each in dicts(item, "status", "conditions") if each.get("type") == kind), {})
+
 
 STATE_KINDS: Final = tuple(kind.field for kind in KINDS)
 """Facts with the objects of a cluster state, by its field names."""
@@ -40,10 +102,22 @@ DRIVER_LOGS: Final = "driver-logs"
 """The newest log lines of pods of the driver that are not ready: ``[{"metadata": ..., "lines": [...]}]``"""
 PARTLY_READ: Final = "partly-read"
 """Collections of which one namespace alone could be read: ``[{"seen": ..., "path": ...}]``"""
-EXTRA: Final = (
-    *(VERSION, SERVER, RESOURCE_API, GPU_API, GATES, DRIVER_RIGHTS, DAEMONSETS, DRIVER_PODS),
-    *(GPU_NODES, GPU_POLICIES, VISIBLE_DEVICES, DRIVER_LOGS, PARTLY_READ),
-)
+EXTRA: Final = {
+    VERSION: "version of Kubernetes",
+    SERVER: "address of the API server",
+    RESOURCE_API: "list of API versions",
+    GPU_API: "list of CustomResourceDefinitions",
+    GATES: "feature gates",
+    DRIVER_RIGHTS: "rights of the driver's accounts",
+    DAEMONSETS: "DaemonSets",
+    DRIVER_PODS: "pods of the driver with the states of their containers",
+    GPU_NODES: "GpuNodes",
+    GPU_POLICIES: "GpuPolicies",
+    VISIBLE_DEVICES: "environment of pods",
+    DRIVER_LOGS: "logs of the driver's pods",
+    PARTLY_READ: "collections that were partly read",
+}
+"""Facts beside those of a cluster state, each with its words."""
 
 DRIVER_NAME: Final = "gpu.nvidia.com"
 NODE_DAEMONSET: Final = "dra-driver-node"
@@ -52,10 +126,10 @@ NAMESPACE: Final = "dra-driver"
 
 
 class Unanswered(Struct, frozen=True, kw_only=True):
-    """Why a question has no answer: ``seen`` as a phrase, ``do`` as a sentence."""
+    """Why a question has no answer: ``seen`` as a phrase, ``fix`` as a sentence."""
 
     seen: str
-    do: str
+    fix: str
 
 
 class ClusterFacts(Struct, frozen=True, kw_only=True):
@@ -69,7 +143,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """What `driver_view` has computed once for all checks."""
 
     def items(self, name: str) -> Sequence[Wire]:
-        """The objects of a fact. Raises UnansweredError."""
         found = self._known(name)
         return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
 
@@ -79,7 +152,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         return found if isinstance(found, Mapping) else {}
 
     def knows(self, name: str) -> bool:
-        """Whether the question has an answer."""
         return name in self.answers and not isinstance(self.answers[name], Unanswered)
 
     def items_or_none(self, name: str) -> Sequence[Wire]:
@@ -88,7 +160,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def unanswered(self) -> Mapping[str, Unanswered]:
-        """The questions without an answer."""
         return {name: found for name, found in self.answers.items() if isinstance(found, Unanswered)}
 
     def state(self) -> ClusterState:
@@ -109,13 +180,13 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     def _known(self, name: str) -> Any:
         found = self.answers.get(name, _NOT_READ)
         if isinstance(found, Unanswered):
-            raise UnansweredError(found.seen, found.do)
+            raise UnansweredError(found.seen, found.fix)
         return found
 
 
 _NOT_READ: Final = Unanswered(
     seen="it was not read",
-    do="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
+    fix="Run kubectl dra doctor against the cluster, or with a file of kubectl dra support-bundle.",
 )
 
 
@@ -126,30 +197,14 @@ def facts_of_state(state: ClusterState) -> ClusterFacts:
         items = getattr(state, kind.field)
         gap = next((gap for gap in state.gaps if gap.startswith(f"{kind.resource}:")), "")
         if gap and not items:
-            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", do=_NOT_READ.do)
+            answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", fix=_NOT_READ.fix)
         else:
             answers[kind.field] = list(items)
+    for name, words in EXTRA.items():
+        answers[name] = Unanswered(seen=f"a snapshot has no {words}", fix=_NOT_READ.fix)
     answers[PARTLY_READ] = []
-    for name in EXTRA[:-1]:
-        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", do=_NOT_READ.do)
     if state.server_version:
         answers[VERSION] = {"gitVersion": state.server_version}
     if state.slices or state.classes:
         answers[RESOURCE_API] = {"versions": [{"version": "v1"}]}
     return ClusterFacts(answers=answers, source=state.source)
-
-
-_WORDS: Final = {
-    VERSION: "version of Kubernetes",
-    SERVER: "address of the API server",
-    RESOURCE_API: "list of API versions",
-    GPU_API: "list of CustomResourceDefinitions",
-    GATES: "feature gates",
-    DRIVER_RIGHTS: "rights of the driver's accounts",
-    DAEMONSETS: "DaemonSets",
-    DRIVER_PODS: "pods of the driver with the states of their containers",
-    GPU_NODES: "GpuNodes",
-    GPU_POLICIES: "GpuPolicies",
-    VISIBLE_DEVICES: "environment of pods",
-    DRIVER_LOGS: "logs of the driver's pods",
-}

@@ -12,7 +12,6 @@ from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 if TYPE_CHECKING:
     from dra_driver.config.settings import NodeSettings
-    from dra_driver.diagnose.doctor.finding import LayerFinding
     from dra_driver.diagnose.doctor.node_view import HostView
     from dra_driver.diagnose.node_state import Places
 
@@ -62,19 +61,18 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit status."""
-    from dra_driver.diagnose.doctor import text
-    from dra_driver.diagnose.doctor.node_doctor import examine
-    from dra_driver.diagnose.doctor.report import to_wire
+    from dra_driver.diagnose.doctor.node import examine
+    from dra_driver.diagnose.doctor.report import render, to_wire
 
     logging.basicConfig(level=logging.CRITICAL, format="%(message)s", stream=sys.stderr)
     settings, places = load_settings(args)
     pods = tuple(_pod(each) for each in args.pod)
     view = _view(args, settings, places)
-    report = examine(settings.node_name, view, pods=pods, state=_records(settings.node_name, places))
+    report = examine(settings.node_name, view, pods=pods, places=places)
     if args.output == "json":
         print(json.dumps(to_wire(report)))
     else:
-        print(text.render(report, verbose=args.verbose), end="")
+        print(render(report, verbose=args.verbose), end="")
     return report.exit_status
 
 
@@ -97,17 +95,6 @@ def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") 
         simulated=settings.simulate is not None,
         second_publisher_allowed=settings.allow_second_publisher,
     )
-
-
-def _records(node: str, places: "Places") -> "tuple[LayerFinding, ...]":
-    from dra_driver.diagnose.node_state import find_disagreements, read_state
-    from dra_driver.diagnose.node_state.for_doctor import as_findings, unreadable
-
-    try:
-        state = read_state(places)
-    except OSError as error:
-        return unreadable(node, error)
-    return as_findings(node, state, find_disagreements(state))
 
 
 def _pod(text: str) -> str:

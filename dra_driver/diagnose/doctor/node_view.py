@@ -1,5 +1,11 @@
-"""Where this process sees the folders of a node: the same paths on the host, below a mount in a pod."""
+"""Where this process sees the directories of a node, and reading of small files, sockets and versions there.
 
+The paths are the host's on the host itself, and below a mount in a pod."""
+
+import os
+import re
+import socket
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +55,6 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def sys(self) -> str:
-        """The kernel's ``/sys``."""
         return self.here("/sys")
 
     @property
@@ -59,5 +64,52 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def device_plugins(self) -> str:
-        """Where device plugins have their sockets."""
         return self.here(f"{self.registry.parent}/device-plugins")
+
+
+MAX_BYTES: Final = 1 << 20
+CONNECT_S: Final = 2.0
+_VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
+
+
+def text(path: str) -> str | None:
+    """The file's text, at most a MiB of it, without white space at its ends; None when it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES).decode("utf-8", "replace").strip("\0\n ")
+    except OSError:
+        return None
+
+
+def names(folder: str) -> list[str] | None:
+    """The sorted names in a folder; None when it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names
+    except OSError:
+        return None
+
+
+def is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
+    except OSError:
+        return False
+
+
+def is_served(path: str) -> bool:
+    """Whether a process accepts connections. A refused permission and a full queue count as yes."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONNECT_S)
+        try:
+            probe.connect(path)
+        except (PermissionError, TimeoutError):
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def parse_version(text: str) -> tuple[int, int] | None:
+    """Major and minor of ``1.6.20~ds1`` or ``v2.1.9``; None for another form."""
+    match = _VERSION.match(text)
+    return (int(match[1]), int(match[2])) if match else None

@@ -1,9 +1,14 @@
-"""Run `dra-driver doctor` as a pod on a node and bring its report back."""
+"""Runs `dra-driver doctor` as a pod on a node and returns its report.
+
+The pod is made from the DaemonSet of the node process. It has the places and the privileges of the node process,
+because NVML opens device nodes, and a doctor with other permissions would see another node; but every mount of the host
+is read-only. In addition it has the host's ``/``, below which it finds a driver that the DaemonSet's settings miss, the
+kubelet's configuration and process, and the socket of the container runtime, which the node process does not use."""
 
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
@@ -13,14 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.on_node_pod import DEADLINE_S, NAME, doctor_pod, left_behind
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.time import rfc3339
 from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
-from dra_driver.kube.node_pod import labels_of
+from dra_driver.kube.node_pod import labels_of, node_container, node_pod
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
 
 COMMAND: Final = "kubectl dra doctor --on-node"
-_SURELY_OVER_S: Final = DEADLINE_S + 600
 
 
 class PodListApi(PodApi, Protocol):
@@ -85,14 +89,14 @@ def node_of_pod(api: PodListApi, namespace: str, name: str) -> str:
 
 def unanswered(target: str, why: str) -> DoctorReport:
     """A report that says only that the node could not be looked at."""
-    finding = LayerFinding(
+    finding = Finding(
         check="on-node",
         layer=Layer.NODE,
-        status=FindingStatus.UNKNOWN,
-        subject=target,
+        status=Status.UNKNOWN,
+        object=target,
         seen=f"the node could not be looked at: {why}",
         expected="a pod that looks at the node",
-        do="Run `dra-driver doctor` on the node itself, or in the driver's pod (kubectl exec).",
+        fix="Run `dra-driver doctor` on the node itself, or in the driver's pod (kubectl exec).",
     )
     return DoctorReport(target=target, findings=(finding,), source="no pod on the node")
 
@@ -115,7 +119,7 @@ def _clean_up(api: PodListApi, namespace: str, said: Say, before: datetime) -> N
     selector = ",".join(f"{key}={value}" for key, value in labels_of(NAME).items())
     with suppress(ForbiddenError):
         found = api.list(pods, {"labelSelector": selector})["items"]
-        for name in left_behind(found, before.strftime("%Y-%m-%dT%H:%M:%SZ")):
+        for name in left_behind(found, rfc3339(before)):
             try:
                 api.delete(f"{pods}/{name}")
                 said(f"deleted pod {name}, which an earlier doctor left in namespace {namespace}")
@@ -123,3 +127,58 @@ def _clean_up(api: PodListApi, namespace: str, said: Say, before: datetime) -> N
                 continue
             except KubernetesApiError as error:
                 said(f"pod {name} of an earlier doctor was not deleted: {error}")
+
+
+NAME: Final = "doctor"
+HOST: Final = "/host"
+DEADLINE_S: Final = 300
+"""The kubelet ends the pod after this: a driver that hangs takes two minutes, pulling the image the rest."""
+_SURELY_OVER_S: Final = DEADLINE_S + 600
+GRACE_S: Final = 5
+_SCRATCH: Final = "doctor-scratch"
+_HOST: Final = "doctor-host"
+_SCRATCH_SIZE: Final = "600Mi"
+"""A copy of the journal, which is refused above 256 MiB, with its log."""
+_READ_ONLY: Final = {"readOnly": True, "recursiveReadOnly": "IfPossible"}
+
+
+def doctor_pod(
+    daemon_set: Mapping[str, Any],
+    node: str,
+    *,
+    suffix: str,
+    pods: Sequence[str] = (),
+    cri_socket: str | None = None,
+) -> dict[str, Any]:
+    """The pod for ``node``, its name with a ``suffix`` of its own; ``pods`` as ``namespace/name``.
+
+    Raises ConfigurationError when the DaemonSet does not run the node process.
+    """
+    socket = ["--cri-socket", cri_socket] if cri_socket else []
+    words = [NAME, "--output", "json", "--host", HOST, *socket, *(word for pod in pods for word in ("--pod", pod))]
+    made = node_container(daemon_set, NAME, words)
+    volumes = [each for each in daemon_set["spec"]["template"]["spec"].get("volumes", ()) if "hostPath" in each]
+    kept = {each["name"] for each in volumes}
+    made["volumeMounts"] = [
+        *(_read_only(each) for each in made.get("volumeMounts", ()) if each["name"] in kept),
+        {"name": _HOST, "mountPath": HOST, **_READ_ONLY},
+        {"name": _SCRATCH, "mountPath": "/tmp"},  # noqa: S108
+    ]
+    made["securityContext"] = {**made.get("securityContext", {}), "readOnlyRootFilesystem": True}
+    made["resources"] = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
+    added = [
+        {"name": _HOST, "hostPath": {"path": "/"}},
+        {"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
+    ]
+    return node_pod(daemon_set, node, made, [*volumes, *added], suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S)
+
+
+def left_behind(pods: Iterable[Mapping[str, Any]], older_than: str) -> list[str]:
+    """Names of doctor's pods that were made before ``older_than`` (RFC 3339): their command was killed."""
+    return [pod["metadata"]["name"] for pod in pods if pod["metadata"].get("creationTimestamp", "9") < older_than]
+
+
+def _read_only(mount: Mapping[str, Any]) -> dict[str, Any]:
+    """Without propagation: Kubernetes refuses it beside a recursively read-only mount."""
+    kept = {key: value for key, value in mount.items() if key != "mountPropagation"}
+    return {**kept, **_READ_ONLY}

@@ -1,14 +1,46 @@
-"""Reduces DaemonSets, the driver's pods and events to what checks need. Pure.
+"""Removes what may be a secret, and what no check needs, from texts and objects that are kept. No I/O.
 
 Environment is dropped except for a few settings by name with a literal value; so are arguments, commands and volumes.
-Messages of containers are the program's own words (``terminationMessage``) and are redacted.
-"""
+A text cannot be proven free of secrets; known forms of tokens, passwords and keys are replaced, long texts are cut."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dra_driver.diagnose.doctor.redaction import redacted
-from dra_driver.diagnose.doctor.wire import Wire, at, dicts, mapping, text
+from dra_driver.diagnose.doctor.facts import Wire, at, dicts, mapping, text
+
+GONE: Final = "<redacted>"
+_NAMES_OF_SECRETS: Final = (
+    r"(?:authorization|bearer|passw(?:or)?d|secret|token|api[-_ ]?key|access[-_ ]?key|private[-_ ]?key|credential)s?"
+)
+_PATTERNS: Final = (
+    # PEM blocks, whole or cut off.
+    (re.compile(r"-----BEGIN [A-Z ]{0,40}-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL), GONE),
+    # JSON Web Tokens, as those of service accounts, and what else has three such parts.
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), GONE),
+    # user:password@ in URLs.
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^/\s:@]{1,200}:[^/\s@]{1,200}@", re.IGNORECASE), rf"\1{GONE}@"),
+    # "Authorization: Bearer x", "token=x", "password": "x".
+    (re.compile(r"(\bbearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE), rf"\1{GONE}"),
+    (
+        re.compile(
+            rf"({_NAMES_OF_SECRETS}\w{{0,20}}[\"']?\s*[:=]\s*)(\"[^\"]{{1,4000}}\"|'[^']{{1,4000}}'|[^\s,;}}\]]{{4,4000}})",
+            re.IGNORECASE,
+        ),
+        rf"\1{GONE}",
+    ),
+    # Cloud keys by their prefix.
+    (re.compile(r"\b(?:AKIA|ASIA|ghp_|gho_|glpat-|xox[bp]-|hf_|nvapi-)[\w-]{12,}"), GONE),
+)
+
+
+def redacted(text: str, longest: int) -> str:
+    """The text without what looks like a secret, of at most that many characters."""
+    cut = text[: longest * 2]
+    for pattern, replacement in _PATTERNS:
+        cut = pattern.sub(replacement, cut)
+    return cut if len(cut) <= longest else f"{cut[: longest - 1]}…"
+
 
 _METADATA: Final = ("name", "namespace", "uid", "labels", "generation", "creationTimestamp", "deletionTimestamp")
 _SETTINGS: Final = frozenset(

@@ -1,60 +1,83 @@
-"""The findings as a report: verdict, exit status, JSON and back.
+"""The doctor's report: verdict, exit status, text, JSON and back.
 
-A report travels as JSON from a node to `kubectl dra doctor` and in a support bundle, so what is read back is checked.
+A report travels as JSON from a node to `kubectl dra doctor` and in a support bundle, so its reader checks it. The text
+names the first broken layer, other problems, and one line for each layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.doctor.finding import ORDER, FindingStatus, Layer, LayerFinding, first_broken
+from dra_driver.core.finding import (
+    Finding,
+    Layer,
+    Status,
+    Style,
+    by_layer,
+    check_document,
+    counted,
+    exit_status,
+    finding_to_wire,
+    findings_from_wire,
+    first_broken,
+    next_steps,
+    plain,
+    printable,
+    text_at,
+)
+from dra_driver.core.text import WIDTH, one_line, wrapped
 
 SCHEMA_VERSION: Final = 1
 KIND: Final = "DoctorReport"
-MAX_FINDINGS: Final = 10_000
-"""More are no report of this program."""
-_TEXTS: Final = ("check", "subject", "seen", "expected", "do")
-_LONGEST: Final = 4000
+_MOST_SHOWN: Final = 12
+_KINDS: Final = {
+    Status.FAIL: "bad",
+    Status.UNKNOWN: "dim",
+    Status.WARN: "head",
+    Status.SKIPPED: "dim",
+    Status.OK: "good",
+}
+"""Kinds of style by status, the worst status first."""
 
 
 class DoctorReport(Struct, frozen=True, kw_only=True):
-    """``target`` is what was asked for: "cluster" or ``kind/name``. ``source`` says where the facts are from."""
+    """``target`` is "cluster" or ``kind/name``. ``source`` says where the facts are from."""
 
     target: str
-    findings: tuple[LayerFinding, ...]
+    findings: tuple[Finding, ...]
     source: str = ""
     took_s: float = 0.0
 
     @property
-    def first_broken(self) -> LayerFinding | None:
-        """The failure of the lowest layer."""
+    def first_broken(self) -> Finding | None:
         return first_broken(self.findings)
 
     @property
-    def unknown(self) -> tuple[LayerFinding, ...]:
-        """What could not be looked at."""
-        return tuple(finding for finding in self.findings if finding.status is FindingStatus.UNKNOWN)
+    def unknown(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.status is Status.UNKNOWN)
 
     @property
     def exit_status(self) -> int:
-        """0: all is ok, or a warning. 1: a failure. 2: the API server does not answer, or not everything was seen."""
-        if (first := self.first_broken) is not None:
-            return 2 if first.layer is Layer.API_SERVER else 1
-        return 2 if self.unknown or not self.findings else 0
+        """0: all is ok, or a warning. 1: a failure. 2: the API server does not answer, or a check got no answer."""
+        first = self.first_broken
+        if not self.findings or (first is not None and first.layer is Layer.API_SERVER):
+            return 2
+        return exit_status((finding.status for finding in self.findings), unanswered=2)
 
 
 def merged(target: str, reports: Sequence[DoctorReport]) -> DoctorReport:
     """One report with the findings of all, by layer; times are added."""
-    findings = sorted((item for report in reports for item in report.findings), key=lambda item: ORDER[item.layer])
-    sources = "; ".join(dict.fromkeys(report.source for report in reports if report.source))
-    took_s = sum(report.took_s for report in reports)
-    return DoctorReport(target=target, findings=tuple(findings), source=sources, took_s=took_s)
+    return DoctorReport(
+        target=target,
+        findings=by_layer(item for report in reports for item in report.findings),
+        source="; ".join(dict.fromkeys(report.source for report in reports if report.source)),
+        took_s=sum(report.took_s for report in reports),
+    )
 
 
 def to_wire(report: DoctorReport) -> dict[str, Any]:
-    """The report as JSON values."""
     first = report.first_broken
     return {
         "schemaVersion": SCHEMA_VERSION,
@@ -68,45 +91,99 @@ def to_wire(report: DoctorReport) -> dict[str, Any]:
     }
 
 
-def finding_to_wire(finding: LayerFinding) -> dict[str, str]:
-    """One finding as JSON values."""
-    texts = {name: getattr(finding, name) for name in _TEXTS}
-    return {"layer": finding.layer.value, "status": finding.status.value, **texts}
-
-
-def from_wire(document: object, where: str) -> DoctorReport:
-    """The report in a document of any shape. Raises ConfigurationError; ``where`` begins its sentence."""
-    if not isinstance(document, Mapping) or document.get("kind") != KIND:
-        raise ConfigurationError(f"{where}: no {KIND}")
-    version = document.get("schemaVersion")
-    if version != SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{where}: a {KIND} of schemaVersion {str(version)[:20]}, this program reads {SCHEMA_VERSION}; use the "
-            "version of the program that wrote it"
-        )
-    listed, took_s = document.get("findings"), document.get("tookSeconds")
-    if not isinstance(listed, list) or len(listed) > MAX_FINDINGS:
-        raise ConfigurationError(f"{where}: its findings are no list of at most {MAX_FINDINGS}")
+def from_wire(wire: object, where: str) -> DoctorReport:
+    """The report in a document of any shape. Raises ConfigurationError; ``where`` begins its message."""
+    document = check_document(wire, KIND, SCHEMA_VERSION, where)
+    took_s = document.get("tookSeconds")
     return DoctorReport(
-        target=_text(document, "target", where),
-        source=_text(document, "source", where),
+        target=text_at(document, "target", where),
+        source=text_at(document, "source", where),
         took_s=float(took_s) if isinstance(took_s, int | float) and 0 <= took_s < 1e6 else 0.0,
-        findings=tuple(_finding(item, f"{where}: findings[{number}]") for number, item in enumerate(listed)),
+        findings=findings_from_wire(document.get("findings"), where),
     )
 
 
-def _finding(item: object, where: str) -> LayerFinding:
-    if not isinstance(item, Mapping):
-        raise ConfigurationError(f"{where}: no object")
-    try:
-        layer, status = Layer(str(item.get("layer"))), FindingStatus(str(item.get("status")))
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-    return LayerFinding(layer=layer, status=status, **{name: _text(item, name, where) for name in _TEXTS})
+def render(report: DoctorReport, style: Style = plain, *, verbose: bool = False) -> str:
+    """The report as text that ends with a newline. ``verbose`` also shows findings without a problem, and all of each
+    list."""
+    report = replace(report, target=one_line(report.target), findings=tuple(map(printable, report.findings)))
+    first = report.first_broken
+    lines = wrapped(verdict(report), "  ")
+    lines[0] = style(lines[0], "good" if report.exit_status == 0 else "bad")
+    if first is not None:
+        lines += next_steps(first, style)
+    rest = [finding for finding in report.findings if finding is not first]
+    titles = [(Status.FAIL, "Also broken (may follow from it)"), (Status.WARN, "Warnings")]
+    for status, title in titles:
+        lines += _section([finding for finding in rest if finding.status is status], title, style, verbose=verbose)
+    if first is None or first.layer is not Layer.API_SERVER:  # else all is said
+        lines += _unanswered(report.unknown, style, verbose=verbose)
+    if verbose:
+        lines += _section([item for item in rest if item.status is Status.OK], "Well", style, verbose=True)
+    lines += ["", style("Layers", "head"), *_layers(report.findings, style)]
+    return "\n".join(lines) + "\n"
 
 
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name, "")
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{where}: {name} is no text")
-    return value[:_LONGEST]
+def verdict(report: DoctorReport) -> str:
+    """The answer in one sentence."""
+    first = report.first_broken
+    if first is not None:
+        return f"{report.target}: the first broken layer is {first.layer}: {first.object}: {first.seen}"
+    if not report.findings:
+        return f"{report.target}: nothing could be looked at"
+    warnings = sum(item.status is Status.WARN for item in report.findings)
+    warned = f", {counted(warnings, 'warning')}" if warnings else ""
+    if report.unknown:
+        unanswered = f"{counted(len({item.seen for item in report.unknown}), 'question')} without an answer"
+        return f"{report.target}: nothing broken was seen{warned}, but {unanswered}"
+    return f"{report.target}: every layer works as far as can be seen from here{warned}"
+
+
+def _section(findings: Sequence[Finding], title: str, style: Style, *, verbose: bool) -> Iterator[str]:
+    entries = [
+        [
+            *wrapped(f"  {finding.layer}: {finding.object}: {finding.seen}", "    "),
+            *(f"  {line}" for line in next_steps(finding, style)),
+        ]
+        for finding in findings
+    ]
+    return _listed(entries, title, style, verbose=verbose)
+
+
+def _unanswered(findings: Sequence[Finding], style: Style, *, verbose: bool) -> Iterator[str]:
+    """Each question once, with the layers that need it."""
+    layers: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        layers.setdefault((finding.seen, finding.fix), []).append(str(finding.layer))
+    entries = [
+        [
+            *wrapped(f"  {', '.join(dict.fromkeys(needing))}: {seen}", "    "),
+            *wrapped(f"    {style('do:', 'dim')} {fix}", "      "),
+        ]
+        for (seen, fix), needing in layers.items()
+    ]
+    return _listed(entries, "Could not be looked at", style, verbose=verbose)
+
+
+def _listed(entries: Sequence[Sequence[str]], title: str, style: Style, *, verbose: bool) -> Iterator[str]:
+    most = len(entries) if verbose else _MOST_SHOWN
+    if entries:
+        yield from ("", style(title, "head"))
+    for entry in entries[:most]:
+        yield from entry
+    if len(entries) > most:
+        yield f"  and {len(entries) - most} more (--verbose or -o json shows all)"
+
+
+def _layers(findings: Sequence[Finding], style: Style) -> Iterator[str]:
+    width = max(map(len, Layer))
+    for layer in Layer:
+        of_layer = [finding for finding in findings if finding.layer is layer]
+        if not of_layer:
+            continue
+        worst = next(status for status in _KINDS if any(item.status is status for item in of_layer))
+        shown = [item for item in of_layer if item.status is worst]
+        more = f" (and {len(shown) - 1} more)" if len(shown) > 1 else ""
+        text, most = f"{shown[0].object}: {shown[0].seen}{more}", WIDTH - width - 13
+        cut = text if len(text) <= most else f"{text[: most - 1]}…"
+        yield f"  {layer:<{width}}  {style(f'{worst:<7}', _KINDS[worst])}  {cut}"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from dra_driver.diagnose.doctor.finding import Layer
+from dra_driver.core.finding import Layer
 
 _RULES: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), layer)

@@ -6,21 +6,120 @@ each NVML function that it calls goes to the start of the file ``--calls`` first
 that hangs.
 
 SIGTERM raises `Stopped` in the reader, whose ``finally`` restores what it changed; the kernel sends it when the command
-dies.
-"""
+dies."""
 
 import ctypes
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
-from dra_driver.core.errors import DraError
-from dra_driver.diagnose.hardware.emit import Emitter
-from dra_driver.diagnose.hardware.task import Task
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.hardware.driver_root.root import DriverRoot
+
+
+class ChosenGpu(Struct, frozen=True, kw_only=True):
+    """The GPU that a check uses, by NVML index. ``has_mig``: it can be partitioned."""
+
+    index: int
+    uuid: str
+    minor: int
+    has_mig: bool = False
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What a reader gets. ``root`` and the other paths are as this process sees them; ``folder`` is an empty one for
+    the check alone. ``plugin_dir`` is the node process' own folder. ``stop_s`` is how long the
+    process may take to end after SIGTERM. ``facts`` are those of an earlier reading, for
+    readers that restore."""
+
+    reader: str
+    folder: str
+    root: str = "/"
+    host_root: str = ""
+    dev_root: str = "/"
+    host_dev_root: str = ""
+    host: str = "/"
+    library: str | None = None
+    proc_devices: str = "/proc/devices"
+    proc_driver: str = "/proc/driver"
+    plugin_dir: str = ""
+    stop_s: float = 2.0
+    gpu: ChosenGpu | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def driver_root(self) -> DriverRoot:
+        return DriverRoot(
+            root=self.root, host_root=self.host_root, dev_root=self.dev_root, host_dev_root=self.host_dev_root
+        )
+
+    @property
+    def chosen(self) -> ChosenGpu:
+        """The GPU, for checks that need one."""
+        if self.gpu is None:
+            raise ConfigurationError(f"{self.reader} needs a GPU, and none was chosen")
+        return self.gpu
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Task":
+        wire = json.loads(text)
+        gpu = wire.pop("gpu")
+        return cls(**wire, gpu=ChosenGpu(**gpu) if gpu else None)
+
+
+def own_module(name: str) -> list[str]:
+    """The command line that runs a module of this package as a program.
+
+    With ``-P``: otherwise modules come from the current folder first, which may belong to another user, as /tmp does.
+    """
+    return [sys.executable, "-P", "-m", f"dra_driver.diagnose.hardware.{name}"]
+
+
+NAME_BYTES: Final = 96
+"""Size of the file with the last function's name, padded with zero bytes."""
+
+
+class Emitter:
+    """Writes JSON lines to the descriptor ``lines``; the names of NVML functions go to the file ``calls``."""
+
+    def __init__(self, lines: int, calls: int) -> None:
+        self._lines = lines
+        self._calls = calls
+        self._trace_nvml()
+
+    def topic(self, topic: str, value: Any) -> None:
+        """One topic and its value; a repeated topic replaces the former value."""
+        self._write({"topic": topic, "value": value})
+
+    def problem(self, text: str) -> None:
+        self._write({"problem": text})
+
+    def _write(self, document: dict[str, Any]) -> None:
+        data = json.dumps(document, default=str).encode() + b"\n"
+        while data:
+            data = data[os.write(self._lines, data) :]
+
+    def _trace_nvml(self) -> None:
+        """Note every function that pynvml looks up, which it does before each call."""
+        probes = import_module("dra_driver.hardware.gpu.nvml.probes")
+        probes.trace(lambda name: os.pwrite(self._calls, name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), 0))
+
+
+def last_call(calls: int) -> str:
+    """The name that was noted last; "" when no function was called."""
+    return os.pread(calls, NAME_BYTES, 0).rstrip(b"\0").decode("ascii", "replace")
+
 
 PROCESS_NAME: Final = "dra-hw-check"
 """The name (comm) of all processes of the command: how administrators and the node process see who holds a GPU."""

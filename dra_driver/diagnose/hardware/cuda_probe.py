@@ -41,7 +41,6 @@ class ClaimView(Struct, frozen=True, kw_only=True):
     allocate_mib: tuple[int, ...] = (64,)
 
     def to_json(self) -> str:
-        """For the program's stdin."""
         return json.dumps(asdict(self))
 
     def enter(self) -> None:
@@ -116,7 +115,6 @@ def _use_device(calls: _Calls, allocate_mib: tuple[int, ...]) -> None:
 
 
 def main() -> int:
-    """The program."""
     name_process()
     wire = json.loads(sys.stdin.read(_MAX_VIEW))
     view = ClaimView(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dra_driver.config.options import flags_of, load
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.hardware.settings import CheckSettings
+from dra_driver.diagnose.hardware.place import CheckSettings
 
 REPORT_FILE: Final = "hardware-check-report.json"
 ISSUES: Final = "docs/hardware-check.md says how to report it"
@@ -85,7 +85,7 @@ def passed_on(args: argparse.Namespace) -> list[str]:
 
 def numbers(text: str) -> tuple[int, ...]:
     """The checks of ``--only``. Raises ConfigurationError."""
-    from dra_driver.diagnose.hardware.table import CHECKS
+    from dra_driver.diagnose.hardware.session import CHECKS
 
     known = [check.number for check in CHECKS]
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -101,10 +101,11 @@ def run(args: argparse.Namespace) -> int:
     settings = load(
         CheckSettings, {flag.field: getattr(args, flag.field) for flag in flags_of(CheckSettings)}, os.environ
     )
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import child, place, runner, session, storage
-    from dra_driver.diagnose.hardware.choice import Consent
-    from dra_driver.diagnose.hardware.hashing import Hasher
-    from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading, printable
+    from dra_driver.diagnose.hardware.storage import Hasher
+    from dra_driver.diagnose.hardware.survey import Consent
+    from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
 
     task, no_driver = place.task_of(settings)
     consent = Consent(owner=args.i_own_this_gpu, gpu=args.gpu)
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     def surveyed(survey: Reading) -> None:
         reason = survey.problem or survey.skipped
         text = f"no usable NVIDIA GPU: {reason}" if not survey.facts.get("gpus") else _found(survey)
-        print(shown(printable(text)), flush=True)
+        print(shown(one_line(text)), flush=True)
 
     def said(record: CheckRecord) -> None:
         print(*map(shown, session.lines([record])), flush=True)
@@ -139,12 +140,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replay(path: Path) -> int:
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import session, storage
-    from dra_driver.diagnose.hardware.values import printable
 
     report = session.judged_again(storage.load(path))
     about = report.about
-    print(printable(f"report of {about.get('at')}, dra-driver {about.get('version')}, kernel {about.get('kernel')}"))
+    print(one_line(f"report of {about.get('at')}, dra-driver {about.get('version')}, kernel {about.get('kernel')}"))
     for line in session.lines(report.records):
         print(line)
     advise(report)
@@ -168,7 +169,7 @@ def _found(survey: Any) -> str:
 
 def advise(report: Any) -> None:
     """Says how to report a difference."""
-    wrong = [str(record.number) for record in report.records if record.judgement.verdict == "differs"]
+    wrong = [str(record.number) for record in report.records if record.verdict == "differs"]
     if wrong:
         checks = f"Check {wrong[0]} differs" if len(wrong) == 1 else f"Checks {', '.join(wrong)} differ"
         print(f"{checks} from what dra-driver assumes. Please report it with the JSON file; {ISSUES}.", file=sys.stderr)

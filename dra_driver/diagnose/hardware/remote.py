@@ -1,16 +1,43 @@
-"""Run the hardware check as a pod on a node, follow its lines, and bring the report back."""
+"""Runs the hardware check as a pod on a node, follows its lines, and returns the report.
+
+The pod is made from the DaemonSet of the node process: with the same image, environment, volumes and privileges it sees
+what the node process sees."""
 
 import secrets
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct
 
 from dra_driver.diagnose.hardware import storage
-from dra_driver.diagnose.hardware.node_pod import pod_for
 from dra_driver.diagnose.hardware.values import HardwareReport
+from dra_driver.kube.node_pod import node_container, node_pod
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
+
+NAME: Final = "hardware-check"
+DEADLINE_S: Final = 900
+"""The kubelet ends the pod after this: ten minutes for the checks, the rest for pulling the image and restoring."""
+GRACE_S: Final = 90
+"""Between SIGTERM and SIGKILL: a GPU whose MIG mode was changed is restored meanwhile."""
+_SCRATCH: Final = "hardware-check-scratch"
+"""The checks need a folder that can be written, whatever the container's root is."""
+_SCRATCH_SIZE: Final = "256Mi"
+"""Two copies of NVML's library, and what libraries and programs of the driver print."""
+
+
+def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str], *, suffix: str) -> dict[str, Any]:
+    """The pod for ``node``, its name with a ``suffix`` of its own.
+
+    Raises ConfigurationError when the DaemonSet does not run the node process.
+    """
+    made = node_container(daemon_set, NAME, [NAME, "--print-report", *arguments])
+    made["resources"] = {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+    made["volumeMounts"] = [*made.get("volumeMounts", ()), {"name": _SCRATCH, "mountPath": "/tmp"}]  # noqa: S108
+    of_template = daemon_set["spec"]["template"]["spec"].get("volumes", ())
+    volumes = [*of_template, {"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}}]
+    return node_pod(daemon_set, node, made, volumes, suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S)
+
 
 COMMAND: Final = "kubectl dra hardware-check"
 LOG: Final = PodLog(report=storage.unpack, lines=storage.without_report)

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.diagnose.hardware.emit import NAME_BYTES, last_call
-from dra_driver.diagnose.hardware.task import Task, own_module
+from dra_driver.diagnose.hardware.child import NAME_BYTES, Task, last_call, own_module
 from dra_driver.diagnose.hardware.values import Reading
 from dra_driver.hardware.sharing import control, orphan_processes
 

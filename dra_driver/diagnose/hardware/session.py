@@ -1,4 +1,6 @@
-"""One run of all checks: survey, choice of a GPU, each check in its process, judgement, report."""
+"""One run of all checks: survey, choice of a GPU, each check in its process, judgement, report.
+
+Checks 1 to 11 run on any machine, 12 to 14 only with the consent of the GPU's owner."""
 
 import os
 import time
@@ -10,11 +12,38 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver import __version__
-from dra_driver.diagnose.hardware.choice import Consent, GpuChoice, choose, skip_reason
+from dra_driver.core.finding import Status
+from dra_driver.core.text import one_line
+from dra_driver.diagnose.hardware import cuda, files, mig, nvml, nvml_session
+from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.runner import InterruptedReading, Run
-from dra_driver.diagnose.hardware.table import CHECKS, RESTORE, RESTORE_S, SURVEY, SURVEY_S
-from dra_driver.diagnose.hardware.task import Task
-from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge, printable
+from dra_driver.diagnose.hardware.survey import Consent, GpuChoice, choose, skip_reason
+from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge
+
+SURVEY: Final = "survey:survey"
+SURVEY_S: Final = 60.0
+READ_ONLY: Final = (5, 7, 8)
+"""Checks for the doctor: they only read, need neither root nor a free GPU, and end within seconds."""
+RESTORE: Final = "mig:restore"
+RESTORE_S: Final = 40.0
+
+CHECKS: Final = (
+    cuda.contexts,
+    nvml_session.held,
+    nvml.without_mode,
+    nvml.profiles,
+    nvml.every_call,
+    files.missing_nodes,
+    files.kernel,
+    files.files,
+    nvml_session.copies,
+    cuda.daemon,
+    nvml_session.first_calls,
+    mig.first_create,
+    mig.subscriptions,
+    mig.fabric,
+)
+
 
 TOTAL_S: Final = 540.0
 """After this, no further check begins; a check that runs then has its own limit."""
@@ -33,7 +62,6 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def checks(self) -> tuple[HardwareCheck, ...]:
-        """The checks in order."""
         return tuple(check for check in CHECKS if not self.only or check.number in self.only)
 
 
@@ -73,35 +101,30 @@ def run_all(
                 reading = Reading(skipped=reason) if reason else _read(check, task, run, min(check.limit_s, left_s))
             except InterruptedReading as error:
                 stopped, reading = True, error.reading
-        judgement = judge(check, reading, survey.facts)
-        records.append(
-            CheckRecord(
-                number=check.number, name=check.name, expected=check.expected, reading=reading, judgement=judgement
-            )
-        )
+        finding = judge(check, reading, survey.facts)
+        records.append(CheckRecord(number=check.number, reading=reading, finding=finding))
         said(records[-1])
     return HardwareReport(about=_about(plan, choice, clock() - begin, stopped), survey=survey, records=tuple(records))
 
 
 def judged_again(report: HardwareReport) -> HardwareReport:
-    """The report with the judgements of this version: facts of a report can be judged anywhere."""
+    """The report with the findings of this version: facts of a report can be judged anywhere."""
     by_number = {check.number: check for check in CHECKS}
 
     def again(record: CheckRecord) -> CheckRecord:
         check = by_number.get(record.number)
-        return replace(record, judgement=judge(check, record.reading, report.survey.facts)) if check else record
+        return replace(record, finding=judge(check, record.reading, report.survey.facts)) if check else record
 
     return replace(report, records=tuple(again(record) for record in report.records))
 
 
 def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
-    """One line per check."""
     for record in records:
-        judgement = record.judgement
-        expected = f". Expected: {record.expected}" if judgement.verdict == "differs" else ""
-        meaning = f". It means: {judgement.meaning}" if judgement.meaning else ""
-        text = printable(f"{judgement.seen}{expected}{meaning}")
-        yield f"{record.number:2}  {printable(record.name):<36} {judgement.verdict:<11} {text}"
+        finding = record.finding
+        expected = f". Expected: {finding.expected}" if finding.status is Status.FAIL else ""
+        meaning = f". It means: {finding.meaning}" if finding.meaning else ""
+        text = one_line(f"{finding.seen}{expected}{meaning}")
+        yield f"{record.number:2}  {one_line(finding.check):<36} {record.verdict:<11} {text}"
 
 
 def _read(check: HardwareCheck, task: Task, run: Run, limit_s: float) -> Reading:
@@ -131,3 +154,14 @@ def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict
         "only": list(plan.only),
         "interrupted": stopped,
     }
+
+
+def read_only(task: Task, run: Run) -> tuple[CheckRecord, ...]:
+    """The records of the checks for the doctor. The caller knows that NVML answers."""
+    survey = run(replace(task, reader=SURVEY), SURVEY_S)
+    records = []
+    for check in (check for check in CHECKS if check.number in READ_ONLY):
+        reading = run(replace(task, reader=check.reader), check.limit_s)
+        finding = judge(check, reading, survey.facts)
+        records.append(CheckRecord(number=check.number, reading=reading, finding=finding))
+    return tuple(records)

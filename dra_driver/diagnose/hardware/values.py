@@ -1,35 +1,31 @@
-"""Checks, readings and judgements as values, and the report that holds them, with its JSON form."""
+"""Checks, readings and judgements as values, the report that holds them, and its JSON form. No I/O."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.finding import Finding, Layer, Status, check_document, exit_status
+from dra_driver.hardware.gpu.nvml.errors import GONE
 
 Facts = Mapping[str, Any]
 """What a check or the survey read: JSON values by topic."""
-Verdict = Literal["ok", "differs", "cannot tell", "skipped"]
+VERDICTS: Final = {Status.OK: "ok", Status.FAIL: "differs", Status.UNKNOWN: "cannot tell", Status.SKIPPED: "skipped"}
+"""Words of the verdict in lines and in JSON."""
 Need = Literal["root", "free GPU", "owner"]
 
 KIND: Final = "HardwareCheckReport"
 SCHEMA_VERSION: Final = 1
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
-    """What a check found: ``seen`` in the machine's words, ``meaning`` for this driver, both without a full stop."""
-
-    verdict: Verdict
-    seen: str
-    meaning: str = ""
-
-
 class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
     ``reader`` is ``module:function`` in this package: a function from a `Task` (``child.py``) to pairs of topic and
-    value. ``judge`` is pure, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with the
-    right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
+    value. ``judge`` does no I/O, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with
+    the right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
     ``--i-own-this-gpu``, because it changes MIG mode or instances).
     """
 
@@ -37,7 +33,7 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     name: str
     expected: str
     reader: str
-    judge: Callable[[Facts, Facts], Judgement]
+    judge: Callable[[Facts, Facts], Finding]
     limit_s: float
     needs: frozenset[Need] = frozenset()
 
@@ -45,6 +41,33 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     def changes_gpu(self) -> bool:
         """Whether it changes MIG mode or instances, which are restored afterwards."""
         return "owner" in self.needs
+
+
+ON_FREE_GPU: Final[frozenset[Need]] = frozenset({"root", "free GPU"})
+BY_OWNER: Final[frozenset[Need]] = frozenset({"root", "owner"})
+Judge = Callable[[Facts, Facts], Finding]
+
+
+def hardware_check(
+    number: int, name: str, reader: Callable[..., object], limit_s: float, needs: frozenset[Need] = frozenset()
+) -> Callable[[Judge], HardwareCheck]:
+    """Make a check of the decorated judge: its docstring is the assumption of the code. ``reader`` is a function of the
+    same module."""
+
+    def made(judge: Judge) -> HardwareCheck:
+        text = " ".join((judge.__doc__ or "").split()).removesuffix(".")
+        expected = text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
+        return HardwareCheck(
+            number=number,
+            name=name,
+            expected=expected,
+            reader=f"{reader.__module__.rpartition('.')[2]}:{reader.__name__}",
+            judge=judge,
+            limit_s=limit_s,
+            needs=needs,
+        )
+
+    return made
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -58,13 +81,21 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class CheckRecord(Struct, frozen=True, kw_only=True):
-    """One check of a report."""
+    """One check of a report: what was read, and the finding about it, with the check's name and expectation."""
 
     number: int
-    name: str
-    expected: str
     reading: Reading
-    judgement: Judgement
+    finding: Finding
+
+    @classmethod
+    def unread(cls, why: str) -> "CheckRecord":
+        """A record of all checks: none could read."""
+        finding = Finding(status=Status.UNKNOWN, seen=why, check="hardware check", layer=Layer.HARDWARE)
+        return cls(number=0, reading=Reading(problem=why), finding=finding)
+
+    @property
+    def verdict(self) -> str:
+        return VERDICTS[self.finding.status]
 
 
 class HardwareReport(Struct, frozen=True, kw_only=True):
@@ -87,13 +118,11 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
     def exit_status(self) -> int:
         """0 all right or skipped, 1 something differs, 2 no driver or GPU, 3 nothing differs, but a check cannot
         tell."""
-        verdicts = {record.judgement.verdict for record in self.records}
         if not self.has_driver:
             return 2
-        return 1 if "differs" in verdicts else 3 if "cannot tell" in verdicts else 0
+        return exit_status((record.finding.status for record in self.records), unanswered=3)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form."""
         return {
             "schemaVersion": SCHEMA_VERSION,
             "kind": KIND,
@@ -103,11 +132,11 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
             "checks": [
                 {
                     "number": record.number,
-                    "name": record.name,
-                    "expected": record.expected,
-                    "verdict": record.judgement.verdict,
-                    "seen": record.judgement.seen,
-                    "meaning": record.judgement.meaning,
+                    "name": record.finding.check,
+                    "expected": record.finding.expected,
+                    "verdict": record.verdict,
+                    "seen": record.finding.seen,
+                    "meaning": record.finding.meaning,
                     **_reading_to_wire(record.reading),
                 }
                 for record in self.records
@@ -117,50 +146,42 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
     @classmethod
     def from_wire(cls, wire: object) -> "HardwareReport":
         """The reverse of `to_wire`. Raises ConfigurationError for any other document."""
-        if not isinstance(wire, dict) or wire.get("kind") != KIND:
-            raise ConfigurationError(f"this is not a report of hardware-check: expected JSON with kind {KIND}")
-        if wire.get("schemaVersion") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"the report has schemaVersion {wire.get('schemaVersion')!r}, expected {SCHEMA_VERSION}: "
-                "use the version of dra-driver that wrote it"
-            )
+        document = check_document(wire, KIND, SCHEMA_VERSION, "this is not a report of hardware-check that can be read")
         try:
             return cls(
-                about=_mapping(wire["about"]),
-                survey=_reading(_mapping(wire["survey"])),
-                records=tuple(_record(_mapping(one)) for one in wire["checks"]),
-                hashed=bool(wire["hashed"]),
+                about=_mapping(document["about"]),
+                survey=_reading(_mapping(document["survey"])),
+                records=tuple(_record(_mapping(one)) for one in document["checks"]),
+                hashed=bool(document["hashed"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
 
 
-def printable(text: str) -> str:
-    """The text as one line without control characters: names of processes and texts of a report are anybody's."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+def _skipped(reason: str) -> Finding:
+    return Finding(status=Status.SKIPPED, seen=reason)
 
 
-def skipped(reason: str) -> Judgement:
-    """The judgement of a check that did not run."""
-    return Judgement(verdict="skipped", seen=reason)
+def judge(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
+    """The finding about a reading, or about the lack of one. Never raises: facts come from files, too."""
+    return replace(_judged(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
 
 
-def judge(check: HardwareCheck, reading: Reading, survey: Facts) -> Judgement:
-    """The judgement about a reading, or about the lack of one. Never raises: facts come from files, too."""
+def _judged(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
     if reading.skipped:
-        return skipped(reading.skipped)
+        return _skipped(reading.skipped)
     if reading.problem:
         read = ", ".join(reading.facts) or "nothing"
-        return Judgement(
-            verdict="cannot tell", seen=reading.problem, meaning=f"the check did not finish; it had read: {read}"
+        return Finding(
+            status=Status.UNKNOWN, seen=reading.problem, meaning=f"the check did not finish; it had read: {read}"
         )
     if reason := reading.facts.get("skipped"):
-        return skipped(str(reason))
+        return _skipped(str(reason))
     try:
         return check.judge(reading.facts, survey)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        return Judgement(
-            verdict="cannot tell",
+        return Finding(
+            status=Status.UNKNOWN,
             seen=f"the facts have another form than expected ({type(error).__name__}: {error})",
             meaning="a defect of the check: please report it with the JSON file",
         )
@@ -185,19 +206,90 @@ def _reading(wire: Mapping[str, Any]) -> Reading:
 
 
 def _record(wire: Mapping[str, Any]) -> CheckRecord:
-    if wire["verdict"] not in get_args(Verdict):
+    status = next((status for status, word in VERDICTS.items() if word == wire["verdict"]), None)
+    if status is None:
         raise ValueError(f"unknown verdict {wire['verdict']!r}")
-    judgement = Judgement(verdict=wire["verdict"], seen=str(wire["seen"]), meaning=str(wire["meaning"]))
-    return CheckRecord(
-        number=int(wire["number"]),
-        name=str(wire["name"]),
+    finding = Finding(
+        status=status,
+        seen=str(wire["seen"]),
         expected=str(wire["expected"]),
-        reading=_reading(wire),
-        judgement=judgement,
+        meaning=str(wire["meaning"]),
+        check=str(wire["name"]),
+        layer=Layer.HARDWARE,
     )
+    return CheckRecord(number=int(wire["number"]), reading=_reading(wire), finding=finding)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"expected an object, got {type(value).__name__}")
     return value
+
+
+INVALID_ARGUMENT: Final = 2
+IN_USE: Final = 19
+MAX_SHOWN: Final = 4
+VANISHED: Final = GONE | {INVALID_ARGUMENT}
+"""Codes that the backend takes as "this instance is gone"."""
+
+
+def judgement(differences: Sequence[str], seen: str, *, right: str, wrong: str, unknown: str = "") -> Finding:
+    """``differs`` with the differences, else ``cannot tell`` with ``unknown``, else ``ok``.
+
+    ``right`` and ``wrong`` say what it means for this driver.
+    """
+    if differences:
+        return Finding(status=Status.FAIL, seen=few(differences), meaning=wrong)
+    if unknown:
+        return Finding(status=Status.UNKNOWN, seen=seen, meaning=unknown)
+    return Finding(status=Status.OK, seen=seen, meaning=right)
+
+
+def few(texts: Iterable[str]) -> str:
+    """The first texts, and how many more there are."""
+    listed = list(dict.fromkeys(texts))
+    more = f"; and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
+    return "; ".join(listed[:MAX_SHOWN]) + more
+
+
+def alike(texts: Mapping[int, str]) -> str:
+    """Texts by NVML index, each once: ``GPUs 0-7: ok; GPU 9: lost``."""
+    groups: dict[str, list[int]] = {}
+    for index, text in texts.items():
+        groups.setdefault(text, []).append(index)
+    return few(f"{_indexes(indexes)}: {text}" for text, indexes in groups.items())
+
+
+def _indexes(indexes: Sequence[int]) -> str:
+    if len(indexes) == 1:
+        return f"GPU {indexes[0]}"
+    is_run = indexes[-1] - indexes[0] + 1 == len(indexes)
+    return f"GPUs {indexes[0]}-{indexes[-1]}" if is_run else f"GPUs {', '.join(map(str, indexes))}"
+
+
+def gpus(facts: Facts) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Facts by NVML index, of topics that are an index."""
+    for topic, value in facts.items():
+        if topic.isdecimal():
+            yield int(topic), value
+
+
+def survey_gpus(survey: Facts) -> list[Mapping[str, Any]]:
+    """The survey's GPUs that answered."""
+    return [gpu for gpu in survey.get("gpus", ()) if "answers" in gpu]
+
+
+def code_of(answer: Mapping[str, Any]) -> int | None:
+    """0 for a value, else NVML's code; None where the binding could not even ask."""
+    return 0 if "value" in answer else answer.get("code")
+
+
+def known(answer: Mapping[str, Any], allowed: Iterable[int]) -> bool:
+    """Whether the answer is a value, or one of the ``allowed`` codes; None counts as a function that is missing."""
+    code = code_of(answer)
+    return code is None or code == 0 or code in set(allowed)
+
+
+def described(answer: Mapping[str, Any]) -> str:
+    """``value 3`` or ``NVMLError_Unknown (999)``."""
+    return f"value {answer['value']}" if "value" in answer else f"{answer.get('error', 'code')} ({answer.get('code')})"

@@ -5,10 +5,8 @@ and `clean_up` open the claims as a node process does, and refuse while one runs
 """
 
 from dra_driver.diagnose.node_state.cleanup import clean_up
-from dra_driver.diagnose.node_state.findings import Disagreement, find_disagreements
-from dra_driver.diagnose.node_state.places import Places
-from dra_driver.diagnose.node_state.reading import read_state
-from dra_driver.diagnose.node_state.repair import repair
-from dra_driver.diagnose.node_state.state import NodeState
+from dra_driver.diagnose.node_state.findings import find_disagreements
+from dra_driver.diagnose.node_state.state import NodeState, Places, read_state
+from dra_driver.diagnose.node_state.stopped import repair
 
-__all__ = ["Disagreement", "NodeState", "Places", "clean_up", "find_disagreements", "read_state", "repair"]
+__all__ = ["NodeState", "Places", "clean_up", "find_disagreements", "read_state", "repair"]

@@ -1,12 +1,16 @@
 """Removes every trace of this driver from a node: changes of GPUs are undone, then files, sockets and mounts go.
 
 It refuses while a node process or an MPS host runs, while a claim is prepared in this boot, and while that is not known
-(the journal is damaged or new, and there are CDI files of claims). Nothing is removed in these cases. What cannot be
-undone on a GPU, because its driver is missing, also stops it: with the journal the right to undo it would be lost.
-"""
+(the journal is damaged or new, and there are CDI files of claims). Nothing is removed in these cases. Changes of a GPU
+that cannot be undone, because its driver is missing, also stop it: the journal has the permission to undo them.
+
+Only names that a version of this driver writes are removed: another driver may share the folders, NVIDIA's the plugin
+folder itself. Device nodes in /dev stay: they are the NVIDIA driver's, also those that this driver made."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +18,108 @@ from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.node_state.leftovers import Leftover, Unmount, find_leftovers, foreign_files
-from dra_driver.diagnose.node_state.places import Places
-from dra_driver.diagnose.node_state.reading import read_state
-from dra_driver.diagnose.node_state.state import NodeState
+from dra_driver.diagnose.node_state.state import NodeState, Places, cdi_files, read_state, socket_paths
 from dra_driver.diagnose.node_state.stopped import no_mps_host, no_node_process, stopped_node
-from dra_driver.hardware.sharing.tmpfs import SystemMounts
+from dra_driver.hardware.sharing.safe_rmtree import remove_tree
+from dra_driver.hardware.sharing.tmpfs import SystemMounts, own_mounts
+from dra_driver.node.claims import Claims
 from dra_driver.node.claims.inspection import Entry, State
-from dra_driver.node.process.claim_manager import ClaimManager
 
 log = logging.getLogger(__name__)
+
+# Names in the plugin folder, as patterns. Locks come last: they keep a node process from starting meanwhile.
+_REPLACED: Final = (
+    "claim-names",
+    "claim-status.json",
+    "policies-in-force.json",
+    "health.json",
+    "last-known-gpus.json",
+    "second-publisher.json",
+    "simulated-gpus.json",
+    "simulated-usage.json",
+)
+_FILES: Final = (
+    "state.db",
+    "state.db-wal",
+    "state.db-shm",
+    "state.db.damaged-*",
+    "claim-names",
+    "claim-status.json",
+    "policies-in-force.json",
+    "health.json",
+    "health.json.damaged",
+    "health.lock",
+    "last-known-gpus.json",
+    "last-known-gpus.json.damaged",
+    "detach",
+    "second-publisher.json",
+    "simulated-gpus.json",
+    "simulated-gpus.json.lock",
+    "simulated-gpus.json.open",
+    "simulated-usage.json",
+    "simulated-usage.json.lock",
+    *(f".{name}.????????.tmp" for name in _REPLACED),  # of a process that died in `files.replace_file`
+)
+_FOLDERS: Final = ("made", "mps", "usage", "locks", "simulated-root")
+_LOCKS: Final = ("state.db.lock", "owner-*.lock", "instances.lock", "instances.lock.next", "process.lock")
+
+Unmount = Callable[[Path], None]
+"""Unmounts what is at the path. Raises OSError."""
+
+
+class Leftover(Struct, frozen=True, kw_only=True):
+    """One trace. ``remove`` raises OSError; a trace that is gone already is success."""
+
+    what: str
+    path: Path
+    remove: Callable[[], None]
+
+
+def find_leftovers(places: Places, unmount: Unmount) -> Iterator[Leftover]:
+    """All traces in the order in which they have to be removed."""
+    for path in cdi_files(places):
+        yield _file("CDI file", path)
+    for path in socket_paths(places):
+        yield _file("socket", path)
+    yield from _memory(places, unmount)
+    for pattern in _FILES:
+        for path in sorted(places.plugin.glob(pattern)):
+            yield _file("file", path)
+    for name in _FOLDERS:
+        if (places.plugin / name).is_dir():
+            yield _folder("folder", places.plugin / name)
+    for pattern in _LOCKS:
+        for path in sorted(places.plugin.glob(pattern)):
+            yield _file("lock file", path)
+    if places.plugin.is_dir() and not foreign_files(places):
+        yield Leftover(what="folder", path=places.plugin, remove=places.plugin.rmdir)
+
+
+def foreign_files(places: Places) -> tuple[Path, ...]:
+    """What is in the plugin folder and not this driver's."""
+    sockets = {path for path in socket_paths(places) if path.parent == places.plugin}
+    own = sockets.union(*(places.plugin.glob(name) for name in (*_FILES, *_FOLDERS, *_LOCKS)))
+    return tuple(sorted(path for path in places.plugin.glob("*") if path not in own)) if places.plugin.is_dir() else ()
+
+
+def _memory(places: Places, unmount: Unmount) -> Iterator[Leftover]:
+    """File systems in memory of MPS daemons, their folders, and the folder of earlier versions."""
+    for path in sorted(own_mounts()):
+        if path.parent == places.run:
+            yield Leftover(what="mount", path=path, remove=partial(unmount, path))
+    for folder in (places.run, places.shm):
+        # /dev/shm is open to all users: a folder of that name that another user made is not this driver's.
+        if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
+            yield _folder("folder", folder)
+
+
+def _file(what: str, path: Path) -> Leftover:
+    return Leftover(what=what, path=path, remove=lambda: path.unlink(missing_ok=True))
+
+
+def _folder(what: str, path: Path) -> Leftover:
+    return Leftover(what=what, path=path, remove=partial(remove_tree, path))
+
 
 _MOST_NAMED: Final = 5
 
@@ -71,7 +167,6 @@ def _make_folder(path: Path) -> None:
 
 
 def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was removed, and sentences about what was not."""
     removed, problems = list[str](), list[str]()
     for each in list(leftovers):
         try:
@@ -126,7 +221,7 @@ def _changes(state: NodeState) -> Iterator[str]:
         yield f"GPU {orphan.partition.id.gpu_uuid}: partition {orphan.partition.id}"
 
 
-def _undo(claims: ClaimManager) -> None:
+def _undo(claims: Claims) -> None:
     """Restore GPUs. Raises ConfigurationError when something stays that only the journal knows."""
     problems = list(claims.service.recover().problems)
     claims.service.reclaim_orphans()

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
-
+from dra_driver.core.finding import Finding, Status, finding
 from dra_driver.core.model.terms import Strategy
 from dra_driver.diagnose.node_state.state import FoundGpu, NodeState
 from dra_driver.hardware.gpu.notes import MIG_MODE
@@ -14,20 +13,17 @@ _SOON: Final = "a node process repairs it within seconds; without one, --repair 
 _LATER: Final = "a node process repairs it within ten minutes or at its start; without one, --repair does"
 
 
-class Disagreement(Struct, frozen=True, kw_only=True):
-    """One disagreement: what it is about, what was seen, and what to do. ``is_problem`` is False for a remark."""
-
-    about: str
-    seen: str
-    advice: str
-    is_problem: bool = True
+def _about(about: object, seen: str, advice: str, *, is_problem: bool = True) -> Finding:
+    """A disagreement: a warning, or a remark of status ok."""
+    status = Status.WARN if is_problem else Status.OK
+    return finding(status, seen, "journal, files, daemons and hardware agree", advice, str(about))
 
 
-def find_disagreements(state: NodeState) -> tuple[Disagreement, ...]:
+def find_disagreements(state: NodeState) -> tuple[Finding, ...]:
     """All of them, in the order journal, claims, CDI, GPUs, MPS, processes, health."""
     if not state.exists:
         seen = "the folder does not exist: no node process has run here, or it was removed"
-        return (Disagreement(about=str(state.plugin), seen=seen, advice="nothing", is_problem=False),)
+        return (_about(state.plugin, seen, "nothing", is_problem=False),)
     return (
         *_journal(state),
         *_claims(state),
@@ -40,60 +36,60 @@ def find_disagreements(state: NodeState) -> tuple[Disagreement, ...]:
     )
 
 
-def _journal(state: NodeState) -> Iterator[Disagreement]:
+def _journal(state: NodeState) -> Iterator[Finding]:
     journal, about = state.journal, str(state.journal.path)
     if journal.problem is not None:
         advice = (
             "the next start of the node process keeps a damaged file aside and rebuilds the journal from CDI files, "
             "GPU state backups and the API server; running pods are not touched, and all can be deleted"
         )
-        yield Disagreement(about=about, seen=journal.problem, advice=advice)
+        yield _about(about, journal.problem, advice)
     elif journal.content is None:
         advice = "the next start of the node process makes a new one and learns the claims again"
-        yield Disagreement(about=about, seen="there is no journal", advice=advice, is_problem=bool(state.cdi.claims))
+        yield _about(about, "there is no journal", advice, is_problem=bool(state.cdi.claims))
     elif journal.content.rebuild_pending:
         seen = "the journal is new, and claims that were prepared before may be missing in it"
         nameless = state.cdi.claims - state.named - {entry.ref.uid for entry in journal.content.entries}
         advice = "the node process reads them from the API server, every 30 s until it answers"
         if nameless:
             advice += f"; it cannot ask for {_listed(nameless)}, whose names are not recorded: they end with their pods"
-        yield Disagreement(about=about, seen=seen, advice=advice)
+        yield _about(about, seen, advice)
     for path in journal.set_aside:
         seen, advice = "a damaged journal was kept", "remove it when no diagnosis needs it any more"
-        yield Disagreement(about=str(path), seen=seen, advice=advice, is_problem=False)
+        yield _about(path, seen, advice, is_problem=False)
 
 
-def _claims(state: NodeState) -> Iterator[Disagreement]:
+def _claims(state: NodeState) -> Iterator[Finding]:
     for entry in _entries(state):
         about = f"claim {entry.ref}"
         if _is_of_earlier_boot(state, entry):
             seen = "it was prepared in an earlier boot, so no container of it runs"
-            yield Disagreement(about=about, seen=seen, advice=_LATER)
+            yield _about(about, seen, _LATER)
         elif entry.state is not State.PREPARED and entry.attempt.owner not in state.runs:
             seen = f"it is {entry.state}, and the process that worked on it has ended"
-            yield Disagreement(about=about, seen=seen, advice=_LATER)
+            yield _about(about, seen, _LATER)
         elif entry.state is State.PREPARED and entry.ref.uid not in state.cdi.claims:
             seen = "it is prepared, but has no CDI file: a container of it that restarts does not start"
-            yield Disagreement(about=about, seen=seen, advice=_SOON)
+            yield _about(about, seen, _SOON)
         if entry.ref.uid not in state.named:
             seen = "its name is not recorded beside the journal, so a lost journal could not be rebuilt with it"
-            yield Disagreement(about=about, seen=seen, advice=_LATER, is_problem=False)
+            yield _about(about, seen, _LATER, is_problem=False)
 
 
-def _cdi(state: NodeState) -> Iterator[Disagreement]:
+def _cdi(state: NodeState) -> Iterator[Finding]:
     for problem in state.cdi.problems:
-        yield Disagreement(about=str(state.cdi.folder), seen=problem, advice=_SOON)
+        yield _about(state.cdi.folder, problem, _SOON)
     content = state.journal.content
     if content is not None and not content.rebuild_pending:
         for uid in sorted(state.cdi.claims - {entry.ref.uid for entry in content.entries}):
             seen = "it has a CDI file, but no entry in the journal"
-            yield Disagreement(about=f"claim with uid {uid}", seen=seen, advice=_LATER)
+            yield _about(f"claim with uid {uid}", seen, _LATER)
     if _entries(state) and not state.cdi.base:
         seen = "the base document is missing: no container with a GPU can start"
-        yield Disagreement(about=str(state.cdi.folder), seen=seen, advice=_SOON)
+        yield _about(state.cdi.folder, seen, _SOON)
 
 
-def _gpu_changes(state: NodeState) -> Iterator[Disagreement]:
+def _gpu_changes(state: NodeState) -> Iterator[Finding]:
     content = state.journal.content
     if content is None:
         return
@@ -101,25 +97,23 @@ def _gpu_changes(state: NodeState) -> Iterator[Disagreement]:
     for note in content.notes:
         if note.gpu not in in_use and not content.rebuild_pending:
             seen = f"its {note.key} was changed for a claim ({note.value}), and no claim needs that any more"
-            yield Disagreement(
-                about=f"GPU {note.gpu}", seen=seen, advice="a node process restores it within 30 s; else --repair"
-            )
+            yield _about(f"GPU {note.gpu}", seen, "a node process restores it within 30 s; else --repair")
     for orphan in content.orphans:
         if not content.rebuild_pending:
             seen = f"partition {orphan.partition.id} was created for a claim that is gone ({orphan.uid})"
-            yield Disagreement(about=f"GPU {orphan.partition.id.gpu_uuid}", seen=seen, advice=_LATER)
+            yield _about(f"GPU {orphan.partition.id.gpu_uuid}", seen, _LATER)
     saved = {each.orphan.partition.id for backup in state.backups for each in backup.partitions}
     for entry in content.entries:
         for device in entry.devices:
             part = device.partition
             if part is not None and part.created_by_driver and part.id not in saved and not device.admin_access:
                 seen = f"partition {part.id} is not in the GPU state backup: a lost journal would leave it for ever"
-                yield Disagreement(about=f"claim {entry.ref}", seen=seen, advice=_LATER)
+                yield _about(f"claim {entry.ref}", seen, _LATER)
 
 
-def _hardware(state: NodeState) -> Iterator[Disagreement]:
+def _hardware(state: NodeState) -> Iterator[Finding]:
     if state.hardware_problem is not None:
-        yield Disagreement(about="GPUs", seen=state.hardware_problem, advice="check the NVIDIA driver of the node")
+        yield _about("GPUs", state.hardware_problem, "check the NVIDIA driver of the node")
     if state.gpus is None or state.journal.content is None:
         return
     for entry in _entries(state):
@@ -128,12 +122,12 @@ def _hardware(state: NodeState) -> Iterator[Disagreement]:
                 seen = _missing(state.gpus.get(device.gpu_uuid), device)
                 if seen is not None:
                     advice = "delete the pods of the claim; the GPU may have been reset, replaced or lost"
-                    yield Disagreement(about=f"claim {entry.ref}", seen=seen, advice=advice)
+                    yield _about(f"claim {entry.ref}", seen, advice)
     for note in state.journal.content.notes:
         gpu = state.gpus.get(note.gpu)
         if note.key == MIG_MODE and gpu is not None and not gpu.mig_enabled:
             seen = "MIG mode is off, and the journal says that this driver switched it on"
-            yield Disagreement(about=f"GPU {note.gpu}", seen=seen, advice=_LATER)
+            yield _about(f"GPU {note.gpu}", seen, _LATER)
 
 
 def _missing(gpu: FoundGpu | None, device: AssignedDevice) -> str | None:
@@ -149,28 +143,26 @@ def _missing(gpu: FoundGpu | None, device: AssignedDevice) -> str | None:
     return f"its partition {part.id} (GPU instance {part.live.gi_id}) does not exist on gpu-{gpu.minor}"
 
 
-def _mps(state: NodeState) -> Iterator[Disagreement]:
+def _mps(state: NodeState) -> Iterator[Finding]:
     wanted = [daemon for daemon in state.mps.daemons if daemon.wanted]
     needed = _needed_daemons(state)
     if (wanted or state.mps.mounts) and state.mps.host_problem is not None:
         advice = "start the MPS host (DaemonSet dra-driver-mps-host): its clients cannot connect"
         if state.mps.host_lives:
             advice = "do not restart it while its clients work"
-        yield Disagreement(about="MPS", seen=state.mps.host_problem, advice=advice)
+        yield _about("MPS", state.mps.host_problem, advice)
     for daemon in wanted:
         if state.mps.host_problem is None and daemon.status != "ready":
             seen = f"it is {daemon.status or 'not started'}: {daemon.reason or 'no reason was given'}"
-            yield Disagreement(about=f"MPS daemon {daemon.id}", seen=seen, advice="look at the log of the MPS host")
+            yield _about(f"MPS daemon {daemon.id}", seen, "look at the log of the MPS host")
         if needed is not None and daemon.id not in needed:
-            yield Disagreement(about=f"MPS daemon {daemon.id}", seen="no claim needs it", advice=_LATER)
+            yield _about(f"MPS daemon {daemon.id}", "no claim needs it", _LATER)
     for daemon_id in sorted((needed or set()) - {daemon.id for daemon in wanted}):
         seen = "a prepared claim needs it, and it is not requested"
-        yield Disagreement(about=f"MPS daemon {daemon_id}", seen=seen, advice="delete the pods of the claim")
+        yield _about(f"MPS daemon {daemon_id}", seen, "delete the pods of the claim")
     for daemon_id in sorted(set(state.mps.mounts) - {daemon.id for daemon in state.mps.daemons}):
         seen = "its file system in memory is still mounted, and it is not requested"
-        yield Disagreement(
-            about=f"MPS daemon {daemon_id}", seen=seen, advice="the MPS host unmounts it at its next start"
-        )
+        yield _about(f"MPS daemon {daemon_id}", seen, "the MPS host unmounts it at its next start")
 
 
 def _needed_daemons(state: NodeState) -> set[str] | None:
@@ -182,22 +174,22 @@ def _needed_daemons(state: NodeState) -> set[str] | None:
     return {each.daemon.id for each in shared if each.strategy is Strategy.MPS and each.daemon is not None}
 
 
-def _processes(state: NodeState) -> Iterator[Disagreement]:
+def _processes(state: NodeState) -> Iterator[Finding]:
     served = [found.path for found in state.sockets if found.served]
     if state.runs and not served:
         seen = "a node process runs, and no socket of it accepts connections"
-        yield Disagreement(about="sockets", seen=seen, advice="it makes them anew within seconds; else look at its log")
+        yield _about("sockets", seen, "it makes them anew within seconds; else look at its log")
     if not state.runs:
         for found in state.sockets:
             seen = "no process listens on this socket" if not found.served else "another driver of this name serves it"
             advice = "the next start of the node process replaces it" if not found.served else "stop the other driver"
-            yield Disagreement(about=str(found.path), seen=seen, advice=advice, is_problem=found.served)
+            yield _about(found.path, seen, advice, is_problem=found.served)
 
 
-def _health(state: NodeState) -> Iterator[Disagreement]:
+def _health(state: NodeState) -> Iterator[Finding]:
     if state.health_problem is not None:
         advice = "the next start of the node process keeps it aside and begins anew"
-        yield Disagreement(about="health of GPUs", seen=state.health_problem, advice=advice)
+        yield _about("health of GPUs", state.health_problem, advice)
 
 
 def _entries(state: NodeState) -> tuple[Entry, ...]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 if TYPE_CHECKING:
-    from dra_driver.diagnose.node_state import Disagreement, NodeState
+    from dra_driver.core.finding import Finding
+    from dra_driver.diagnose.node_state import NodeState
 
 DESCRIPTION: Final = """\
 Show what this driver has on the node (journal, CDI files, GPU state backups, MPS daemons, sockets, health) and say what
@@ -53,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_wire(state, found, left), indent=2))
     else:
         print("\n".join(_text(state, found, left)))
-    return 1 if left or any(finding.is_problem for finding in found) else 0
+    return 1 if left or any(_is_problem(finding) for finding in found) else 0
 
 
-def _text(state: "NodeState", found: "tuple[Disagreement, ...]", left: tuple[str, ...]) -> Iterator[str]:
+def _text(state: "NodeState", found: "tuple[Finding, ...]", left: tuple[str, ...]) -> Iterator[str]:
     from dra_driver.core.command_line.table import render
 
     for name, value in _summary(state).items():
@@ -71,8 +72,8 @@ def _text(state: "NodeState", found: "tuple[Disagreement, ...]", left: tuple[str
     for problem in left:
         yield f"\nnot repaired: {problem}"
     for finding in found:
-        kind = "problem" if finding.is_problem else "remark"
-        yield f"\n{kind}: {finding.about}: {finding.seen}\n  {finding.advice}"
+        kind = "problem" if _is_problem(finding) else "remark"
+        yield f"\n{kind}: {finding.object}: {finding.seen}\n  {finding.fix}"
     yield "" if not found else "\n" + _counted(found)
     if not found:
         yield "nothing disagrees"
@@ -116,8 +117,8 @@ def _changes(state: "NodeState") -> str:
     return ", ".join([*notes, *orphans]) or "none"
 
 
-def _counted(found: "tuple[Disagreement, ...]") -> str:
-    problems = sum(finding.is_problem for finding in found)
+def _counted(found: "tuple[Finding, ...]") -> str:
+    problems = sum(_is_problem(finding) for finding in found)
     remarks = len(found) - problems
     return f"{problems} problem{'' if problems == 1 else 's'}, {remarks} remark{'' if remarks == 1 else 's'}"
 
@@ -134,7 +135,7 @@ def _claims(state: "NodeState") -> Iterator[dict[str, Any]]:
         }
 
 
-def _wire(state: "NodeState", found: "tuple[Disagreement, ...]", left: tuple[str, ...]) -> dict[str, Any]:
+def _wire(state: "NodeState", found: "tuple[Finding, ...]", left: tuple[str, ...]) -> dict[str, Any]:
     content = state.journal.content
     return {
         "summary": _summary(state),
@@ -146,11 +147,15 @@ def _wire(state: "NodeState", found: "tuple[Disagreement, ...]", left: tuple[str
         "notRepaired": list(left),
         "findings": [
             {
-                "about": finding.about,
+                "about": finding.object,
                 "seen": finding.seen,
-                "advice": finding.advice,
-                "severity": "problem" if finding.is_problem else "remark",
+                "advice": finding.fix,
+                "severity": "problem" if _is_problem(finding) else "remark",
             }
             for finding in found
         ],
     }
+
+
+def _is_problem(finding: "Finding") -> bool:
+    return finding.status == "warn"

@@ -1,14 +1,74 @@
-"""What was found on a node, as values."""
+"""State of this driver on a node: where it has files, sockets and mounts, and what is there.
 
-from collections.abc import Mapping
+Reading changes nothing, and works while a node process runs and while none does."""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.config.settings import NodeSettings
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.node.claims.inspection import GpuStateBackup, JournalContent
+from dra_driver.hardware.cdi import CdiNames
+from dra_driver.hardware.sharing import heartbeat
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
+from dra_driver.hardware.sharing.tmpfs import own_mounts
+from dra_driver.node.claims.inspection import (
+    BOOT_ID,
+    GpuStateBackup,
+    JournalContent,
+    living_runs,
+    read_backups,
+    read_boot_id,
+    read_journal,
+    read_names,
+)
+from dra_driver.node.process.sockets import is_served
+
+
+class Places(Struct, frozen=True, kw_only=True):
+    """The folders as this process sees them. ``run`` and ``shm`` are of the MPS host."""
+
+    driver: str
+    plugin: Path
+    registry: Path
+    cdi: Path
+    run: Path
+    shm: Path
+    boot_id: Path = BOOT_ID
+
+    @classmethod
+    def of(cls, settings: NodeSettings, *, run_dir: Path, shm_dir: Path) -> "Places":
+        """``run_dir`` and ``shm_dir`` are the settings of the MPS host."""
+        driver = settings.driver_name
+        return cls(
+            driver=driver,
+            plugin=Path(settings.kubelet_plugins_dir) / driver,
+            registry=Path(settings.kubelet_registrar_dir),
+            cdi=Path(settings.cdi_dir),
+            run=run_dir / f"{driver}-mps",
+            shm=shm_dir / f"{driver}-mps",
+            boot_id=Path(settings.boot_id_file),
+        )
+
+    @property
+    def journal(self) -> Path:
+        return self.plugin / "state.db"
+
+    @property
+    def mps(self) -> Path:
+        return self.plugin / "mps"
+
+    @property
+    def health(self) -> Path:
+        return self.plugin / "health.json"
 
 
 class JournalState(Struct, frozen=True, kw_only=True):
@@ -87,3 +147,140 @@ class NodeState(Struct, frozen=True, kw_only=True):
     health_problem: str | None = None
     gpus: Mapping[str, FoundGpu] | None = None
     hardware_problem: str | None = None
+
+
+_MAX_FILE: Final = 8 * 2**20
+
+Look = Callable[[], Snapshot]
+"""Reads the GPUs. Raises HardwareError."""
+
+
+def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
+    """Everything; GPUs only with ``hardware``. Raises nothing of the `DraError` tree: problems are in the state."""
+    runs = living_runs(places.plugin)
+    journal = _journal(places, in_use=bool(runs))
+    cdi = _cdi(places)
+    entries = journal.content.entries if journal.content else ()
+    health, health_problem = _health(places.health)
+    gpus, hardware_problem = _gpus(hardware)
+    return NodeState(
+        plugin=places.plugin,
+        exists=places.plugin.is_dir(),
+        boot_id=read_boot_id(places.boot_id),
+        journal=journal,
+        cdi=cdi,
+        mps=_mps(places),
+        runs=frozenset(runs),
+        backups=read_backups(places.plugin),
+        named=frozenset(read_names(places.plugin, cdi.claims | {entry.ref.uid for entry in entries})),
+        sockets=tuple(SocketState(path=path, served=is_served(path)) for path in socket_paths(places)),
+        health=health,
+        health_problem=health_problem,
+        gpus=gpus,
+        hardware_problem=hardware_problem,
+    )
+
+
+def socket_paths(places: Places) -> tuple[Path, ...]:
+    found = [
+        *places.registry.glob(f"{places.driver}-reg.sock"),
+        *places.registry.glob(f"{places.driver}-*-reg.sock"),
+        *places.plugin.glob("dra.sock"),
+        *places.plugin.glob("dra-*.sock"),
+    ]
+    return tuple(sorted(path for path in found if _is_socket(path)))
+
+
+def cdi_files(places: Places) -> Iterator[Path]:
+    """This driver's files in the CDI directory: of claims, the base document and temporary ones."""
+    names = CdiNames(places.driver)
+    if places.cdi.is_dir():
+        for name in sorted(os.listdir(places.cdi)):  # noqa: PTH208 - names
+            if name == names.base_file_name or names.uid_of(name) is not None or names.is_temporary(name):
+                yield places.cdi / name
+
+
+def _journal(places: Places, *, in_use: bool) -> JournalState:
+    path = places.journal
+    aside = tuple(sorted(each for each in path.parent.glob(f"{path.name}.damaged-*Z")))
+    try:
+        return JournalState(path=path, content=read_journal(path, in_use=in_use), set_aside=aside)
+    except DraError as error:
+        return JournalState(path=path, problem=str(error), set_aside=aside)
+
+
+def _cdi(places: Places) -> CdiState:
+    names = CdiNames(places.driver)
+    files = list(cdi_files(places))
+    claims = (names.uid_of(path.name) for path in files)
+    return CdiState(
+        folder=places.cdi,
+        base=any(path.name == names.base_file_name for path in files),
+        claims=frozenset(uid for uid in claims if uid is not None),
+        problems=tuple(problem for path in files if (problem := _cdi_problem(names, path)) is not None),
+    )
+
+
+def _cdi_problem(names: CdiNames, path: Path) -> str | None:
+    if names.is_temporary(path.name):
+        return None
+    kind = names.device_kind if path.name == names.base_file_name else names.claim_kind
+    found, problem = _json(path)
+    if problem is None and (found or {}).get("kind") == kind and isinstance((found or {}).get("devices"), list):
+        return None
+    return f"{path} is no CDI file of kind {kind}: {problem or 'another kind, or no devices'}"
+
+
+def _health(path: Path) -> tuple[Mapping[str, Any] | None, str | None]:
+    if not path.exists():
+        return None, None
+    return _json(path)
+
+
+def _mps(places: Places) -> MpsState:
+    folders = MpsFolders(places.mps)
+    try:
+        daemons = tuple(_daemon(folders.of(daemon_id), daemon_id) for daemon_id in folders.ids())
+    except DraError:
+        daemons = ()
+    mounts = tuple(sorted(path.name for path in own_mounts() if path.parent == places.run))
+    problem, lives = heartbeat.problem(folders), folders.host_lives()
+    return MpsState(host_problem=problem, host_lives=lives, daemons=daemons, mounts=mounts)
+
+
+def _daemon(folder: DaemonFolder, daemon_id: str) -> DaemonState:
+    wanted, status = folder.read_desired() is not None, folder.read_status()
+    if status is not None:
+        return DaemonState(id=daemon_id, wanted=wanted, status=status.state, reason=status.reason)
+    return DaemonState(id=daemon_id, wanted=wanted, status="" if wanted else "released")
+
+
+def _gpus(hardware: Look | None) -> tuple[Mapping[str, FoundGpu] | None, str | None]:
+    if hardware is None:
+        return None, None
+    try:
+        found = hardware().gpus
+    except DraError as error:
+        return None, f"the GPUs cannot be read: {error}"
+    return {
+        gpu.uuid: FoundGpu(minor=gpu.minor, mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances) for gpu in found
+    }, None
+
+
+def _json(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """The object in a file, or why there is none."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MAX_FILE))
+    except OSError as error:
+        return None, f"{path} cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return None, f"{path} is not JSON"
+    return (found, None) if isinstance(found, dict) else (None, f"{path} has no object")
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -1,8 +1,7 @@
 """Opens a node's claims as a node process does, on a node where none runs: for repair and cleanup.
 
 The caller holds the lock of the node process (`no_node_process`), so that none starts meanwhile; one that tries ends
-with status 2 and is started again.
-"""
+with status 2 and is started again."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,19 +10,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.config.settings import NodeSettings
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, KubernetesApiError
 from dra_driver.core.files import lock_file
+from dra_driver.diagnose.node_state.state import Places, read_state
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.sharing.mps_files import MpsFolders
 from dra_driver.kube.claims import BoundedGetter
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.claims import PrepareGate
+from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process import hardware, preflight
-from dra_driver.node.process.cdi_setup import open_cdi
-from dra_driver.node.process.claim_manager import ClaimManager
 from dra_driver.node.process.device_nodes import HostDeviceNodes
+from dra_driver.node.process.node_claims import open_node_claims, open_provider
 from dra_driver.node.process.ownership import OwnedBackend
 
 LOOK_S: Final = 15.0
@@ -67,7 +66,7 @@ def no_mps_host(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_node(settings: NodeSettings) -> Iterator[ClaimManager]:
+def stopped_node(settings: NodeSettings) -> Iterator[Claims]:
     """The claims of the node. Raises ConfigurationError when the journal cannot be opened."""
     plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
     with ExitStack() as stack:
@@ -77,19 +76,17 @@ def stopped_node(settings: NodeSettings) -> Iterator[ClaimManager]:
         writer = CdiWriter(settings.cdi_dir, names)
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
-        claims = ClaimManager.open(
+        claims = open_node_claims(
             settings,
             plugin_dir,
             rest=_api(settings.kubeconfig),
             names=names,
             writer=writer,
-            provider=open_cdi(settings, found, nodes, names, writer),
+            provider=open_provider(settings, found, nodes, names, writer),
             inventory=inventory,
             hardware=found,
             device_nodes=nodes,
-            terms=dict,
             gate=PrepareGate(),
-            released=lambda: None,
         )
         stack.callback(claims.close)
         owned.use_journal(claims.journal)
@@ -143,3 +140,36 @@ class _NoApi:
         within_s: float | None = None,  # noqa: ARG002 - the interface's
     ) -> list[dict[str, Any] | KubernetesApiError]:
         return [self._error for _ in paths]
+
+
+RUNNING = (
+    "a node process runs on this node, and repairs its state by itself: files within seconds, GPU settings within "
+    "30 s, the rest within ten minutes or at its restart; look again then, or stop it first"
+)
+
+
+def repair(settings: NodeSettings, places: Places) -> tuple[str, ...]:
+    """Make journal, files and hardware agree; returns sentences about what could not be repaired.
+
+    A damaged journal is kept aside and rebuilt. Prepared claims stay prepared. Raises ConfigurationError while a node
+    process runs, or when the folder does not exist.
+    """
+    refuse_while_running(places)
+    problems: list[str] = []
+    with no_node_process(places.plugin), stopped_node(settings) as claims:
+        problems += claims.service.recover().problems
+        try:
+            claims.service.reclaim_orphans()
+            if claims.service.rebuild_pending:
+                problems.append("the journal is not completely rebuilt: a node process goes on with it")
+        except DraError as error:
+            problems.append(str(error))
+    return tuple(dict.fromkeys(problems))
+
+
+def refuse_while_running(places: Places) -> None:
+    """Raises ConfigurationError."""
+    if not places.plugin.is_dir():
+        raise ConfigurationError(f"{places.plugin} does not exist: there is nothing to repair")
+    if read_state(places).runs:
+        raise ConfigurationError(RUNNING)

@@ -13,6 +13,7 @@ import re
 
 from dra_driver.core.errors import ClaimError, ConfigurationError
 from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.text import quoted
 
 COMMON = "common"
 """The only device of the base document; a container that requests it gets the driver's libraries."""
@@ -74,7 +75,7 @@ class CdiNames:
         _check_uid(claim_uid, "claim UID")
         if not _DNS_LABEL.fullmatch(device):
             raise ClaimError(
-                f"device name {_shown(device)} of claim {claim_uid} cannot be used in a CDI name: "
+                f"device name {quoted(device)} of claim {claim_uid} cannot be used in a CDI name: "
                 "expected a DNS label such as 'gpu-0'"
             )
         if share_id is None:
@@ -104,11 +105,6 @@ class CdiNames:
 def _check_uid(uid: str, what: str) -> None:
     if not _UID.fullmatch(uid):
         raise ClaimError(
-            f"{what} {_shown(uid)} is not a Kubernetes UID (letters, digits and '-', at most 64): "
+            f"{what} {quoted(uid)} is not a Kubernetes UID (letters, digits and '-', at most 64): "
             "no CDI file is touched for it"
         )
-
-
-def _shown(text: str) -> str:
-    """Quoted, escaped and short enough for an event."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")

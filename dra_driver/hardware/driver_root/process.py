@@ -15,6 +15,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from dra_driver.core.text import one_line
+
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300
 REAP_S: Final = 1.0
@@ -156,11 +158,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: f
 
 def shown(output: str) -> str:
     """A program's output as one printable line, short enough for an event."""
-    line = " ".join(output.split())
-    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
-    if not text:
-        return "nothing"
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+    return one_line(output, MAX_SHOWN) or "nothing"
 
 
 def _filled_pipe(text: str) -> int:

@@ -10,11 +10,13 @@ it, and after ``reattach``. While detached, the last snapshot stays current; tha
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import DetachedError, DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.backend import Backend
 
 log = logging.getLogger(__name__)
@@ -46,41 +48,47 @@ class Inventory:
         """``retry_*``: first and longest pause while the driver cannot be used; pauses double in between."""
         self._backend = backend
         self._poll_interval_s = poll_interval_s
-        self._lock = threading.Lock()  # guards the five fields below
+        self._lock = threading.Lock()  # guards the four fields below and `_backoff`
         self._snapshot: Snapshot | None = None
         self._problem: str | None = "the GPUs have not been read yet"
         self._subscribers: list[tuple[Callback, list[Snapshot]]] = []
-        self._thread: threading.Thread | None = None
+        self._is_started = False
         self._backoff = Backoff(first_s=retry_min_s, longest_s=retry_max_s)
+        self._event_backoff = Backoff(first_s=retry_min_s, longest_s=retry_max_s)  # of the thread alone
         self._first = threading.Event()
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
+        self._poller = Worker(THREAD_NAME, self._turn, at_end=backend.close)
+        self._listener = Worker(
+            EVENTS_THREAD_NAME,
+            self._listen,
+            on_error=partial(metrics.internal_error, "gpu-events"),
+            after_error_s=self._event_backoff.next_s,
+            first_s=None,
+        )
 
     def start(self) -> None:
         """Start polling, the first time at once. Idempotent; raises RuntimeError after ``stop``."""
         with self._lock:
-            if self._stopping.is_set():
+            if self._poller.is_stopping:
                 raise RuntimeError("an inventory cannot be started again after stop()")
-            if self._thread is None:
-                # Daemon: a call into a stuck GPU cannot be cancelled and must not keep the process from exiting.
-                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-                self._thread.start()
-                threading.Thread(target=self._listen, name=EVENTS_THREAD_NAME, daemon=True).start()
+            if self._is_started:
+                return
+            self._is_started = True
+        self._poller.start()
+        self._listener.start()
 
     def stop(self) -> None:
-        """Stop polling and close the backend. Idempotent; waits at most 5 s for a hardware call to return."""
+        """Stop polling and close the backend. Idempotent; waits at most 5 s for a hardware call to return.
+
+        From a callback it does not wait: the thread closes the backend after the callback returns.
+        """
+        self._first.set()
+        self._listener.stop(0)
+        has_ended = self._poller.stop(STOP_TIMEOUT_S)
         with self._lock:
-            self._stopping.set()
-            thread = self._thread
-        self._wake.set()
-        self._first.set()  # wakes the event thread
-        if thread is None:
+            was_started = self._is_started
+        if not was_started:
             self._backend.close()
-            return
-        if thread is threading.current_thread():
-            return  # called from a callback: the thread closes the backend after the callback returns
-        thread.join(STOP_TIMEOUT_S)
-        if thread.is_alive():
+        elif not has_ended:
             log.warning("a hardware call did not return in time; abandoning the GPU inventory")
 
     def current(self) -> Snapshot:
@@ -107,43 +115,29 @@ class Inventory:
 
     def refresh(self) -> None:
         """Poll now instead of at the next interval. Returns at once."""
-        self._wake.set()
+        self._poller.wake()
 
     def subscribe(self, callback: Callback) -> None:
         """Call ``callback`` with the first snapshot (soon, when it exists already) and with every changed one."""
         with self._lock:
             self._subscribers.append((callback, []))
-        self._wake.set()
+        self._poller.wake()
 
-    def _run(self) -> None:
+    def _turn(self) -> float:
+        pause_s = self._poll()
+        self._notify()
+        return pause_s
+
+    def _listen(self) -> float:
+        """Poll at once after an event. Begins after the first poll; a wait inside the driver cannot be cancelled."""
         try:
-            while not self._stopping.is_set():
-                self._wake.clear()
-                pause_s = self._poll()
-                self._notify()
-                self._wake.wait(pause_s)
-        finally:
-            self._backend.close()
-
-    def _listen(self) -> None:
-        """Poll at once after each event. Ends soon after ``stop``; a wait inside the driver cannot be cancelled."""
-        self._first.wait()
-        backoff = Backoff(first_s=self._backoff.first_s, longest_s=self._backoff.longest_s)
-        while not self._stopping.is_set():
-            try:
-                happened = self._backend.wait_for_event(EVENT_WAIT_S)
-            except DriverUnavailableError:
-                self._stopping.wait(AFTER_FAILURE_S)
-                continue
-            except Exception:  # thread boundary: without this thread, changes are seen only at the next poll
-                pause_s = backoff.next_s()
-                log.exception("unexpected error while waiting for GPU events", extra={"retry_s": pause_s})
-                metrics.internal_error("gpu-events")
-                self._stopping.wait(pause_s)
-                continue
-            backoff.reset()
-            if happened:
-                self._wake.set()
+            happened = self._backend.wait_for_event(EVENT_WAIT_S)
+        except DriverUnavailableError:
+            return AFTER_FAILURE_S
+        self._event_backoff.reset()
+        if happened:
+            self._poller.wake()
+        return 0.0
 
     def _poll(self) -> float:
         """Read the GPUs once; returns the pause until the next poll in seconds."""
@@ -188,7 +182,9 @@ class Inventory:
                 self._snapshot = snapshot
             self._problem = None
             self._backoff.reset()
-        self._first.set()
+        if not self._first.is_set():
+            self._first.set()
+            self._listener.wake()
         if changed:
             log.info("GPU inventory changed", extra={"gpus": len(snapshot.gpus), "left_out": len(snapshot.left_out)})
         for gpu in snapshot.left_out:
@@ -202,7 +198,7 @@ class Inventory:
                 (callback, seen) for callback, seen in self._subscribers if snapshot is not None and seen != [snapshot]
             ]
         for callback, seen in due:
-            if snapshot is None or self._stopping.is_set():
+            if snapshot is None or self._poller.is_stopping:
                 return
             seen[:] = [snapshot]  # only this thread uses the list
             try:

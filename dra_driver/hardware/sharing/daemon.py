@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.text import quoted
 
 MAX_DEVICES: Final = 64
 MAX_LIMIT_MIB: Final = 2**24
@@ -44,16 +45,16 @@ class MpsDaemon(Struct, frozen=True, kw_only=True):
             raise ValueError(f"an MPS daemon has 1 to {MAX_DEVICES} different devices, not {len(self.devices)}")
         for device in self.devices:
             if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-                raise ValueError(f"{_shown(device)} is not the UUID of a GPU or MIG device")
+                raise ValueError(f"{quoted(device)} is not the UUID of a GPU or MIG device")
         if not set(self.gpus) <= set(self.devices) or not all(gpu.startswith("GPU-") for gpu in self.gpus):
             raise ValueError("the whole GPUs of an MPS daemon must be among its devices")
         if self.default_percentage is not None and not _is_whole(self.default_percentage, 0, 100):
-            raise ValueError(f"a thread percentage must be 0 to 100, not {_shown(self.default_percentage)}")
+            raise ValueError(f"a thread percentage must be 0 to 100, not {quoted(self.default_percentage)}")
         for device, limit in self.memory_limits.items():
             if device not in self.devices:
-                raise ValueError(f"a memory limit names {_shown(device)}, which is not a device of the daemon")
+                raise ValueError(f"a memory limit names {quoted(device)}, which is not a device of the daemon")
             if not _is_whole(limit, 1, MAX_LIMIT_MIB):
-                raise ValueError(f"a memory limit must be 1 to {MAX_LIMIT_MIB} MiB, not {_shown(limit)}")
+                raise ValueError(f"a memory limit must be 1 to {MAX_LIMIT_MIB} MiB, not {quoted(limit)}")
 
     @property
     def generation(self) -> str:
@@ -96,15 +97,10 @@ def check_id(daemon_id: str) -> str:
     """Return the id when it can be a folder name, else raise ValueError."""
     if not isinstance(daemon_id, str) or not _ID.fullmatch(daemon_id):
         raise ValueError(
-            f"{_shown(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"
+            f"{quoted(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"
         )
     return daemon_id
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"

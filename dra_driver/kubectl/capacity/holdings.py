@@ -5,11 +5,13 @@ The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest gene
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from msgspec import Struct, field
 
+from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import newest_slices, pool_of, results_of, users_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.kinds import attribute
@@ -121,7 +123,7 @@ def claims_of(state: ClusterState, now: datetime, *, node: str = "", namespace: 
 def _devices(state: ClusterState) -> list[DeviceRow]:
     unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
     by_device = _holders(state.claims)
-    slices = _newest(state.slices)
+    slices = newest_slices(state.slices)
     slices.sort(key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"]))
     taken = {key for key, holders in by_device.items() if any(not holder.admin_access for holder in holders)}
     left = counters_left(slices, taken)
@@ -134,19 +136,6 @@ def _devices(state: ClusterState) -> list[DeviceRow]:
         if key not in known
     ]
     return rows
-
-
-def _newest(slices: Iterable[Wire]) -> list[Wire]:
-    newest: dict[tuple[str, str], int] = {}
-    every = list(slices)
-    for item in every:
-        key = _pool(item)
-        newest[key] = max(newest.get(key, 0), item["spec"]["pool"].get("generation") or 0)
-    return [item for item in every if (item["spec"]["pool"].get("generation") or 0) == newest[_pool(item)]]
-
-
-def _pool(item: Wire) -> tuple[str, str]:
-    return item["spec"]["driver"], item["spec"]["pool"]["name"]
 
 
 def _of_slice(
@@ -193,7 +182,7 @@ def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
     by_device: dict[DeviceKey, list[Holder]] = {}
     for claim in claims:
         namespace, name = _names(claim)
-        for result in _results(claim):
+        for result in results_of(claim):
             holder = Holder(
                 namespace=namespace,
                 claim=name,
@@ -211,12 +200,12 @@ def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
 def _places(state: ClusterState) -> dict[DeviceKey, str]:
     """Returns the node of every published device that is bound to a node."""
     found = {}
-    for item in _newest(state.slices):
+    for item in newest_slices(state.slices):
         spec = item["spec"]
         for device in spec.get("devices") or ():
             node = device.get("nodeName") or spec.get("nodeName")
             if node:
-                found[(*_pool(item), device["name"])] = node
+                found[(*pool_of(item), device["name"])] = node
     return found
 
 
@@ -225,7 +214,7 @@ def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> Claim
     metadata = claim.get("metadata") or {}
     elsewhere = _selected(claim)
     devices = []
-    for result in _results(claim):
+    for result in results_of(claim):
         key = _key(result)
         node = places.get(key) or elsewhere.get(key, "")
         devices.append(
@@ -259,7 +248,7 @@ def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> Claim
 def _selected(claim: Wire) -> dict[DeviceKey, str]:
     """Returns the node of the claim's allocation for each of its devices; empty if several nodes can use them."""
     node = _node_of(claim)
-    return {_key(result): node for result in _results(claim)} if node else {}
+    return {_key(result): node for result in results_of(claim)} if node else {}
 
 
 def _node_of(claim: Wire) -> str:
@@ -289,12 +278,6 @@ def _requests(claim: Wire) -> Sequence[Wire]:
     return found
 
 
-def _results(claim: Wire) -> Sequence[Wire]:
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    found: Sequence[Wire] = (allocation.get("devices") or {}).get("results") or ()
-    return found
-
-
 def _consumed(result: Wire) -> dict[str, str]:
     return {key: str(value) for key, value in (result.get("consumedCapacity") or {}).items()}
 
@@ -304,7 +287,7 @@ def _key(result: Wire) -> DeviceKey:
 
 
 def _users(claim: Wire) -> tuple[str, ...]:
-    users = (claim.get("status") or {}).get("reservedFor") or ()
+    users = users_of(claim)
     return tuple(
         str(user.get("name")) if user.get("resource") == "pods" else f"{user.get('resource')}/{user.get('name')}"
         for user in users
@@ -317,9 +300,5 @@ def _names(claim: Wire) -> tuple[str, str]:
 
 
 def _age(created: str, now: datetime) -> int | None:
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0, int((now - moment).total_seconds()))
+    moment = parse_time(created)
+    return None if moment is None else max(0, int((now - moment).total_seconds()))

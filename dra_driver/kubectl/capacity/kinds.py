@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from dra_driver.kube.devices import attribute_of
 from dra_driver.kube.published import names
 
 Wire = Mapping[str, Any]
@@ -54,9 +55,7 @@ class SyntheticRequest(NamedTuple):
 
 def attribute(device: Wire, driver: str, name: str) -> str:
     """Returns an attribute as text, with or without domain in its name; "" if it is missing."""
-    attributes = device.get("attributes") or {}
-    value = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
-    return str(next(iter(value.values()), ""))
+    return str(next(iter(attribute_of(device.get("attributes"), driver, name).values()), ""))
 
 
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:

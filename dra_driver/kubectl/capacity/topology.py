@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.kube.devices import generation_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.holdings import DeviceRow, Wire, devices_of
@@ -61,7 +62,7 @@ def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
 
 def _wires(slices: Iterable[Wire]) -> dict[tuple[str, str, str], Wire]:
     """Devices by driver, pool and name; of several generations the newest."""
-    ordered = sorted(slices, key=lambda item: item["spec"]["pool"].get("generation") or 0)
+    ordered = sorted(slices, key=generation_of)
     return {
         (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device
         for item in ordered

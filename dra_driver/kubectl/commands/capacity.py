@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.text import gib, printable
 from dra_driver.kubectl.commands.progress import Progress
 from dra_driver.kubectl.commands.source import add_source, state_of, wants_colour
 
@@ -97,7 +98,7 @@ def _share(text: str) -> str:
 
 def _print(report: Any, *, by_node: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
-        print(f"note: {_printable(sentence)}", file=sys.stderr)
+        print(f"note: {printable(sentence)}", file=sys.stderr)
     if not report.models:
         print("Which devices are published is not known." if _is_unknown(report) else "No devices are published.")
         return
@@ -112,7 +113,7 @@ def _print(report: Any, *, by_node: bool) -> None:
     if report.stranded_shapes:
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
-            print(f"  {_printable(shape.request)} of {_printable(shape.model)}: {_printable(shape.why)}")
+            print(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
     if by_node:
         print()
         show(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes), colour=colour)
@@ -124,8 +125,8 @@ def _gpus(model: Any) -> Sequence[str]:
     return (
         *map(str, (gpus.total, gpus.free, gpus.used, gpus.fragmented)),
         reasons or "0",
-        _gib(memory.free),
-        _gib(memory.fragmented),
+        gib(memory.free),
+        gib(memory.fragmented),
     )
 
 
@@ -154,11 +155,3 @@ def _named(names: Sequence[str]) -> str:
 def _more(count: int) -> Sequence[str]:
     text = f"... {count - _MAX_ROWS} more rows: use -o json for all, --node for one"
     return text, *["-"] * (len(_GPUS) + 2)
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.0f} GiB" if count else "0"
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)

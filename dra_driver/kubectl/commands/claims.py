@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
-from dra_driver.kubectl.commands.devices import consumed_text, listed
+from dra_driver.core.text import listed
+from dra_driver.kubectl.commands.devices import consumed_text
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
 HEADINGS: Final = ("NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE")

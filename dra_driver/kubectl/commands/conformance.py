@@ -26,6 +26,7 @@ Exit status: 0 no check failed, 1 a check failed, 2 wrong usage or a folder in w
 could not be carried out. Checks of level "should" give advice and never fail.
 """
 SIMULATED_NODE: Final = "conformance-node"
+PROGRAM: Final = (sys.executable, "-m", "dra_driver.core.command_line.main")
 DEFAULT_CDI_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
 
 
@@ -75,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the checks and returns the exit status. Raises ConfigurationError and KubernetesApiError."""
     from dra_driver.conformance import report, suite
+    from dra_driver.core.finding import exit_status
     from dra_driver.core.telemetry import logs
 
     logs.configure("text", "error")
@@ -98,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output == "junit":
             text = report.as_junit(driver, outcomes)
         _write(args.output_file, text)
-    return suite.exit_status(outcomes)
+    return exit_status((outcome.finding.status for outcome in outcomes), unanswered=3)
 
 
 def _check_usage(args: argparse.Namespace) -> None:
@@ -122,11 +124,9 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _bench(args: argparse.Namespace) -> Iterator[Any]:
-    from dra_driver.conformance import own_driver
-    from dra_driver.conformance.control import ChildControl, CommandControl
-    from dra_driver.conformance.guard import check_folder
-    from dra_driver.conformance.session import SuiteTarget, open_bench
-    from dra_driver.conformance.template import read_template
+    from dra_driver.conformance.claims import read_template
+    from dra_driver.conformance.control import ChildControl, CommandControl, own_driver
+    from dra_driver.conformance.session import SuiteTarget, check_folder, open_bench
     from dra_driver.conformance.values import TimeLimits
     from dra_driver.kube.connection import Connection
     from dra_driver.kube.rest import RestClient
@@ -149,7 +149,7 @@ def _bench(args: argparse.Namespace) -> Iterator[Any]:
         stack.callback(connection.close)
         command = args.driver_command
         if args.simulate:
-            command = own_driver.command(args.simulate, folder, kubeconfig=str(kubeconfig), node=node)
+            command = own_driver(PROGRAM, args.simulate, folder, kubeconfig=str(kubeconfig), node=node)
         control: Any = CommandControl(args.restart_command) if args.restart_command else None
         if command:
             environ = os.environ | ({"KUBECONFIG": kubeconfig} if kubeconfig else {})

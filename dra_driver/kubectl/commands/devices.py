@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
+from dra_driver.core.text import listed
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
 _FIELDS: Final = ("claims", "slices", "taint_rules")
-_MAX_LISTED: Final = 3
 _SHARE_COUNT: Final = "shares"
 """Capacity that counts shares: each share consumes one."""
 
@@ -104,12 +104,6 @@ def amounts(capacities: Mapping[str, str]) -> str:
     """Returns ``memory 50Gi, computePercent 70``, memory first."""
     names = sorted(capacities, key=lambda name: (name != "memory", name))
     return ", ".join(f"{name} {capacities[name]}" for name in names)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Returns the first names, and how many more there are."""
-    more = len(names) - _MAX_LISTED
-    return ",".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def consumed_text(consumed: Mapping[str, str]) -> str:

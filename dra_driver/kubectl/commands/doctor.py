@@ -38,7 +38,6 @@ _KINDS: Final = {
     **dict.fromkeys(("pod", "pods", "po"), "pod"),
     **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims"), "claim"),
 }
-_COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
 MOST_TIMEOUT_S: Final = 600.0
 _ONE_QUESTION_S: Final = 15.0
 
@@ -83,10 +82,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dra_driver.core.finding import by_layer, coloured
     from dra_driver.diagnose.doctor.cluster import diagnose
-    from dra_driver.diagnose.doctor.finding import by_layer
-    from dra_driver.diagnose.doctor.report import merged, to_wire
-    from dra_driver.diagnose.doctor.text import render
+    from dra_driver.diagnose.doctor.report import merged, render, to_wire
 
     scope = scope_of(args.target or "", namespace_of(args))
     check_on_node(args, scope)
@@ -103,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             wire["explanation"] = explained.wire
         print(json.dumps(wire, indent=2, ensure_ascii=False))
         return report.exit_status
-    print(render(report, *([_coloured] if wants_colour() else []), verbose=args.verbose), end="")
+    print(render(report, *([coloured] if wants_colour() else []), verbose=args.verbose), end="")
     if explained is not None and explained.text:
         print(f"\n{explained.text}", end="")
     return report.exit_status
@@ -111,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 def scope_of(target: str, namespace: str) -> Any:
     """The scope of ``pod/train``; the cluster for an empty target. Raises ConfigurationError."""
-    from dra_driver.diagnose.doctor.scope import DoctorScope
+    from dra_driver.diagnose.doctor.cluster import DoctorScope
 
     if not target:
         return DoctorScope()
@@ -164,7 +162,7 @@ class _Explained:
 
 def _explained(facts: Any, scope: Any) -> _Explained | None:
     """What `explain` says of the pod or claim; None where the facts do not have it."""
-    from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+    from dra_driver.core.finding import Finding, Layer, Status
     from dra_driver.kubectl.explain import (
         Answer,
         claim_subject,
@@ -186,17 +184,13 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
         print(f"kubectl dra doctor: explain: {error}", file=sys.stderr)
         return None
     good = answer.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
-    finding = LayerFinding(
+    finding = Finding(
         check="explain",
         layer=Layer.WORKLOAD,
-        status=FindingStatus.OK if good else FindingStatus.FAIL,
-        subject=f"{scope.kind}/{scope.namespace}/{scope.name}",
+        status=Status.OK if good else Status.FAIL,
+        object=f"{scope.kind}/{scope.namespace}/{scope.name}",
         seen=answer.verdict.sentence,
         expected="" if good else "a pod that the scheduler can place",
-        do="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
+        fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
     )
     return _Explained(finding, render(answer), to_wire(answer))
-
-
-def _coloured(text: str, what: str) -> str:
-    return f"{_COLOURS[what]}{text}\x1b[0m"

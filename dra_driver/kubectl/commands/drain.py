@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.kubectl.commands.source import client
 
@@ -83,7 +84,7 @@ def say_for(args: argparse.Namespace) -> Callable[[str], None]:
     stream = sys.stderr if args.output == "json" else sys.stdout
 
     def say(text: str) -> None:
-        print("".join(char if char.isprintable() else "?" for char in text), file=stream, flush=True)
+        print(printable(text), file=stream, flush=True)
 
     return say
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
+from dra_driver.core.text import printable
 from dra_driver.kube import paths
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
 from dra_driver.kubectl.usage.exporter_answer import decode, decode_gpus

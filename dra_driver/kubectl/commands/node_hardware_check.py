@@ -6,6 +6,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from dra_driver.core.text import printable
 from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
 from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.kubectl.commands.source import client
@@ -64,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-    printable = "".join(character if character.isprintable() else "?" for character in line)
-    print(printable, flush=True)
+    print(printable(line), flush=True)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

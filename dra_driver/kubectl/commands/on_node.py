@@ -7,12 +7,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
 
 if TYPE_CHECKING:
+    from dra_driver.diagnose.doctor.cluster import DoctorScope
     from dra_driver.diagnose.doctor.on_node import PodListApi
     from dra_driver.diagnose.doctor.report import DoctorReport
-    from dra_driver.diagnose.doctor.scope import DoctorScope
 
 
 def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +78,7 @@ def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") 
 
 
 def _say(line: str) -> None:
-    printable = "".join(character if character.isprintable() else "?" for character in line)
-    print(printable, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

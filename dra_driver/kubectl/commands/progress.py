@@ -8,8 +8,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from dra_driver.core.text import printable
+from dra_driver.core.worker import Worker
+
 AFTER_S: Final = 2.0
 _EVERY_S: Final = 0.5
+_STOP_S: Final = 2.0
 _CLEAR: Final = "\r\x1b[K"
 
 
@@ -21,24 +25,20 @@ class Progress:
 
     def __init__(self, text: str, *, stream: TextIO | None = None, after_s: float = AFTER_S) -> None:
         self._stream = stream or sys.stderr
-        self._after_s = after_s
         self._lock = threading.Lock()  # guards the text and what is written
         self._text, self._is_shown = text, False
         self._began = time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._worker = Worker("progress", self._write, first_s=after_s)
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            self._thread.start()
+            self._worker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.stop(_STOP_S)
         self.hide()
 
     def say(self, text: str) -> None:
@@ -54,19 +54,17 @@ class Progress:
                 self._stream.flush()
             self._is_shown, self._text = False, ""
 
-    def _run(self) -> None:
-        wait_s = self._after_s
-        while not self._ended.wait(wait_s):
-            wait_s = _EVERY_S
-            with self._lock:
-                if self._text:
-                    self._stream.write(f"{_CLEAR}{line(self._text, time.monotonic() - self._began)}")
-                    self._stream.flush()
-                    self._is_shown = True
+    def _write(self) -> float:
+        with self._lock:
+            if self._text:
+                self._stream.write(f"{_CLEAR}{line(self._text, time.monotonic() - self._began)}")
+                self._stream.flush()
+                self._is_shown = True
+        return _EVERY_S
 
 
 def line(text: str, seconds: float, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> str:
     """The text and the seconds, in one line of the terminal."""
-    shown = "".join(char if char.isprintable() else "?" for char in text)
+    shown = printable(text)
     end = f" ... {seconds:.0f} s"
     return f"{shown[: max(0, width() - len(end) - 1)]}{end}"

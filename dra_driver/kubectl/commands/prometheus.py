@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.text import printable
 
 MAX_ANSWER: Final = 64 << 20
 QUERY_S: Final = 30.0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import printable
 from dra_driver.kube.kubeconfig import Kubeconfig
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of

@@ -56,11 +56,9 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from dra_driver import __version__
     from dra_driver.diagnose.doctor import bundle, facts
-    from dra_driver.diagnose.doctor.bundle_reading import read_logs
-    from dra_driver.diagnose.doctor.cluster import diagnose
-    from dra_driver.diagnose.doctor.report import to_wire
-    from dra_driver.diagnose.doctor.scope import DoctorScope
-    from dra_driver.diagnose.doctor.text import render
+    from dra_driver.diagnose.doctor.bundle import read_logs
+    from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
+    from dra_driver.diagnose.doctor.report import render, to_wire
     from dra_driver.kubectl.commands.doctor import facts_of
     from dra_driver.kubectl.commands.source import client
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
-from dra_driver.kubectl.commands.devices import UNKNOWN, listed
+from dra_driver.core.text import listed
+from dra_driver.kubectl.commands.devices import UNKNOWN
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
 HEADINGS: Final = ("NODE", "NUMA", "PCIE ROOT", "DEVICE", "PRODUCT", "NVLINK", "STATE", "CLAIMS")

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.kubeconfig import SERVICE_ACCOUNT_DIR, kubeconfig_of
 from dra_driver.kubectl.commands.source import add_source, client, state_in_file
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
-from dra_driver.config.schema import printable
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import gib, printable, span
 from dra_driver.kubectl.commands.claim_labels import ABOUT, BY_LABEL, read_labels
 from dra_driver.kubectl.commands.source import wants_colour
-from dra_driver.kubectl.commands.usage_output import energy, gib, number, percent, print_csv, span
+from dra_driver.kubectl.commands.usage_output import energy, number, percent, print_csv
 from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, tell_source
 
 if TYPE_CHECKING:

@@ -5,14 +5,9 @@ import io
 from collections.abc import Sequence
 from typing import Any, Final
 
-GIB: Final = 2**30
-UNKNOWN: Final = "?"
+from dra_driver.core.text import UNKNOWN, printable
+
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-
-
-def gib(count: float | None) -> str:
-    """``3.5 GiB``."""
-    return UNKNOWN if count is None else "0" if not count else f"{count / GIB:.1f} GiB"
 
 
 def percent(ratio: float | None) -> str:
@@ -25,16 +20,6 @@ def energy(joules: float | None, *, estimated: bool = False) -> str:
         return UNKNOWN
     mark = "~" if estimated else ""
     return f"{mark}{joules / 3.6e6:.2f} kWh" if joules >= 3.6e5 else f"{mark}{joules / 3600:.1f} Wh"
-
-
-def span(seconds: float | None) -> str:
-    """``5m``, ``3h``, ``2d``; ``now`` for 0."""
-    if seconds is None:
-        return UNKNOWN
-    if seconds < 1:
-        return "now"
-    units = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
-    return next(f"{int(seconds // size)}{unit}" for unit, size in units if seconds >= size)
 
 
 def number(value: Any) -> str:
@@ -57,5 +42,5 @@ def _cell(value: Any) -> Any:
         return f"{value:.6g}"
     if not isinstance(value, str):
         return value
-    line = "".join(character if character.isprintable() else "?" for character in value)
+    line = printable(value)
     return f"'{line}" if line.startswith(_FORMULA) else line

@@ -5,8 +5,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Final
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
 from dra_driver.kubectl.commands.progress import Progress
 

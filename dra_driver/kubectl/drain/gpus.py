@@ -9,6 +9,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import DETACHED_TAINT
+from dra_driver.kube.devices import attribute_text, newest_slices, pool_of
 from dra_driver.kube.published import names
 
 Wire = Mapping[str, Any]
@@ -35,7 +36,9 @@ def gpus_of(slices: Iterable[Wire], node: str, driver: str) -> tuple[PublishedGp
     """The GPUs that ``driver`` publishes on ``node``, by name. Only the newest generation of a pool counts."""
     found: dict[str, list[Wire]] = {}
     for device in _devices(slices, node, driver):
-        uuid = _text(device, names.PARENT_UUID, driver) or _text(device, names.UUID, driver)
+        attributes = device.get("attributes")
+        parent = attribute_text(attributes, driver, names.PARENT_UUID)
+        uuid = parent or attribute_text(attributes, driver, names.UUID)
         if uuid.startswith("GPU-"):
             found.setdefault(uuid, []).append(device)
     gpus = [_gpu(GpuUuid(uuid), devices, driver) for uuid, devices in found.items()]
@@ -44,20 +47,10 @@ def gpus_of(slices: Iterable[Wire], node: str, driver: str) -> tuple[PublishedGp
 
 def is_settled(slices: Iterable[Wire], node: str, driver: str) -> bool:
     """Whether each pool has all resource slices of its newest generation: a change in several steps is over."""
-    own = [spec for item in slices if (spec := item.get("spec") or {}).get("driver") == driver]
-    pools: dict[str, list[tuple[int, int]]] = {}
-    for spec in own:
-        if spec.get("nodeName") == node:
-            name, generation = _pool(spec)
-            pools.setdefault(name, []).append(
-                (generation, int((spec.get("pool") or {}).get("resourceSliceCount") or 0))
-            )
-    return all(_is_complete(found) for found in pools.values())
-
-
-def _is_complete(found: Sequence[tuple[int, int]]) -> bool:
-    newest, count = max(found)
-    return sum(generation == newest for generation, _ in found) >= count
+    pools: dict[tuple[str, str], list[int]] = {}
+    for item in newest_slices(_own(slices, node, driver)):
+        pools.setdefault(pool_of(item), []).append(int((item["spec"].get("pool") or {}).get("resourceSliceCount") or 0))
+    return all(len(counts) >= max(counts) for counts in pools.values())
 
 
 def selected(gpus: Sequence[PublishedGpu], wanted: Sequence[str]) -> tuple[GpuUuid, ...]:
@@ -81,18 +74,14 @@ def parent_of(device: str) -> str:
 
 
 def _devices(slices: Iterable[Wire], node: str, driver: str) -> list[Wire]:
-    own = [spec for item in slices if (spec := item.get("spec") or {}).get("driver") == driver]
-    own = [spec for spec in own if spec.get("nodeName") == node]
-    newest: dict[str, int] = {}
-    for spec in own:
-        name, generation = _pool(spec)
-        newest[name] = max(newest.get(name, 0), generation)
-    return [device for spec in own if _pool(spec)[1] == newest[_pool(spec)[0]] for device in spec.get("devices") or ()]
+    return [
+        device for item in newest_slices(_own(slices, node, driver)) for device in item["spec"].get("devices") or ()
+    ]
 
 
-def _pool(spec: Wire) -> tuple[str, int]:
-    pool = spec.get("pool") or {}
-    return str(pool.get("name")), int(pool.get("generation") or 0)
+def _own(slices: Iterable[Wire], node: str, driver: str) -> list[Wire]:
+    specs = ((item, item.get("spec") or {}) for item in slices)
+    return [item for item, spec in specs if (spec.get("driver"), spec.get("nodeName")) == (driver, node)]
 
 
 def _gpu(uuid: GpuUuid, devices: Sequence[Wire], driver: str) -> PublishedGpu:
@@ -100,15 +89,9 @@ def _gpu(uuid: GpuUuid, devices: Sequence[Wire], driver: str) -> PublishedGpu:
     return PublishedGpu(
         uuid=uuid,
         name=parent_of(str(devices[0].get("name"))),
-        product=_text(devices[0], names.PRODUCT_NAME, driver),
+        product=attribute_text(devices[0].get("attributes"), driver, names.PRODUCT_NAME),
         devices=frozenset(str(device.get("name")) for device in devices),
         drained=all(DRAINED_TAINT in keys for keys in taints),
         marked=any(DRAINED_TAINT in keys for keys in taints),
         detached=any(DETACHED_TAINT in keys for keys in taints),
     )
-
-
-def _text(device: Wire, name: str, driver: str) -> str:
-    attributes = device.get("attributes") or {}
-    value = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
-    return str(value.get("string") or "")

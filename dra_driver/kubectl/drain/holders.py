@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kubectl.drain.gpus import PublishedGpu, parent_of
 
@@ -83,12 +84,11 @@ def holders_of(
 
 
 def _of_claim(claim: Wire, pods: Mapping[str, Wire], scope: DrainScope, *, force: bool) -> Iterable[DeviceHolder]:
-    status, metadata = claim.get("status") or {}, _meta(claim)
+    metadata = _meta(claim)
     namespace = str(metadata.get("namespace"))
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    users = status.get("reservedFor") or ()
+    users = users_of(claim)
     extended = (metadata.get("annotations") or {}).get(EXTENDED_CLAIM) == "true"
-    for result in results:
+    for result in results_of(claim):
         device = str(result.get("device"))
         if (result.get("driver"), result.get("pool")) == (scope.driver, scope.pool) and scope.has(device):
             yield DeviceHolder(

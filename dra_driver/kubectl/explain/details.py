@@ -9,11 +9,12 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from dra_driver.core.text import listed
+from dra_driver.kube.devices import allocation_results
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
 from dra_driver.kubectl.explain.holders import Holders, NodeHolders
 from dra_driver.kubectl.explain.nearest import Candidate, Shortfall, nearest_miss
-from dra_driver.kubectl.explain.objects import listed
 from dra_driver.kubectl.explain.phrases import RejectionReason
 from dra_driver.kubectl.explain.reasons import Funnel, NodeRejections, rejection_of
 from dra_driver.kubectl.explain.report import DeviceLine, NearestMiss, NodeDetail, NodeReason, RequestSummary
@@ -103,9 +104,7 @@ def node_detail(
 ) -> NodeDetail:
     """Lists every device of a node for every request, at most _MAX_LINES lines."""
     lines: list[DeviceLine] = []
-    assigned = [
-        item for allocation in result.allocations for item in (allocation.get("devices") or {}).get("results") or ()
-    ]
+    assigned = [item for allocation in result.allocations for item in allocation_results(allocation)]
     taken = {(item["request"], item["pool"], item["device"]) for item in assigned}
     if result.claims:
         observed = evaluation.observed(result)

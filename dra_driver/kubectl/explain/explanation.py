@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
+from dra_driver.kube.devices import users_of
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain import non_allocation_causes
 from dra_driver.kubectl.explain.causes import FINAL_CODES, Cause, CauseCode, cel_cause
@@ -22,15 +23,7 @@ from dra_driver.kubectl.explain.extended import claim_for
 from dra_driver.kubectl.explain.faults import scheduler_fault
 from dra_driver.kubectl.explain.gates import dropped_fields
 from dra_driver.kubectl.explain.holders import Holders
-from dra_driver.kubectl.explain.objects import (
-    Wire,
-    allocation_of,
-    is_reserved_for,
-    label_of,
-    name_of,
-    spec_of,
-    users_of,
-)
+from dra_driver.kubectl.explain.objects import Wire, allocation_of, is_reserved_for, label_of, name_of, spec_of
 from dra_driver.kubectl.explain.past_scheduling import past_scheduling_report
 from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.requests import RequestSpec, by_name, requests_of

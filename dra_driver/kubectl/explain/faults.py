@@ -10,6 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.kube.devices import allocation_results
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.evaluation import NodeResult
 from dra_driver.kubectl.explain.objects import Wire
@@ -58,11 +59,7 @@ def scheduler_fault(
         names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
         why = _QUIRKS[names[0]] if names else "several defects of its allocator together exclude the devices"
         fixed_in = _FIXED_IN.get(names[0], "1.37") if names else "1.37"
-        assigned = [
-            item
-            for allocation in improved.allocations
-            for item in (allocation.get("devices") or {}).get("results") or ()
-        ]
+        assigned = [item for allocation in improved.allocations for item in allocation_results(allocation)]
         shown = ", ".join(f"{item['request']}={item['device']}" for item in assigned[:8])
         return Cause(
             code=CauseCode.SCHEDULER_FAULT,

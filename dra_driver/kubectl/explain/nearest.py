@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dra_driver.core.errors import AllocationError
+from dra_driver.core.text import listed
 from dra_driver.kubectl.explain.holders import Holders
-from dra_driver.kubectl.explain.objects import listed
 from dra_driver.kubectl.explain.phrases import RejectionReason, holder_labels
 from dra_driver.kubectl.explain.reasons import rejection_of, selector_rejections
 from dra_driver.kubectl.explain.report import NearestMiss

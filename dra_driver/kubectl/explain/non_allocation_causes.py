@@ -6,6 +6,8 @@ Also reads what the control plane reported itself (conditions and events).
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dra_driver.core.text import listed
+from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.objects import (
@@ -14,10 +16,8 @@ from dra_driver.kubectl.explain.objects import (
     condition_of,
     is_reserved_for,
     label_of,
-    listed,
     name_of,
     namespace_of,
-    results_of,
     spec_of,
     status_of,
     uid_of,
@@ -178,7 +178,7 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
         )
         return
     if not is_reserved_for(claim, pod):
-        users = listed([str(user.get("name")) for user in status_of(claim).get("reservedFor") or ()])
+        users = listed([str(user.get("name")) for user in users_of(claim)])
         yield Cause(
             code=CauseCode.CLAIM_NOT_RESERVED,
             message=f"claim {label_of(claim)} is not reserved for this pod" + (f", but for {users}" if users else ""),

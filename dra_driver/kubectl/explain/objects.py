@@ -1,12 +1,11 @@
 """Reads names, users, phases and conditions from single wire objects whose shapes are already checked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
+
+from dra_driver.kube.devices import users_of
 
 Wire = Mapping[str, Any]
-
-MAX_LISTED: Final = 3
-"""Names that a sentence lists before "and N more"."""
 
 
 def name_of(item: Wire) -> str:
@@ -50,18 +49,6 @@ def allocation_of(claim: Wire) -> Wire | None:
     return found
 
 
-def results_of(claim: Wire) -> Sequence[Wire]:
-    """Returns the devices that are allocated to a claim."""
-    results: Sequence[Wire] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or ()
-    return results
-
-
-def users_of(claim: Wire) -> Sequence[Wire]:
-    """Returns ``status.reservedFor``."""
-    users: Sequence[Wire] = status_of(claim).get("reservedFor") or ()
-    return users
-
-
 def is_reserved_for(claim: Wire, pod: Wire) -> bool:
     """Compares by UID; by name if the pod has no UID, as in manifests."""
     uid = uid_of(pod)
@@ -80,10 +67,3 @@ def condition_of(pod: Wire, kind: str) -> Wire:
 def is_owned_by(item: Wire, owner: Wire) -> bool:
     owners: Sequence[Wire] = (item.get("metadata") or {}).get("ownerReferences") or ()
     return any(reference.get("uid") == uid_of(owner) for reference in owners)
-
-
-def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
-    """Returns ``a, b, c and 4 more``."""
-    unique = list(dict.fromkeys(names))
-    text = ", ".join(unique[:most])
-    return f"{text} and {len(unique) - most} more" if len(unique) > most else text

@@ -1,5 +1,7 @@
 """Explains subjects that are past scheduling: running, finished, being deleted, on a node, or an allocated claim."""
 
+from dra_driver.core.text import listed
+from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import non_allocation_causes
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
@@ -8,12 +10,9 @@ from dra_driver.kubectl.explain.objects import (
     allocation_of,
     is_deleted,
     is_finished,
-    listed,
     name_of,
-    results_of,
     spec_of,
     status_of,
-    users_of,
 )
 from dra_driver.kubectl.explain.report import Answer, Explanation, Verdict
 from dra_driver.kubectl.explain.subject import Subject

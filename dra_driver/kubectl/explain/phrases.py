@@ -8,8 +8,8 @@ from msgspec import Struct
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.text import listed
 from dra_driver.kubectl.explain.holders import DeviceHolders
-from dra_driver.kubectl.explain.objects import listed
 from dra_driver.kubectl.explain.requests import RequestSpec
 from dra_driver.scheduler.allocation import (
     CapacityShort,

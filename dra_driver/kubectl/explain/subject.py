@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.devices import users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.causes import Cause, CauseCode
 from dra_driver.kubectl.explain.extended import ExtendedRequest, extended_requests_of
@@ -25,7 +26,6 @@ from dra_driver.kubectl.explain.objects import (
     spec_of,
     status_of,
     uid_of,
-    users_of,
 )
 
 MAX_USERS: Final = 256

@@ -3,7 +3,6 @@
 Long lists are cut. Control characters in texts of objects are replaced, so they cannot reach the terminal.
 """
 
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -11,9 +10,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.text import one_line, wrapped
 from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, RequestSummary
 
-WIDTH: Final = 118
 _MAX_REASONS: Final = 8
 _MAX_REQUESTS: Final = 6
 _MAX_NODES: Final = 6
@@ -30,14 +29,14 @@ def plain(text: str, _what: str) -> str:
 
 def render(report: Explanation, style: Style = plain) -> str:
     """Renders the explanation; the text ends with a newline."""
-    report = _printable(report)
+    report = _on_one_line(report)
     good = report.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.ALLOCATED, Answer.FINISHED)
-    first, *rest = _wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
+    first, *rest = wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
     lines = [style(first, "good" if good else "bad"), *rest]
     if report.fitting_nodes and report.verdict.answer is Answer.FITS:
         more = report.verdict.nodes_fit - len(report.fitting_nodes)
         shown = ", ".join(report.fitting_nodes) + (f" and {more} more" if more else "")
-        lines += _wrapped(f"  on {shown}", "    ")
+        lines += wrapped(f"  on {shown}", "    ")
     lines += _causes(report, style)
     lines += _requests(report, style)
     lines += _nodes(report, style)
@@ -45,12 +44,12 @@ def render(report: Explanation, style: Style = plain) -> str:
     if report.node is not None:
         lines += _detail(report.node, style)
     if report.scheduler:
-        lines += ["", style("Scheduler message", "head"), *_wrapped(f"  {report.scheduler}", "  ")]
+        lines += ["", style("Scheduler message", "head"), *wrapped(f"  {report.scheduler}", "  ")]
     if report.notes:
         lines += [
             "",
             style("Notes", "head"),
-            *(line for note in report.notes for line in _wrapped(f"  {note}", "  ")),
+            *(line for note in report.notes for line in wrapped(f"  {note}", "  ")),
         ]
     return "\n".join(lines) + "\n"
 
@@ -59,9 +58,9 @@ def _causes(report: Explanation, style: Style) -> Iterator[str]:
     sentence = report.verdict.sentence
     for cause in report.causes:
         if cause.message not in sentence:
-            yield from _wrapped(f"  {'' if cause.blocks else 'also: '}{cause.message}", "    ")
+            yield from wrapped(f"  {'' if cause.blocks else 'also: '}{cause.message}", "    ")
         if cause.fix:
-            yield from _wrapped(f"  {style('fix:', 'dim')} {cause.fix}", "    ")
+            yield from wrapped(f"  {style('fix:', 'dim')} {cause.fix}", "    ")
 
 
 def _requests(report: Explanation, style: Style) -> Iterator[str]:
@@ -79,9 +78,9 @@ def _funnel(request: RequestSummary, style: Style) -> Iterator[str]:
     width = max(len(str(request.devices)), 3)
     yield f"  {request.devices:>{width}} device{'' if request.devices == 1 else 's'} checked"
     for reason in request.reasons[:_MAX_REASONS]:
-        yield from _wrapped(f"  {-reason.devices:>{width}} {reason.message}", " " * (width + 5))
+        yield from wrapped(f"  {-reason.devices:>{width}} {reason.message}", " " * (width + 5))
         for seen in reason.seen:
-            yield from _wrapped(f"  {'':>{width}}   {style('seen:', 'dim')} {seen}", " " * (width + 7))
+            yield from wrapped(f"  {'':>{width}}   {style('seen:', 'dim')} {seen}", " " * (width + 7))
     if len(request.reasons) > _MAX_REASONS:
         yield f"  {'':>{width}} and {len(request.reasons) - _MAX_REASONS} more reasons (-o json shows all)"
     yield f"  {request.fitting:>{width}} left"
@@ -95,7 +94,7 @@ def _nodes(report: Explanation, style: Style) -> Iterator[str]:
     width = max(len(str(reason.nodes)) for reason in report.nodes)
     for reason in report.nodes[:_MAX_NODES]:
         names = ", ".join(reason.examples) + (", …" if reason.nodes > len(reason.examples) else "")
-        yield from _wrapped(f"  {reason.nodes:>{width}} {reason.message}: {names}", " " * (width + 4))
+        yield from wrapped(f"  {reason.nodes:>{width}} {reason.message}: {names}", " " * (width + 4))
     if len(report.nodes) > _MAX_NODES:
         yield f"  {'':>{width}} and {len(report.nodes) - _MAX_NODES} more reasons (-o json shows all)"
 
@@ -107,8 +106,8 @@ def _miss(report: Explanation, style: Style) -> Iterator[str]:
     yield ""
     yield style("Nearest miss", "head")
     what = f"{miss.device} on {miss.node} for request {miss.request}" if miss.device else f"node {miss.node}"
-    yield from _wrapped(f"  {what}: {'; '.join(miss.faults)}", "    ")
-    yield from _wrapped(f"  {style('fix:', 'dim')} {miss.fix}", "    ")
+    yield from wrapped(f"  {what}: {'; '.join(miss.faults)}", "    ")
+    yield from wrapped(f"  {style('fix:', 'dim')} {miss.fix}", "    ")
 
 
 def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
@@ -123,26 +122,19 @@ def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
         if line.request != request:
             request = line.request
             yield f"  request {request}"
-        yield from _wrapped(f"    {line.device:<{width}}  {line.message}", " " * (width + 8))
+        yield from wrapped(f"    {line.device:<{width}}  {line.message}", " " * (width + 8))
     if len(detail.devices) > _MAX_DEVICES:
         yield f"    and {len(detail.devices) - _MAX_DEVICES} more (-o json shows all)"
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    """Wraps at WIDTH; long words such as expressions are broken."""
-    lead = text[: len(text) - len(text.lstrip())]
-    flat = lead + " ".join(text.split())
-    return textwrap.wrap(flat, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
-
-
-def _printable(value: Any) -> Any:
+def _on_one_line(value: Any) -> Any:
     """Replaces unprintable characters in every text of the value; line ends become spaces."""
     if isinstance(value, StrEnum):
         return value
     if isinstance(value, str):
-        return "".join(character if character.isprintable() else "?" for character in " ".join(value.split()))
+        return one_line(value)
     if isinstance(value, tuple | list):
-        return tuple(_printable(item) for item in value)
+        return tuple(_on_one_line(item) for item in value)
     if isinstance(value, Struct):
-        return replace(value, **{name: _printable(getattr(value, name)) for name in value.__struct_fields__})
+        return replace(value, **{name: _on_one_line(getattr(value, name)) for name in value.__struct_fields__})
     return value

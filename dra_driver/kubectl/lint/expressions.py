@@ -11,9 +11,8 @@ from msgspec import Struct
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.kubectl.lint.nodes import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector
-from dra_driver.scheduler.cel.lexer import tokens
+from dra_driver.scheduler.cel.lexer import SourceText, tokens
 from dra_driver.scheduler.cel.parser import parse, terminals
-from dra_driver.scheduler.cel.source import SourceText
 from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
 from dra_driver.scheduler.cel.syntax import Literal as Constant
 

@@ -6,6 +6,7 @@
 import json
 from typing import Any, Final
 
+from dra_driver.core.text import counted
 from dra_driver.kubectl.lint.finding import Finding, LintReport
 from dra_driver.kubectl.lint.rules import RULES
 
@@ -68,18 +69,14 @@ def _lines(finding: Finding, colour: bool) -> list[str]:
 
 
 def _summary(report: LintReport) -> str:
-    read = f"{_plural(report.objects, 'object')} in {_plural(report.files, 'file')}"
+    read = f"{counted(report.objects, 'object')} in {counted(report.files, 'file')}"
     if not report.findings:
         return f"{read}: no findings"
-    parts = [_plural(report.count("error"), "error"), _plural(report.count("warning"), "warning")]
+    parts = [counted(report.count("error"), "error"), counted(report.count("warning"), "warning")]
     if infos := report.count("info"):
-        parts.append(_plural(infos, "remark"))
+        parts.append(counted(infos, "remark"))
     more = f"; {report.left_out} more not shown" if report.left_out else ""
     return f"{read}: {', '.join(parts)}{more}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _painted(text: str, code: str, colour: bool) -> str:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import Final
 
+from dra_driver.core.text import printable
 from dra_driver.kubectl.lint.finding import Finding
 from dra_driver.kubectl.lint.manifest import Manifest, ManifestText
 from dra_driver.kubectl.lint.nodes import Spot, YamlNode
@@ -107,13 +108,13 @@ class Reporter:
             Finding(
                 rule=rule,
                 severity=severity or RULES[rule].severity,
-                message=_printable(message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 1]}…"),
+                message=printable(message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 1]}…"),
                 file=text.name,
                 line=line,
                 column=column,
-                object=_printable(about[:200]),
-                path=_printable(path[:300]),
-                hint=_printable(hint),
+                object=printable(about[:200]),
+                path=printable(path[:300]),
+                hint=printable(hint),
                 excerpt=excerpt,
                 caret=caret,
             )
@@ -130,9 +131,4 @@ def _excerpt(text: str, position: int | None) -> tuple[str, int]:
         return "", 0
     line, column = line_at(text, min(position, len(text)))
     cut = max(0, column - _SHOWN_WIDTH // 2) if len(line) > _SHOWN_WIDTH else 0
-    return _printable(line[cut : cut + _SHOWN_WIDTH]), column - cut
-
-
-def _printable(text: str) -> str:
-    """Replaces unprintable characters, so that a manifest cannot send control sequences to a terminal."""
-    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "?" for c in text)
+    return printable(line[cut : cut + _SHOWN_WIDTH]), column - cut

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.core.text import cut
 from dra_driver.kubectl.migrate.input import InputDocument, Path, path_text
 
 _SHOWN: Final = 60
@@ -105,4 +106,4 @@ def _shown(value: Any, path: Path) -> str:
     if isinstance(value, Mapping | list) or value is None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return cut(text, _SHOWN)

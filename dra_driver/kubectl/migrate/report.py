@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.config.schema import printable
+from dra_driver.core.text import printable
 from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote
 from dra_driver.kubectl.migrate.translation import Translation
 

@@ -6,6 +6,7 @@ People label pods; a claim that Kubernetes makes of a template has the labels of
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from dra_driver.kube.devices import is_pod, users_of
 from dra_driver.kubectl.usage.exporter_answer import text
 
 Pairs = tuple[tuple[str, str], ...]
@@ -36,15 +37,10 @@ def claim_labels(claims: Iterable[_Wire], pods: Iterable[_Wire]) -> dict[tuple[s
     found = {}
     for claim in claims:
         metadata = _metadata(claim)
-        of_pods = _common([by_uid.get(uid) for uid in _users(claim)])
+        of_pods = _common([by_uid.get(user.get("uid")) for user in users_of(claim) if is_pod(user)])
         merged = {**dict(of_pods), **dict(labels_of(metadata))}
         found[text(metadata.get("namespace")) or "default", text(metadata.get("name"))] = tuple(merged.items())
     return found
-
-
-def _users(claim: _Wire) -> list[Any]:
-    reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    return [each.get("uid") for each in reserved if isinstance(each, dict) and each.get("resource") == "pods"]
 
 
 def _common(labels: Sequence[Pairs | None]) -> Pairs:

@@ -6,9 +6,9 @@ are cut, numbers that cannot be are unknown, and what has another shape is left 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
+from dra_driver.core.text import printable
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
 
 MAX_CLAIMS: Final = 10_000
@@ -102,7 +102,7 @@ def text(value: Any) -> str:
     """A name on one line, cut; "" for what is no text."""
     if not isinstance(value, str):
         return ""
-    return "".join(character if character.isprintable() else "?" for character in value[:MAX_NAME])
+    return printable(value[:MAX_NAME])
 
 
 def number(value: Any, *, most: float = float(MAX_BYTES)) -> float | None:
@@ -110,15 +110,6 @@ def number(value: Any, *, most: float = float(MAX_BYTES)) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if (isinstance(value, int) or math.isfinite(value)) and 0 <= value <= most else None
-
-
-def moment(value: Any) -> datetime | None:
-    """A time of RFC 3339; None for what is none."""
-    try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _ratio(percent: float | None) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.devices import results_of
 from dra_driver.kubectl.usage.exporter_answer import text
 
 DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
@@ -91,9 +92,8 @@ def unlimited(claims: Iterable[Mapping[str, Any]], found: Sequence[QuotaRow]) ->
 
 def allocated(claim: Mapping[str, Any]) -> dict[str, int]:
     """Devices by request; a request with alternatives is named ``request/alternative``. Admin access counts not."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
     counts: dict[str, int] = {}
-    for result in (allocation.get("devices") or {}).get("results") or ():
+    for result in results_of(claim):
         if not result.get("adminAccess"):
             name = str(result.get("request") or "")
             counts[name] = counts.get(name, 0) + 1

@@ -18,19 +18,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import DraError
+from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.web import charts, what_if
 from dra_driver.kubectl.web.answers import explain_pod, in_thread, survey_of
 from dra_driver.kubectl.web.derived import Derived, WorkedOut
-from dra_driver.kubectl.web.fleet import gib
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
 from dra_driver.kubectl.web.gpus import SeenFleet
 from dra_driver.kubectl.web.paging import matching, page_of, query_string
 from dra_driver.kubectl.web.places import clique_of, island_of, islands_of, numa_text, spots_of
 from dra_driver.kubectl.web.reading import LastRead, Periodic, SeenCluster
-from dra_driver.kubectl.web.rows import Waiting, ago, claim_views, event_rows, span, waiting_pods
+from dra_driver.kubectl.web.rows import Waiting, ago, claim_views, event_rows, waiting_pods
 from dra_driver.kubectl.web.use_history import UseNow
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"gib": gib, "span": span, "plain": printable, "part": lambda text: quote(text, safe="")}
+    found.filters |= {"gib": gib, "plain": printable, "part": lambda text: quote(text, safe="")}
     return found
 
 

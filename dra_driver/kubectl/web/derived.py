@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.worker import Worker
 from dra_driver.kubectl.web.heap import heap
 
 log = logging.getLogger(__name__)
@@ -34,21 +35,17 @@ class Derived:
 
     def __init__(self, building: Callable[[], AbstractContextManager[None]] = heap.building) -> None:
         self._building = building
-        self._lock = threading.Condition()  # guards the three below
+        self._lock = threading.Lock()  # guards the two below
         self._answers: dict[Hashable, WorkedOut] = {}
         self._wanted: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
-        self._stopping = False
         self._changes = 0
-        self._thread = threading.Thread(target=self._run, name="page-answers", daemon=True)
+        self._worker = Worker("page-answers", self._turn)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
-        with self._lock:
-            self._stopping = True
-            self._lock.notify()
-        self._thread.join(_STOP_S)
+        self._worker.stop(_STOP_S)
 
     @property
     def changes(self) -> int:
@@ -60,7 +57,7 @@ class Derived:
             known = self._answers.get(key)
             if known is None or known.number != number:
                 self._wanted[key] = (number, compute)
-                self._lock.notify()
+                self._worker.wake()
             return known
 
     def compute_one(self) -> bool:
@@ -80,13 +77,8 @@ class Derived:
             self._changes += 1
         return True
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                self._lock.wait_for(lambda: self._wanted or self._stopping)
-                if self._stopping:
-                    return
-            self.compute_one()
+    def _turn(self) -> float | None:
+        return 0.0 if self.compute_one() else None
 
 
 def _answer(number: int, compute: Callable[[], Any]) -> WorkedOut:

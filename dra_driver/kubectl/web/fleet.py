@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.gpu_node import NO_USAGE, GpuNodeStatus, NodeGpu
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.text import gib
+from dra_driver.kube.devices import attribute_of, attribute_text, newest_slices
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web import found_use
 from dra_driver.kubectl.web.gpus import (
@@ -67,7 +69,7 @@ def fleet_of(
 ) -> SeenFleet:
     """The fleet. ``claims`` are rows of ``capacity.claims_of``; ``told`` is what GpuNodes say, by node."""
     grants = _grants(claims)
-    newest = _newest(slices)
+    newest = newest_slices(slices)
     memory_slices = {key: count for item in newest for key, count in _counter_sets(item["spec"])}
     by_node: dict[str, dict[tuple[str, str], _Found]] = {}
     for item in newest:
@@ -94,19 +96,6 @@ def _grants(claims: Iterable[Any]) -> dict[Key, list[Grant]]:
                 )
             )
     return found
-
-
-def _newest(slices: Sequence[Wire]) -> list[Wire]:
-    newest: dict[tuple[str, str], int] = {}
-    for item in slices:
-        pool = item["spec"]["pool"]
-        key = (item["spec"]["driver"], pool["name"])
-        newest[key] = max(newest.get(key, 0), pool.get("generation") or 0)
-    return [
-        item
-        for item in slices
-        if (item["spec"]["pool"].get("generation") or 0) == newest[item["spec"]["driver"], item["spec"]["pool"]["name"]]
-    ]
 
 
 def _counter_sets(spec: Wire) -> Iterator[tuple[Key, int]]:
@@ -138,10 +127,10 @@ def _read_slice(
 
 def _gpu_of(attributes: Wire, driver: str) -> tuple[str, bool]:
     """UUID of the GPU, and whether the device is the whole of it; ("", False) for devices that are no GPUs."""
-    kind = _text(attributes, names.TYPE, driver)
+    kind = attribute_text(attributes, driver, names.TYPE)
     if kind == names.TYPE_MIG:
-        return _text(attributes, names.PARENT_UUID, driver), False
-    return (_text(attributes, names.UUID, driver), True) if kind == names.TYPE_GPU else ("", False)
+        return attribute_text(attributes, driver, names.PARENT_UUID), False
+    return (attribute_text(attributes, driver, names.UUID), True) if kind == names.TYPE_GPU else ("", False)
 
 
 def _add(found: _Found, device: Wire, *, whole: bool, pool: str) -> None:
@@ -149,16 +138,16 @@ def _add(found: _Found, device: Wire, *, whole: bool, pool: str) -> None:
     if whole or found.place is None:  # partitions have no links
         found.place = place_of(attributes, found.driver)
     if not found.product:
-        found.product = _text(attributes, names.PRODUCT_NAME, found.driver)
+        found.product = attribute_text(attributes, found.driver, names.PRODUCT_NAME)
     if not found.counters:
         found.counters = f"{pool}\n{next((each['counterSet'] for each in device.get('consumesCounters') or ()), '')}"
     if whole:
         found.name = str(device["name"])
         found.memory = _amount((device.get("capacity") or {}).get(names.MEMORY))
-        found.sharing = _text(attributes, names.SHARING_STRATEGY, found.driver)
+        found.sharing = attribute_text(attributes, found.driver, names.SHARING_STRATEGY)
         found.offers["share" if device.get("allowMultipleAllocations") else "whole"] = None
     else:
-        found.offers[_text(attributes, names.PROFILE, found.driver) or "partition"] = None
+        found.offers[attribute_text(attributes, found.driver, names.PROFILE) or "partition"] = None
     for taint in device.get("taints") or ():
         found.taints[f"{taint.get('key')}:{taint.get('effect')}"] = None
 
@@ -249,7 +238,7 @@ def _part(found: _Found, device: Wire, grant: Grant, *, whole: bool, at: float, 
     memory, label = total, "whole GPU"
     percent = None
     if not whole:
-        form, label = PARTITION, _text(attributes, names.PROFILE, found.driver)
+        form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE)
         memory = _amount((device.get("capacity") or {}).get(names.MEMORY))
         start, width = _place(attributes, found.driver, slices, memory, total)
     elif grant.consumed:
@@ -315,21 +304,8 @@ def _totals(rows: Sequence[NodeRow]) -> Totals:
     )
 
 
-def gib(amount: float) -> str:
-    """``10 GiB``, ``9.8 GiB``."""
-    value = amount / 2**30
-    return f"{value:.0f} GiB" if value >= 100 or abs(value - round(value)) < 0.05 else f"{value:.1f} GiB"
-
-
-def _text(attributes: Wire, name: str, driver: str) -> str:
-    found = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
-    value = found.get("string")
-    return value if isinstance(value, str) else ""
-
-
 def _int(attributes: Wire, name: str, driver: str) -> int | None:
-    found = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
-    value = found.get("int")
+    value = attribute_of(attributes, driver, name).get("int")
     return value if isinstance(value, int) else None
 
 

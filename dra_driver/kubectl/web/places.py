@@ -1,10 +1,12 @@
 """Where GPUs are and which are linked, as their published attributes say (docs/topology.md). Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web.gpus import NOWHERE, GpuPlace, GpuRow, NodeRow, SeenFleet
 
@@ -29,11 +31,7 @@ class NearGpus(Struct, frozen=True, kw_only=True):
 
 def place_of(attributes: Mapping[str, Any], driver: str) -> GpuPlace:
     """Of a device's attributes, whose names may have the driver's domain."""
-
-    def text(name: str) -> str:
-        value = (attributes.get(name) or attributes.get(f"{driver}/{name}") or {}).get("string")
-        return value if isinstance(value, str) else ""
-
+    text = partial(attribute_text, attributes, driver)
     place = GpuPlace(
         numa=_numa(attributes.get(names.NUMA_NODE) or {}),
         pcie_root=text(names.PCIE_ROOT),

@@ -6,7 +6,6 @@ failed reading leaves the last value, with the sentence of the failure and since
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,10 +14,11 @@ from typing import Final, Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import DraError, ForbiddenError
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.core.request_rights import missing_right
+from dra_driver.core.text import printable
+from dra_driver.core.worker import Worker
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kubectl.capacity import ClaimRow, claims_of
 from dra_driver.kubectl.explain import gaps_that_matter
@@ -73,28 +73,24 @@ class Periodic(Generic[Value]):
         self._interval_s = interval_s
         self._clock = clock
         self._now = now
-        self._wanted = threading.Event()
-        self._stopping = threading.Event()
         self._asked_at = clock()
         # Written by the thread that reads, each as one reference; read by others without a lock.
         self._reading: LastRead[Value] | None = None
         self._trouble: ReadFailure | None = None
         self._changes = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._worker = Worker(name, self._turn)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Does not wait for a reading that hangs: the thread ends with the process."""
-        self._stopping.set()
-        self._wanted.set()
-        self._thread.join(_STOP_S)
+        self._worker.stop(_STOP_S)
 
     def asked(self) -> "LastRead[Value] | None":
         """The last reading; keeps the thread reading for another minute."""
         self._asked_at = self._clock()
-        self._wanted.set()
+        self._worker.wake()
         return self._reading
 
     @property
@@ -137,17 +133,15 @@ class Periodic(Generic[Value]):
         if known is None or known.sentence != self._trouble.sentence:
             self._changes += 1
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            begun = self._clock()
-            self.once()
-            took = self._clock() - begun
-            self._stopping.wait(max(self._interval_s, _REST * took))
-            if self._clock() - self._asked_at > VIEWED_S:
-                self._wanted.clear()
-                if self._clock() - self._asked_at > VIEWED_S:  # not asked in between
-                    self._rest()
-                    self._wanted.wait()
+    def _turn(self) -> float | None:
+        begun = self._clock()
+        self.once()
+        took = self._clock() - begun
+        self._worker.pause(max(self._interval_s, _REST * took))
+        if self._clock() - self._asked_at <= VIEWED_S:
+            return 0.0
+        self._rest()
+        return None
 
 
 class SeenCluster(Struct, frozen=True, kw_only=True):

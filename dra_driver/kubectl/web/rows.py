@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from dra_driver.core.text import span
+from dra_driver.core.time import parse_time
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
@@ -161,18 +163,7 @@ def _event(event: Wire) -> EventRow:
     )
 
 
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h``, ``5 d``."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
-
-
 def ago(moment: str, now: datetime) -> str:
     """How long ago a time of RFC 3339 is; "" for what is none."""
-    try:
-        then = datetime.fromisoformat(moment)
-    except ValueError:
-        return ""
-    return span(max(0.0, (now - then).total_seconds())) if then.tzinfo else ""
+    then = parse_time(moment)
+    return span(max(0.0, (now - then).total_seconds())) if then is not None else ""

@@ -2,20 +2,24 @@
 
 These names are what other packages use: `open_claims` opens everything in one directory, `ClaimService` has the
 operations, `HardwareDependencies` is handed in to change GPUs, `Journal` is where it keeps its GPU notes,
+`Entry` and `AssignedDevice` are what it holds,
 `GpuLocks` keeps other processes from changing a GPU, and `PrepareGate` pauses new prepares.
 """
 
 from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
+from dra_driver.node.claims.entry import AssignedDevice, Entry
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Counts, Journal
 from dra_driver.node.claims.prepare_gate import PrepareGate
 from dra_driver.node.claims.workflow.service import ClaimService
 
 __all__ = [
+    "AssignedDevice",
     "ClaimService",
     "Claims",
     "Counts",
+    "Entry",
     "GpuLocks",
     "HardwareDependencies",
     "Journal",

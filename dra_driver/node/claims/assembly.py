@@ -7,71 +7,32 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct, field
-
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import PoolName
 from dra_driver.core.model.terms import Terms
-from dra_driver.hardware.cdi import CdiNames
-from dra_driver.node.claims.boot import BOOT_ID, read_boot_id
+from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.node.claims.dependencies import (
     CdiSources,
-    ClaimCdiFiles,
+    ClaimDependencies,
     ClaimReader,
     DeviceNodes,
     Event,
     HardwareDependencies,
     NoDeviceNodes,
-    RunLiveness,
 )
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.processes import ProcessRegistry
-from dra_driver.node.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
-from dra_driver.node.claims.workflow.service import ClaimService, ServiceJournal
+from dra_driver.node.claims.processes import BOOT_ID, ProcessRegistry, read_boot_id
+from dra_driver.node.claims.waiting import RetryPolicy
+from dra_driver.node.claims.workflow.service import ClaimService
 
 JOURNAL = "state.db"
 LOCKS = "locks"
 
 
-def _default_terms() -> Terms:
-    """Default terms for every GPU."""
-    return {}
-
-
-def _ignore(_event: Event) -> None:
-    """Counts nothing."""
-
-
-class ClaimDependencies(Struct, frozen=True, kw_only=True):
-    """Everything that the claim service uses; satisfies the Protocols of ``workflow/`` and ``hardware/``.
-
-    ``pool`` is this node's pool name. Without ``hardware`` the service prepares only claims that change no GPU.
-    ``terms`` returns the terms in force.
-    """
-
-    pool: PoolName
-    names: CdiNames
-    reader: ClaimReader
-    journal: ServiceJournal
-    writer: ClaimCdiFiles
-    provider: CdiSources
-    device_nodes: DeviceNodes = field(default_factory=NoDeviceNodes)
-    owners: RunLiveness
-    snapshot: Callable[[], Snapshot]
-    gpu_locks: GpuLocks
-    hardware: HardwareDependencies | None = None
-    terms: Callable[[], Terms] = _default_terms
-    count: Callable[[Event], None] = _ignore
-    clock: WakeableClock = field(default_factory=MonotonicClock)
-    locks: ClaimLocks = field(default_factory=ClaimLocks)
-    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    gate: PrepareGate = field(default_factory=PrepareGate)
-
-
 class Claims:
-    """An open `service.ClaimService` with the journal and process registry that have to be closed after it.
+    """An open `ClaimService` with the journal and process registry that have to be closed after it.
 
     Call ``close`` after the last call is answered; it leaves journal, files and prepared claims as they are.
     """
@@ -98,13 +59,13 @@ def open_claims(
     pool: PoolName,
     names: CdiNames,
     reader: ClaimReader,
-    writer: ClaimCdiFiles,
+    writer: CdiWriter,
     provider: CdiSources,
     snapshot: Callable[[], Snapshot],
     device_nodes: DeviceNodes | None = None,
     hardware: Callable[[Journal], HardwareDependencies] | None = None,
-    terms: Callable[[], Terms] = _default_terms,
-    count: Callable[[Event], None] = _ignore,
+    terms: Callable[[], Terms] = dict,
+    count: Callable[[Event], None] = lambda _event: None,
     boot_id: str | None = None,
     boot_id_file: Path = BOOT_ID,
     retry_policy: RetryPolicy | None = None,

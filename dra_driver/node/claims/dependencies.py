@@ -1,29 +1,30 @@
-"""Interfaces of what the claim workflow gets from other components, and the building blocks of its Protocols.
+"""Everything that the claim workflow gets from other components.
 
-A function of ``workflow/`` or ``hardware/`` takes one argument ``deps`` whose Protocol names only what the function and
-its callees use. `assembly.ClaimDependencies` satisfies all of these Protocols; mypy --strict proves it.
+A function of ``workflow/`` or ``hardware/`` takes the one `ClaimDependencies` of the process as ``deps``. A Protocol
+stands where tests have another implementation.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError, NotPermittedError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.core.model.mig import MigInstance, PartitionId
-from dra_driver.core.model.terms import Interval
-from dra_driver.hardware.cdi import CdiSpec, ContainerEdits
+from dra_driver.core.model.ids import ClaimUid, GpuUuid, PoolName
+from dra_driver.core.model.terms import Terms
+from dra_driver.hardware.cdi import CdiNames, CdiWriter, ContainerEdits
 from dra_driver.hardware.device_nodes.keeper import WantedNode
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.mig.manager import MigManager
+from dra_driver.hardware.sharing.mps import MpsClient
+from dra_driver.hardware.sharing.timeslice import TimeSlicer
 from dra_driver.node.claims.entry import OwnerId
 from dra_driver.node.claims.gpu_locks import GpuLocks
+from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.waiting import ClaimLocks, WakeableClock
+from dra_driver.node.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
 
 Event = Literal[
     "prepared",
@@ -52,36 +53,8 @@ class ClaimReader(Protocol):
     ) -> dict[ClaimUid, AllocatedClaim | DraError]: ...
 
 
-class CdiFileRemover(Protocol):
-    """Removes a claim's CDI file. Repeatable; raises `StorageError`."""
-
-    def remove_claim(self, uid: str) -> bool: ...
-
-
-class CdiFileLister(Protocol):
-    """Lists the claims that have a CDI file. Raises `StorageError`."""
-
-    def claim_uids(self) -> Collection[ClaimUid]: ...
-
-
-class ClaimCdiFiles(CdiFileRemover, CdiFileLister, Protocol):
-    """Claims' CDI files. All methods may be repeated, and raise `StorageError`."""
-
-    def write_claim(self, uid: str, spec: CdiSpec) -> bool: ...
-    def remove_orphans(self, keep: Collection[str]) -> Sequence[ClaimUid]: ...
-
-
-class CdiEdits(Protocol):
-    """Container edits of GPUs and partitions. Errors: `DriverUnavailableError`, `ConfigurationError`."""
-
-    def edits_for(self, gpu: Gpu) -> ContainerEdits: ...
-    def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits: ...
-    def edits_of_share(self) -> ContainerEdits: ...
-    def edits_of_claim(self, claim: ClaimUid) -> ContainerEdits: ...
-
-
-class CdiSources(CdiEdits, Protocol):
-    """Container edits, and the base document. Errors: as `CdiEdits`, and `StorageError`.
+class CdiSources(Protocol):
+    """Container edits, and the base document. Errors: `DriverUnavailableError`, `ConfigurationError`, `StorageError`.
 
     ``driver_identity`` is equal while the edits stay the same; None before the driver was found.
     """
@@ -89,6 +62,10 @@ class CdiSources(CdiEdits, Protocol):
     @property
     def driver_identity(self) -> Hashable | None: ...
     def ensure_base(self) -> bool: ...
+    def edits_for(self, gpu: Gpu) -> ContainerEdits: ...
+    def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits: ...
+    def edits_of_share(self) -> ContainerEdits: ...
+    def edits_of_claim(self, claim: ClaimUid) -> ContainerEdits: ...
 
 
 class DeviceNodes(Protocol):
@@ -104,60 +81,6 @@ class NoDeviceNodes:
         """Nothing."""
 
 
-class MigControl(Protocol):
-    """Partitions and MIG mode, see `mig.manager.MigManager`. The caller holds the GPU's lock.
-
-    Errors: `HardwareError`, `StorageError`.
-    """
-
-    def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance: ...
-    def destroy(self, partition: PartitionId, *, within_s: float) -> None: ...
-    def find(self, partition: PartitionId) -> MigInstance | None: ...
-    def restore_mode(self, gpu: GpuUuid) -> bool: ...
-    def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None: ...
-
-
-class TimeSliceControl(Protocol):
-    """Time slices of whole GPUs, see `sharing.timeslice.TimeSlicer`. The caller holds the GPU's lock."""
-
-    def set(self, gpu: GpuUuid, interval: Interval, *, within_s: float) -> None: ...
-    def reset(self, gpu: GpuUuid, *, within_s: float) -> None: ...
-
-
-class MpsClientFolders(Protocol):
-    """The folders through which clients connect to a daemon, as paths for the container runtime."""
-
-    @property
-    def pipe(self) -> Path: ...
-    @property
-    def shm(self) -> Path: ...
-
-
-class MpsControl(Protocol):
-    """MPS daemons, see `sharing.mps.MpsClient`. The caller holds the locks of the daemon's GPUs."""
-
-    def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None: ...
-    def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None: ...
-    def daemons(self) -> Sequence[str]: ...
-    def daemon(self, daemon_id: str) -> MpsDaemon | None: ...
-    def directories(self, daemon_id: str) -> MpsClientFolders: ...
-
-
-def _no_fabric(_gpu: GpuUuid) -> None:
-    """No board has NVSwitches."""
-
-
-class HardwareDependencies(Struct, frozen=True, kw_only=True):
-    """What changes GPUs. ``changed`` is called after every change that a new snapshot would show; ``fabric`` reads the
-    state of a GPU in the NVLink fabric (`gpu.backend.GpuControl`)."""
-
-    mig: MigControl
-    slicer: TimeSliceControl
-    mps: MpsControl
-    changed: Callable[[], None]
-    fabric: Callable[[GpuUuid], Fabric | None] = _no_fabric
-
-
 class RunLiveness(Protocol):
     """Which runs of the node process are alive, see `processes.ProcessRegistry`."""
 
@@ -166,47 +89,55 @@ class RunLiveness(Protocol):
     def is_alive(self, owner: OwnerId) -> bool: ...
 
 
-# Building blocks: a Protocol of a function group inherits those that it needs and adds its part of the journal.
+def _no_fabric(_gpu: GpuUuid) -> None:
+    """No board has NVSwitches."""
 
 
-class HasHardware(Protocol):
-    """``hardware`` is None in a process that may not change GPUs: it prepares whole GPUs only."""
-
-    @property
-    def hardware(self) -> HardwareDependencies | None: ...
+def _ignore(_event: Event) -> None:
+    """Counts nothing."""
 
 
-class HasClock(Protocol):
-    @property
-    def clock(self) -> WakeableClock: ...
+class HardwareDependencies(Struct, frozen=True, kw_only=True):
+    """Changes GPUs; the caller holds the GPU's lock. Errors: `HardwareError`, `StorageError`.
+
+    ``changed`` is called after every change that a new snapshot would show; ``fabric`` reads the state of a GPU in the
+    NVLink fabric (`gpu.backend.GpuControl`).
+    """
+
+    mig: MigManager
+    slicer: TimeSlicer
+    mps: MpsClient
+    changed: Callable[[], None]
+    fabric: Callable[[GpuUuid], Fabric | None] = _no_fabric
 
 
-class HasGpuLocks(Protocol):
-    @property
-    def gpu_locks(self) -> GpuLocks: ...
+class ClaimDependencies(Struct, frozen=True, kw_only=True):
+    """Everything that the claim service uses.
+
+    ``pool`` is this node's pool name. ``hardware`` is None in a process that may not change GPUs: it prepares whole
+    GPUs only. ``terms`` returns the terms in force.
+    """
+
+    pool: PoolName
+    names: CdiNames
+    reader: ClaimReader
+    journal: Journal
+    writer: CdiWriter
+    provider: CdiSources
+    device_nodes: DeviceNodes = field(default_factory=NoDeviceNodes)
+    owners: RunLiveness
+    snapshot: Callable[[], Snapshot]
+    gpu_locks: GpuLocks
+    hardware: HardwareDependencies | None = None
+    terms: Callable[[], Terms] = dict
+    count: Callable[[Event], None] = _ignore
+    clock: WakeableClock = field(default_factory=MonotonicClock)
+    locks: ClaimLocks = field(default_factory=ClaimLocks)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    gate: PrepareGate = field(default_factory=PrepareGate)
 
 
-class HasGate(Protocol):
-    @property
-    def gate(self) -> PrepareGate: ...
-
-
-class HasClaimLocks(Protocol):
-    @property
-    def locks(self) -> ClaimLocks: ...
-
-
-class HasSnapshot(Protocol):
-    @property
-    def snapshot(self) -> Callable[[], Snapshot]: ...
-
-
-class HasCount(Protocol):
-    @property
-    def count(self) -> Callable[[Event], None]: ...
-
-
-def require_hardware(deps: HasHardware) -> HardwareDependencies:
+def require_hardware(deps: ClaimDependencies) -> HardwareDependencies:
     """What changes GPUs. Raises `NotPermittedError` in a process that was started without it."""
     if deps.hardware is None:
         raise NotPermittedError(

@@ -16,6 +16,8 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file
 from dra_driver.node.claims.entry import OwnerId
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""The id of the node's current boot, the same in every container."""
 _PREFIX = "owner-"
 _SUFFIX = ".lock"
 _TRIES = 100
@@ -122,3 +124,11 @@ def _locked(path: Path, *, shared: bool) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def read_boot_id(path: Path = BOOT_ID) -> str:
+    """The boot id; "" when it cannot be read. No entry then counts as one of an earlier boot."""
+    try:
+        return path.read_text(encoding="ascii").strip()[:64]
+    except (OSError, UnicodeDecodeError):
+        return ""

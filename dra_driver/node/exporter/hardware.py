@@ -7,7 +7,7 @@ from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
-from dra_driver.node.exporter.gpus import UsageBackend
+from dra_driver.node.exporter.node_process import UsageBackend
 
 SIMULATED_STATE: Final = "simulated-gpus.json"
 SIMULATED_USAGE: Final = "simulated-usage.json"

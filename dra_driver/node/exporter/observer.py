@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from dra_driver.core.model.usage_findings import UsageFindings
-from dra_driver.node.exporter.assignments_reader import AssignmentsReader
-from dra_driver.node.exporter.gpus import UsedGpus
 from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
 from dra_driver.node.exporter.pod_resources import PodResourcesReader
 from dra_driver.node.exporter.proc import ProcReader, since_boot_s
 from dra_driver.node.usage.foreign import ForeignState, watch_foreign
@@ -27,7 +26,7 @@ class Sources(Struct, frozen=True, kw_only=True):
     """What is read at each look."""
 
     assignments: AssignmentsReader
-    gpus: UsedGpus
+    gpus: UsageGpus
     processes: ProcReader
     logs: LogLinks
     pods: PodResourcesReader

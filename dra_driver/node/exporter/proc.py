@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.model.usage_findings import MAX_COMMAND
+from dra_driver.core.text import printable
 from dra_driver.node.usage.cgroups import place_of
 from dra_driver.node.usage.sources import ProcessFacts, Unread
 
@@ -77,7 +78,7 @@ class ProcReader:
         fields = tail.split()
         if len(fields) < 20 or not fields[19].isdigit():
             return None
-        return int(fields[19]), _printable(head.partition("(")[2])
+        return int(fields[19]), printable(head.partition("(")[2][:MAX_COMMAND])
 
     def _content(self, pid: int, name: str) -> str | None:
         try:
@@ -85,7 +86,3 @@ class ProcReader:
                 return file.read(MAX_BYTES).decode("utf-8", "replace")
         except (OSError, ValueError):  # it ended, or its files may not be read
             return None
-
-
-def _printable(name: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in name[:MAX_COMMAND])

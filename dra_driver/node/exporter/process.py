@@ -1,9 +1,9 @@
 """The usage exporter: wires its parts, looks again and again, and serves what it saw.
 
-Start, in this order: telemetry, so that it says "not ready" from the first moment; the parts; the loop in the main
-thread. Between two looks the file of the node process is looked at every `OBEY_S`: a driver that is given up, and a GPU
-that is about to be cut, are closed at once. Stop: the loop ends, NVML is closed, the endpoint ends. Nothing is kept but
-the findings file, which the node process forgets by itself.
+Start, in this order: telemetry, so that it reports "not ready" from the first moment; the parts; the loop in the main
+thread. Between two samples it polls the file of the node process every `ASSIGNMENTS_POLL_S`, and closes NVML
+immediately when a GPU is about to change or the driver is detached. Stop: the loop ends, NVML is closed, the endpoint
+ends. It leaves only the findings file, which expires in the node process.
 """
 
 import json
@@ -23,10 +23,8 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.node.exporter import hardware
-from dra_driver.node.exporter.assignments_reader import AssignmentsReader
-from dra_driver.node.exporter.findings_writer import FindingsWriter
-from dra_driver.node.exporter.gpus import UsageBackend, UsedGpus
 from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
 from dra_driver.node.exporter.observer import LookResult, Observer, Sources
 from dra_driver.node.exporter.pod_resources import PodResourcesReader
 from dra_driver.node.exporter.proc import ProcReader
@@ -37,7 +35,7 @@ log = logging.getLogger(__name__)
 
 FOLDER: Final = "usage"
 """In the driver's directory: what node process and exporter tell each other."""
-OBEY_S: Final = 0.25
+ASSIGNMENTS_POLL_S: Final = 0.25
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
 
@@ -53,7 +51,7 @@ class ExporterProcess:
         self._settings = settings
         plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
         self._assignments = AssignmentsReader(plugin_dir / FOLDER)
-        self._gpus = UsedGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK)
+        self._gpus = UsageGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK)
         self._pods = PodResourcesReader(settings.pod_resources_socket, settings.driver_name)
         self._findings = FindingsWriter(plugin_dir / FOLDER)
         sources = Sources(
@@ -120,16 +118,16 @@ class ExporterProcess:
             self._count(observed)
             self._observed = observed
         except Exception:  # loop boundary: the next look may succeed
-            log.exception("a look failed with an internal error")
+            log.exception("usage collection failed with an internal error")
             metrics.internal_error()
         metrics.look_seconds.observe(time.monotonic() - began)
         metrics.last_look.set(time.time())
         self._moved_s = time.monotonic()
 
     def _rest(self, until: float) -> None:
-        """Until the next look is due; the node process is obeyed meanwhile."""
-        while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, OBEY_S)):
-            self._gpus.obey(self._assignments.read())
+        """Wait until the next sample is due; poll meanwhile whether the GPUs have to be closed."""
+        while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
+            self._gpus.sync(self._assignments.read())
             self._moved_s = time.monotonic()
 
     def _count(self, observed: LookResult) -> None:

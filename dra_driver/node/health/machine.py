@@ -42,6 +42,7 @@ from dra_driver.core.model.health import (
     Severity,
 )
 from dra_driver.core.model.health_rules import HealthRules
+from dra_driver.core.text import printable
 from dra_driver.node.health.fault import MOST_DETAIL, MOST_ID, FaultKey, FaultPhase, Faults, HealthFault, trimmed
 from dra_driver.node.health.rules import FLAP_WINDOW_S, MOST_DOUBLINGS, calm_s, severity
 from dra_driver.node.health.xids import XidRecovery, xid
@@ -228,7 +229,7 @@ def _settled(faults: dict[FaultKey, HealthFault], reading: HealthReading, at: Mo
 
 def _with(faults: Faults, key: FaultKey, detail: str, at: Moment) -> Faults:
     """With this fault open: a new one, the same one seen again, or one that has come back."""
-    detail, before = _clean(detail), faults.get(key)
+    detail, before = printable(detail[:MOST_DETAIL]), faults.get(key)
     if before is None:
         level = severity(key.cause, key.xid, at.rules)
         fault = HealthFault(severity=level, since=at.wall, opened=at.clock, seen=at.clock, detail=detail)
@@ -241,11 +242,6 @@ def _with(faults: Faults, key: FaultKey, detail: str, at: Moment) -> Faults:
         seen = max(at.clock, nextafter(before.recovered or 0.0, float("inf")))
         fault = HealthFault(severity=level, since=since, opened=seen, seen=seen, detail=detail, repeats=repeats)
     return {**faults, key: fault}
-
-
-def _clean(text: str) -> str:
-    """What the hardware said, as users may see it."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_DETAIL])
 
 
 def _recovered(fault: HealthFault, evidence: str, at: Moment) -> HealthFault:

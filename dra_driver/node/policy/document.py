@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from dra_driver.config.schema import Step, printable
+from dra_driver.config.schema import Step
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import printable
 
 MAX_DEPTH: Final = 32
 _WORDS: Final[Mapping[str, Any]] = {

@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.config.schema import printable
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import printable
 
 MAX_FILES: Final = 64
 MAX_FILE_BYTES: Final = 256 * 1024

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, policy_problems
-from dra_driver.config.schema import printable
+from dra_driver.core.text import printable
 from dra_driver.node.policy.resolve import like
 
 MAX_KEPT_BYTES: Final = 1024 * 1024

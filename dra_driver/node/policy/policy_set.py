@@ -10,8 +10,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
-from dra_driver.config.schema import FieldProblem, printable
+from dra_driver.config.schema import FieldProblem
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import printable
 from dra_driver.node.policy.document import Document, UnreadableError, read_documents
 from dra_driver.node.policy.folder import PolicyFile
 from dra_driver.node.policy.objects import ReadObject

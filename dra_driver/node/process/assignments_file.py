@@ -1,7 +1,7 @@
-"""Tells the usage exporter which claims have which devices, and which GPUs it has to leave alone: ``assignments.json``.
+"""Writes ``assignments.json`` for the usage exporter: prepared claims with their devices, and GPUs to close.
 
-A thread of its own writes the file (0600, by rename) when something changed; no call of the kubelet waits for it. The
-exporter is a reader of its own (``node/usage/assignments.py``), so the two may be of different versions.
+A separate thread writes the file (0600, by rename) when its content changed; no call of the kubelet waits for it. The
+exporter has its own reader (``node/usage/assignments.py``), so the two may be of different versions.
 """
 
 import json
@@ -9,23 +9,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
-from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
+from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.changing_gpus import ChangingGpus
-from dra_driver.node.process.exporter_turn import ExporterTurn
+from dra_driver.core.time import rfc3339
+from dra_driver.core.worker import Worker
+from dra_driver.node.claims import AssignedDevice, Entry
+from dra_driver.node.process.gpu_changes import GpuChangeTracker
 
 log = logging.getLogger(__name__)
 
+FOLDER: Final = "usage"
+"""In the driver's directory: the files that node process and usage exporter exchange."""
 FILE: Final = "assignments.json"
 THREAD_NAME: Final = "assignments"
 VERSION: Final = 1
@@ -37,7 +44,7 @@ RETRY_S: Final = 5.0
 Json = dict[str, Any]
 
 
-class ToldGpu(Struct, frozen=True, kw_only=True):
+class ReportedGpu(Struct, frozen=True, kw_only=True):
     """A GPU of the node and what its policy says of its use."""
 
     device: DeviceName
@@ -46,76 +53,103 @@ class ToldGpu(Struct, frozen=True, kw_only=True):
     rules: UsageRules
 
 
-class AssignmentSources(Struct, frozen=True, kw_only=True):
-    """Where the content comes from. ``entries`` are the journal's (``claims.entry.Entry``) and may raise StorageError;
-    ``detached`` is why the driver must not be open, None while it may."""
+def header(settings: NodeSettings, started: float | None = None) -> Json:
+    """The constant fields. ``started`` is when this process started, in seconds of the Unix epoch; None for now."""
+    return {
+        "version": VERSION,
+        "node": settings.node_name,
+        "driver": settings.driver_name,
+        "processStarted": rfc3339(time.time() if started is None else started),
+    }
 
-    entries: Callable[[], Iterable[Any]]
-    gpus: Callable[[], Sequence[ToldGpu]]
-    detached: Callable[[], str | None]
+
+def reported_gpus(snapshot: Snapshot, terms: Terms) -> list[ReportedGpu]:
+    """The GPUs of the snapshot with the rules in force."""
+    return [
+        ReportedGpu(
+            device=gpu.device_name, gpu_uuid=gpu.uuid, model=gpu.product_name, rules=terms_of(terms, gpu.uuid).usage
+        )
+        for gpu in snapshot.gpus
+    ]
 
 
 class AssignmentsFile:
     """``start`` and ``stop`` once, by one owner; ``claims_changed`` and ``wake`` from any thread, which return at once.
 
-    ``folder`` is the folder ``usage`` of the driver's directory; it is made at the start.
+    ``folder`` is the directory ``usage`` of the driver's directory; it is created when needed. ``entries`` are the
+    journal's and may raise StorageError; ``detached`` is why the driver must not be open, None while it may.
     """
 
     def __init__(
         self,
         folder: Path,
         header: Json,
-        sources: AssignmentSources,
+        *,
+        entries: Callable[[], Iterable[Entry]],
+        gpus: Callable[[], Sequence[ReportedGpu]],
+        detached: Callable[[], str | None],
+        changes: GpuChangeTracker,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._header, self._sources = folder, header, sources
-        self._woken, self._claims_woken, self._stopping = threading.Event(), threading.Event(), threading.Event()
-        self._claims: list[Json] | None = None
+        self._folder, self._header, self._changes, self._clock = folder, header, changes, clock
+        self._entries, self._gpus, self._detached = entries, gpus, detached
+        self._claims_due = threading.Event()
+        self._claims: list[Json] = []
+        self._read_at = self._stepped_at = float("-inf")
+        self._changing: frozenset[GpuUuid] = frozenset()
         self._written = b""
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self.changing = ChangingGpus(self._woken.set, ExporterTurn(folder / FINDINGS / LOCK))
+        self._worker = Worker(
+            THREAD_NAME,
+            self._turn,
+            on_error=partial(metrics.internal_error, "assignments"),
+            after_error_s=RETRY_S,
+        )
 
     def start(self) -> None:
-        self.claims_changed()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread. The file stays: pods go on without a node process. Idempotent."""
-        self._stopping.set()
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread. The file stays: pods continue without a node process. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def claims_changed(self) -> None:
-        """A claim came or left."""
-        self._claims_woken.set()
-        self._woken.set()
+        """A claim was prepared or unprepared."""
+        self._claims_due.set()
+        self._worker.wake()
 
     def wake(self) -> None:
-        """Something other than a claim changed: a GPU, a policy, whether the driver is given up."""
-        self._woken.set()
+        """Something other than a claim changed: a GPU, a policy, whether the driver is detached."""
+        self._worker.wake()
 
     def step(self) -> float:
-        """Write what changed; returns seconds until the next look. The thread calls it, also when it is woken."""
+        """Write what changed; return the seconds until the next step. The thread calls it, also when it is woken."""
+        self._stepped_at = now = self._clock()
         try:
-            if self._claims_woken.is_set() or self._claims is None:
-                self._claims_woken.clear()  # before the read: a change during it counts
-                self._claims = claims_of(self._sources.entries())
-            self._write(self._claims)
+            if self._claims_due.is_set() or now - self._read_at >= CHECK_S:
+                self._claims_due.clear()  # before the read: a change during it counts
+                self._claims = claims_of(self._entries())
+                self._read_at = now
+            self._write()
         except DraError as error:
-            self._claims_woken.set()
-            log.warning("the usage exporter is not told of claims", extra={"reason": error})
+            self._claims_due.set()
+            log.warning("cannot read claims for assignments.json; will retry", extra={"reason": error})
             return RETRY_S
         except OSError as error:
-            log.warning("the usage exporter is not told of claims", extra={"reason": error, "folder": self._folder})
+            log.warning("cannot write assignments.json; will retry", extra={"reason": error, "folder": self._folder})
             return RETRY_S
-        return min(CHECK_S, self.changing.calm_in_s() or CHECK_S)
+        return min(CHECK_S, self._changes.next_end_s() or CHECK_S)
 
-    def _write(self, claims: list[Json]) -> None:
-        changing = self.changing.current()
+    def _turn(self) -> float:
+        """A step, at most one in `PAUSE_S`; a change of a GPU does not wait."""
+        left_s = self._stepped_at + PAUSE_S - self._clock()
+        return left_s if left_s > 0 and self._changes.current() == self._changing else self.step()
+
+    def _write(self) -> None:
+        self._changing = self._changes.current()
         document = self._header | {
-            "detached": self._sources.detached(),
-            "gpus": [_gpu(each, each.gpu_uuid in changing) for each in self._sources.gpus()],
-            "claims": claims,
+            "detached": self._detached(),
+            "gpus": [_gpu(each, each.gpu_uuid in self._changing) for each in self._gpus()],
+            "claims": self._claims,
         }
         content = json.dumps(document, separators=(",", ":")).encode() + b"\n"
         path = self._folder / FILE
@@ -125,58 +159,31 @@ class AssignmentsFile:
         replace_file(path, content)
         self._written = content
 
-    def _run(self) -> None:
-        wait_s = 0.0
-        while not self._stopping.is_set():
-            if not self._woken.wait(wait_s):
-                self._claims_woken.set()
-            self._woken.clear()
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("telling the usage exporter failed with an internal error")
-                metrics.internal_error("assignments")
-                wait_s = RETRY_S
-            self._rest()
-
-    def _rest(self) -> None:
-        """Until `PAUSE_S` are over; a change of a GPU does not wait."""
-        until = time.monotonic() + PAUSE_S
-        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
-            if not self._woken.wait(left) or self.changing.current():
-                return
-            self._stopping.wait(max(0.0, until - time.monotonic()))
-
 
 def make_folders(folder: Path) -> None:
-    """The folder, and the one in it that the exporter writes: for root alone."""
+    """The directory, and the one in it that the exporter writes: for root only."""
     for each in (folder, folder / FINDINGS):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
         if each.stat().st_mode & 0o077:  # the kubelet made it, for the exporter's mount
             each.chmod(0o700)
 
 
-def claims_of(entries: Iterable[Any]) -> list[Json]:
-    """The prepared ones of ``claims.entry.Entry``, sorted by UID. Pure."""
+def claims_of(entries: Iterable[Entry]) -> list[Json]:
+    """The prepared claims, sorted by UID. No I/O."""
     prepared = sorted((entry for entry in entries if entry.state == "prepared"), key=lambda entry: entry.ref.uid)
     return [
         {
             "uid": entry.ref.uid,
             "namespace": entry.ref.namespace,
             "name": entry.ref.name,
-            "prepared": time_text(entry.changed_at),
+            "prepared": rfc3339(entry.changed_at),
             "devices": [_device(each) for each in entry.devices],
         }
         for entry in prepared
     ]
 
 
-def time_text(seconds: float) -> str:
-    """RFC 3339 in UTC, in whole seconds."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _device(device: Any) -> Json:
+def _device(device: AssignedDevice) -> Json:
     live = device.partition.live if device.partition is not None else None
     share = device.sharing.share if device.sharing is not None else None
     return {
@@ -195,7 +202,7 @@ def _device(device: Any) -> Json:
     }
 
 
-def _gpu(gpu: ToldGpu, changing: bool) -> Json:
+def _gpu(gpu: ReportedGpu, changing: bool) -> Json:
     rules = gpu.rules
     return {
         "device": gpu.device,

@@ -7,22 +7,25 @@ One thread, apart from the looks at the hardware, with a recorder of its own, so
 on the Node. Best effort, as events are: what cannot be written is dropped.
 """
 
-import contextlib
 import logging
 import queue
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, Protocol
+from functools import partial
+from typing import Any, Final
 
-from msgspec import Struct
-
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.rest import RestClient
 from dra_driver.kube.types import ObjectReference
+from dra_driver.node.claims import Entry, Journal
 from dra_driver.node.process.health_events import Notice
-from dra_driver.node.process.health_report import ReportedDevice, is_about
+from dra_driver.node.process.health_report import devices_of, is_about
+from dra_driver.node.process.node_events import COMPONENT
 from dra_driver.node.process.usage_events import ClaimNotice
 
 log = logging.getLogger(__name__)
@@ -37,26 +40,6 @@ MAX_NAME, MAX_UID = 253, 128
 RIGHTS: Final = "claimEvents.enabled of the chart"
 TERMINATING: Final = "because it is being terminated"
 """In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
-
-
-class HeldDevices(Struct, frozen=True, kw_only=True):
-    """A prepared claim and its devices."""
-
-    ref: ClaimRef
-    devices: tuple[ReportedDevice, ...]
-
-
-class ClaimGetter(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def get(self, path: str) -> dict[str, Any]: ...
-
-
-class FlushingRecorder(Protocol):
-    """The part of ``kube.events.EventRecorder`` that is needed here; ``flush`` writes what was recorded."""
-
-    def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
-    def flush(self) -> None: ...
 
 
 def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectReference]:
@@ -81,40 +64,37 @@ def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectRefer
 class ClaimEvents:
     """``start`` and ``stop`` once, by one owner; ``tell`` from any thread.
 
-    ``claims`` lists the prepared claims and may raise StorageError. ``recorder`` belongs to this object's thread.
+    ``claims`` are the journal's entries and may raise StorageError. ``recorder`` belongs to this object's thread.
     """
 
-    def __init__(
-        self, rest: ClaimGetter, recorder: FlushingRecorder, *, claims: Callable[[], Iterable[HeldDevices]]
-    ) -> None:
+    def __init__(self, rest: RestClient, recorder: EventRecorder, *, claims: Callable[[], Iterable[Entry]]) -> None:
         self._rest, self._recorder, self._claims = rest, recorder, claims
-        self._notices: queue.Queue[Notice | ClaimNotice | None] = queue.Queue(MAX_NOTICES)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._notices: queue.Queue[Notice | ClaimNotice] = queue.Queue(MAX_NOTICES)
+        self._worker = Worker(THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "claim-events"))
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; a request in progress may end later, and what waits is dropped. Idempotent."""
-        self._stopping.set()
-        with contextlib.suppress(queue.Full):  # then the thread has something to wake for
-            self._notices.put_nowait(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; a request in progress may end later, and waiting notices are dropped. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def tell(self, notice: Notice | ClaimNotice) -> None:
         """A condition began or ended, or there is news of one claim. Returns at once."""
         try:
             self._notices.put_nowait(notice)
+            self._worker.wake()
         except queue.Full:
             log.warning("claims are not told of a condition: too many wait", extra={"condition": notice.message})
 
-    def step(self) -> None:
-        """Wait for one notice and write its events. One step of the thread."""
-        notice = self._notices.get()
-        if notice is not None and not self._stopping.is_set():
-            self._write(notice)
+    def step(self) -> float | None:
+        """Write the events of one notice; return 0.0, or None when none waits. The thread calls it."""
+        try:
+            notice = self._notices.get_nowait()
+        except queue.Empty:
+            return None
+        self._write(notice)
+        return 0.0
 
     def _write(self, notice: Notice | ClaimNotice) -> None:
         try:
@@ -122,7 +102,7 @@ class ClaimEvents:
             if len(held) > MAX_CLAIMS:
                 log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
             for ref in held[:MAX_CLAIMS]:
-                if self._stopping.is_set():
+                if self._worker.is_stopping:
                     return
                 self._tell_claim(ref, notice)
         except (StorageError, ApiUnreachableError) as error:
@@ -147,14 +127,6 @@ class ClaimEvents:
             self._recorder.record(about, notice.kind, notice.reason, notice.message)
         self._recorder.flush()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("writing events on claims failed with an internal error")
-                metrics.internal_error("claim-events")
-
 
 class Refusals:
     """Notes events that the API server did not take: a missing right once, with what gives it. For one thread."""
@@ -177,8 +149,10 @@ class Refusals:
             )
 
 
-def _has(claim: HeldDevices, notice: Notice) -> bool:
-    return any(is_about(notice.condition, device, notice.gpu) for device in claim.devices)
+def _has(claim: Entry, notice: Notice) -> bool:
+    """Whether a prepared claim has the device, also with admin access."""
+    devices = devices_of(claim) if claim.state == "prepared" else ()
+    return any(is_about(notice.condition, device, notice.gpu) for device in devices)
 
 
 def _is_pod(user: Any) -> bool:
@@ -187,3 +161,11 @@ def _is_pod(user: Any) -> bool:
         return False
     name, uid = user.get("name"), user.get("uid")
     return isinstance(name, str) and 0 < len(name) <= MAX_NAME and isinstance(uid, str) and 0 < len(uid) <= MAX_UID
+
+
+def open_claim_events(settings: NodeSettings, rest: RestClient, journal: Journal) -> ClaimEvents | None:
+    """None unless the settings ask for it."""
+    if not (settings.claim_events and (settings.health or settings.usage)):
+        return None
+    recorder = EventRecorder(rest, COMPONENT, settings.node_name, refused=Refusals())
+    return ClaimEvents(rest, recorder, claims=journal.entries)

@@ -11,14 +11,13 @@ One thread, apart from the prepares. What was written is noted in a file, so tha
 import hashlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from msgspec import Struct
-
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,
@@ -32,9 +31,14 @@ from dra_driver.core.files import replace_file
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
-from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.discovery import ServerVersion, server_version
+from dra_driver.kube.rest import RestClient
+from dra_driver.node.claims import AssignedDevice, Entry, Journal
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
+from dra_driver.node.process.node_events import Tell
 
 log = logging.getLogger(__name__)
 
@@ -45,36 +49,10 @@ RETRY_S: Final = 30.0
 PAUSE_S: Final = 1.0
 MAX_FILE_BYTES: Final = 4 * 2**20
 EVENT: Final = "ClaimStatusNotWritten"
-
-Warn = Callable[[str], None]
-
-
-class DeviceFacts(Struct, frozen=True, kw_only=True):
-    """One device of a prepared claim. ``data`` is what is shown of it."""
-
-    pool: str
-    device: str
-    share_id: str | None
-    data: Mapping[str, Any]
+FILE: Final = "claim-status.json"
 
 
-class ClaimFacts(Struct, frozen=True, kw_only=True):
-    """A prepared claim. ``since`` is when it was prepared, in seconds of the Unix epoch."""
-
-    ref: ClaimRef
-    since: float
-    devices: tuple[DeviceFacts, ...]
-
-
-class Applier(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def apply(self, path: str, body: Mapping[str, Any], manager: str) -> dict[str, Any]: ...
-
-
-def status_of(
-    claim: ClaimFacts, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float
-) -> dict[str, Any]:
+def status_of(claim: Entry, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float) -> dict[str, Any]:
     """The object to apply. Pure. A device without a report counts as healthy: it was prepared.
 
     Two requests of a claim may have the same device (admin access). It is one entry: the API server refuses two.
@@ -97,8 +75,8 @@ def digest(body: Mapping[str, Any]) -> str:
 
 
 def _entry(
-    device: DeviceFacts,
-    claim: ClaimFacts,
+    device: AssignedDevice,
+    claim: Entry,
     driver: str,
     health: Mapping[tuple[str, str], DeviceReport],
     now: float,
@@ -110,31 +88,31 @@ def _entry(
         "status": "False" if is_sick else "True",
         "reason": "Unhealthy" if is_sick else "Prepared",
         "message": report.message if report is not None and is_sick else "",
-        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now if is_sick else claim.since)),
+        "lastTransitionTime": rfc3339(now if is_sick else claim.changed_at),
     }
     entry = {"driver": driver, "pool": device.pool, "device": device.device}
     if device.share_id is not None:
         entry["shareID"] = device.share_id
-    return {**entry, "conditions": [condition], "data": dict(device.data)}
+    return {**entry, "conditions": [condition], "data": data_of(device)}
 
 
 class ClaimStatus:
     """``start`` and ``stop`` once, by one owner; ``wake`` and ``show`` from any thread.
 
-    ``claims`` lists the prepared claims and may raise StorageError. ``warn`` records an event on the Node. With
+    ``claims`` are the journal's entries and may raise StorageError. ``warn`` records an event on the Node. With
     ``waits_for_health``, nothing is written before the first ``show``: a process that has just started does not know
     which devices are sick, and would say for a moment that all are well.
     """
 
     def __init__(
         self,
-        rest: Applier,
+        rest: RestClient,
         driver: str,
         path: Path,
         *,
         version: Callable[[], ServerVersion],
-        claims: Callable[[], Iterable[ClaimFacts]],
-        warn: Warn,
+        claims: Callable[[], Iterable[Entry]],
+        warn: Callable[[str], None],
         waits_for_health: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -147,9 +125,13 @@ class ClaimStatus:
         self._problem: str | None = None
         self._refused = False
         self._checked = False
-        self._woken = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME,
+            self.step,
+            on_error=partial(metrics.internal_error, "claim-status"),
+            after_error_s=RETRY_S,
+            settle_s=PAUSE_S,  # changes at the same time are written together
+        )
 
     @property
     def problem(self) -> str | None:
@@ -157,31 +139,25 @@ class ClaimStatus:
         return self._problem
 
     def start(self) -> None:
-        self._woken.set()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; a request in progress may end later. Idempotent."""
-        self._stopping.set()
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; a request in progress may end later. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
-        """Claims came or left. Returns at once."""
-        if not self._woken.is_set():
-            self._woken.set()
+        """Claims were prepared or unprepared. Returns at once."""
+        self._worker.wake()
 
     def show(self, health: Iterable[DeviceReport]) -> None:
         """Devices have this health now. Returns at once."""
         found: dict[tuple[str, str], DeviceReport] = {(each.pool, each.device): each for each in health}
         if found != self._health:
             self._health = found
-            self._woken.set()
+            self._worker.wake()
 
     def step(self) -> float | None:
         """Write what is not written yet; returns the seconds until a retry, None when nothing is left to do."""
-        self._woken.clear()
         try:
             if not self._may_write():
                 return None if self._refused else RETRY_S
@@ -207,7 +183,7 @@ class ClaimStatus:
         return self._checked
 
     def _write_all(self, health: Mapping[tuple[str, str], DeviceReport]) -> float | None:
-        claims = {claim.ref.uid: claim for claim in self._claims()}
+        claims = {claim.ref.uid: claim for claim in self._claims() if claim.state == "prepared"}
         before = dict(self._written)
         self._written = {uid: text for uid, text in before.items() if uid in claims}
         left = None
@@ -260,19 +236,6 @@ class ClaimStatus:
         except OSError as error:
             log.warning("it cannot be noted which claims have a status", extra={"reason": error})
 
-    def _run(self) -> None:
-        wait_s: float | None = None
-        while not self._stopping.is_set():
-            self._woken.wait(wait_s)
-            if self._stopping.wait(PAUSE_S):  # what comes at the same time is written together
-                return
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("writing the status of claims failed with an internal error")
-                metrics.internal_error("claim-status")
-                wait_s = RETRY_S
-
 
 def _read(path: Path) -> dict[ClaimUid, str]:
     try:
@@ -285,3 +248,35 @@ def _read(path: Path) -> dict[ClaimUid, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning("the status of all claims is written again", extra={"file": path, "reason": error})
         return {}
+
+
+def open_claim_status(
+    settings: NodeSettings, folder: Path, rest: RestClient, journal: Journal, tell: Tell
+) -> ClaimStatus | None:
+    """None unless the settings ask for it."""
+    if not settings.claim_status:
+        return None
+    return ClaimStatus(
+        rest,
+        settings.driver_name,
+        folder / FILE,
+        version=partial(server_version, rest),
+        claims=journal.entries,
+        warn=partial(tell, "Warning", EVENT),
+        waits_for_health=settings.health,
+    )
+
+
+def data_of(device: AssignedDevice) -> dict[str, Any]:
+    """UUID, placement and share of a device, as ``status.devices[].data``."""
+    data: dict[str, Any] = {"uuid": device.gpu_uuid}
+    partition, sharing = device.partition, device.sharing
+    if partition is not None:
+        live = partition.live
+        data = {"uuid": live.uuid if live is not None else None, "parentUUID": device.gpu_uuid}
+        place = {"profile": partition.profile_name, "start": partition.id.start, "size": partition.size}
+        data["placement"] = place
+    if sharing is not None and sharing.share is not None:
+        asked = {"strategy": sharing.strategy.value, "computePercent": sharing.share.percent}
+        data["share"] = asked | ({"memoryBytes": sharing.share.memory} if sharing.share.memory is not None else {})
+    return {key: value for key, value in data.items() if value is not None}

@@ -17,13 +17,13 @@ first, then it evicts the pods that have claims, then it sets that of DRA driver
 import errno
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.model.drain import DETACH_ANNOTATION, clean
+from dra_driver.kube.own_node import OwnNode
 
 ANNOTATION: Final = DETACH_ANNOTATION
 FILE: Final = "detach"
@@ -32,17 +32,6 @@ PAUSED: Final = "paused-for-driver-upgrade"
 MAX_FILE_BYTES: Final = 4096
 # Errors of open() that say that something of that name exists. Others, such as EIO, say nothing.
 _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})
-
-
-class NodeMarks(Protocol):
-    """The part of ``kube.own_node.OwnNode`` that is needed here."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def annotations(self) -> Mapping[str, str]: ...
-    @property
-    def labels(self) -> Mapping[str, str]: ...
 
 
 class DetachRequest(Struct, frozen=True, kw_only=True):
@@ -62,7 +51,7 @@ class DetachRequest(Struct, frozen=True, kw_only=True):
         return f"{self.source}: {self.reason}"
 
 
-def find_request(node: NodeMarks | None, file: "str | None", path: Path) -> DetachRequest | None:
+def find_request(node: OwnNode | None, file: "str | None", path: Path) -> DetachRequest | None:
     """The request that counts: one that asks at once before one that waits. ``file`` is the content of ``path``."""
     if node is not None and (asked := node.annotations.get(ANNOTATION)) is not None and asked.lower() != "false":
         return DetachRequest(

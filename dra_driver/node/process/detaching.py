@@ -1,4 +1,4 @@
-"""Gives the NVIDIA driver up when it is asked to, so that it can be upgraded or a GPU be reset, and takes it again.
+"""Detaches from the NVIDIA driver on request, for a driver upgrade or a GPU reset. Reattaches when the request ends.
 
     attached     a request comes             new prepares are refused, all devices tainted
     waiting      for claims to end, where the request says so; then for calls in work
@@ -12,17 +12,24 @@ and answered meanwhile: ``node/claims/prepare_gate.py``; what is published: ``in
 """
 
 import logging
-import threading
+import os
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Final, Literal, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.detach_request import DetachRequest
+from dra_driver.core.worker import Worker
+from dra_driver.hardware.gpu.backend import Detachable
+from dra_driver.hardware.gpu.inventory import Inventory
+from dra_driver.node.claims import PrepareGate
+from dra_driver.node.process.detach_request import FILE, DetachRequest
+from dra_driver.node.process.node_events import Tell
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +47,6 @@ keep a node's driver in use."""
 CLOSE_S: Final = 10.0
 """How long running calls of NVML are waited for at a time."""
 
-Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
-
 _STUCK: Final = (
     "a call of the driver has not returned, or a device file is still open: see the log of the node process; "
     "where it stays so, delete the pod of the node process: the next one starts without the driver"
@@ -50,29 +55,6 @@ _EXPORTER: Final = (
     "the usage exporter of this node has the driver open: see its log; where it stays so, delete its pod: the next one "
     "starts without the driver"
 )
-
-
-class DetachableGpus(Protocol):
-    """The part of ``gpu.backend.Detachable`` that is needed here."""
-
-    def detach(self, reason: str, timeout_s: float) -> bool: ...
-    def reattach(self) -> None: ...
-
-
-class Reader(Protocol):
-    """The part of ``gpu.inventory.Inventory`` that is needed here."""
-
-    @property
-    def problem(self) -> str | None: ...
-    def refresh(self) -> None: ...
-
-
-class Gate(Protocol):
-    """The part of ``claims.PrepareGate`` that is needed here."""
-
-    def close(self, reason: str) -> None: ...
-    def open(self) -> None: ...
-    def wait_idle(self, timeout_s: float) -> bool: ...
 
 
 class Phase(Enum):
@@ -96,31 +78,31 @@ class Detaching:
 
     ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
     ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
-    it; ``tell`` records an event on the Node. ``let_go`` waits for a moment until the usage exporter of this node has
-    closed the driver, too, of which it is told; whether it has.
+    it; ``tell`` records an event on the Node. ``exporter_closed`` waits a moment until the usage exporter of
+    this node has closed the driver; it returns whether that happened.
     """
 
     def __init__(
         self,
-        gpus: DetachableGpus,
-        inventory: Reader,
-        gate: Gate,
+        gpus: Detachable,
+        inventory: Inventory,
+        gate: PrepareGate,
         *,
         find: Callable[[], DetachRequest | None],
         prepared: Callable[[], int],
         changed: Callable[[], None],
         published: Callable[[], bool],
         tell: Tell,
-        let_go: Callable[[], bool] = lambda: True,
+        exporter_closed: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus, self._inventory, self._gate = gpus, inventory, gate
         self._find, self._prepared, self._changed, self._tell = find, prepared, changed, tell
-        self._published, self._let_go, self._clock = published, let_go, clock
+        self._published, self._exporter_closed, self._clock = published, exporter_closed, clock
         self._state = _State()
-        self._awake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "detach"), after_error_s=LOOK_S
+        )
 
     @property
     def taint_value(self) -> str | None:
@@ -134,6 +116,11 @@ class Detaching:
         return self._state.phase in (Phase.CLOSING, Phase.DETACHED)
 
     @property
+    def detached(self) -> str | None:
+        """Why the driver must be left alone; None while it may be used."""
+        return self.problem if self.is_detached else None
+
+    @property
     def problem(self) -> str | None:
         """Why no new claim is prepared, as a sentence; None while attached."""
         state = self._state
@@ -142,18 +129,15 @@ class Detaching:
         return f"{_TITLES[state.phase]} ({state.request}){'; ' if state.note else ''}{state.note}"
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread. What is detached stays so until the process ends. Idempotent."""
-        self._stopping.set()
-        self._awake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread. A detached driver stays detached until the process ends. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
-        """Look now: a request or the number of claims may have changed. Returns at once."""
-        self._awake.set()
+        """Check now: a request or the number of claims may have changed. Returns at once."""
+        self._worker.wake()
 
     def step(self) -> float:
         """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
@@ -174,17 +158,6 @@ class Detaching:
         else:
             return REST_S
         return LOOK_S
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._awake.clear()
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: the next look may succeed
-                log.exception("detaching failed with an internal error")
-                metrics.internal_error("detach")
-                wait_s = LOOK_S
-            self._awake.wait(wait_s)
 
     def _give_up(self, request: DetachRequest) -> None:
         state = self._state
@@ -213,7 +186,7 @@ class Detaching:
     def _wait_published(self) -> None:
         """The run after this one may find only the slices that this one left: they should have the taint."""
         until = self._clock() + PUBLISH_S
-        while not self._published() and self._clock() < until and not self._stopping.wait(PUBLISH_LOOK_S):
+        while not self._published() and self._clock() < until and not self._worker.pause(PUBLISH_LOOK_S):
             pass
 
     def _waits_for(self, request: DetachRequest) -> str:
@@ -232,7 +205,7 @@ class Detaching:
             self._set(Phase.CLOSING, request, "calls of the driver are in work")
         done = self._gpus.detach(str(request), CLOSE_S)
         self._inventory.refresh()
-        note = _STUCK if not done else "" if self._let_go() else _EXPORTER
+        note = _STUCK if not done else "" if self._exporter_closed() else _EXPORTER
         if not note:
             self._gate.close(_refusal(request))
             self._set(Phase.DETACHED, request)
@@ -282,3 +255,9 @@ _TITLES: Final = {
 
 def _refusal(request: DetachRequest) -> str:
     return f"this node gives its NVIDIA driver up, asked by {request}; {request.ends}"
+
+
+def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:
+    """Wake ``detaching`` while the file that requests a detach exists. For every second."""
+    if os.path.lexists(plugin_dir / FILE):
+        detaching.wake()

@@ -6,7 +6,7 @@ and a refused prepare would only leave them waiting. Who drains ends those pods.
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, Literal, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -15,20 +15,13 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
 from dra_driver.core.telemetry import metrics
+from dra_driver.kube.own_node import OwnNode
+from dra_driver.node.process.node_events import Tell
 
 log = logging.getLogger(__name__)
 
 TAINT: Final = Taint(key=DRAINED_TAINT, value="requested", effect="NoSchedule")
 _SHOWN: Final = 4
-
-Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
-
-
-class AnnotatedNode(Protocol):
-    """The part of ``kube.own_node.OwnNode`` that is needed here."""
-
-    @property
-    def annotations(self) -> Mapping[str, str]: ...
 
 
 class DrainTaint:
@@ -39,7 +32,7 @@ class DrainTaint:
 
     def __init__(
         self,
-        node: Callable[[], AnnotatedNode | None],
+        node: Callable[[], OwnNode | None],
         tell: Tell,
         given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
     ) -> None:

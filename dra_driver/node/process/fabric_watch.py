@@ -25,6 +25,7 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
 from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.node_events import Warn
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,6 @@ KEY: Final = "gpu.dra-driver.io/fabric-not-ready"
 EVENT: Final = "FabricNotReady"
 GRACE_S: Final = 20.0
 """Seconds; a probe takes a few. Shorter than a prepare waits."""
-
-Warn = Callable[[str, str], bool]
-"""Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
 
 
 class FabricHistory(Struct, frozen=True, kw_only=True):

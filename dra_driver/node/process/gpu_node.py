@@ -10,14 +10,17 @@ collector: it is looked at until it has gone, and made anew. Where the kind is n
 import logging
 import random
 import re
-import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver import __version__
 from dra_driver.config.policy import API_VERSION
+from dra_driver.config.settings import NodeSettings
 from dra_driver.config.status import NODE_KIND, node_status, node_status_of
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import (
@@ -29,9 +32,36 @@ from dra_driver.core.errors import (
     KubernetesApiError,
     NotFoundError,
 )
-from dra_driver.core.model.gpu_node import GpuNodeStatus
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu_node import (
+    NO_USAGE,
+    GpuNodeStatus,
+    HealthWord,
+    NodeGpu,
+    NodePolicy,
+    NodeProblem,
+    NodeTaint,
+    PublishedForm,
+    ToldUsage,
+)
+from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Form, GpuTerms, Terms, Use, terms_of
+from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.own_node import OwnNodeWatch
+from dra_driver.kube.rest import RestClient
+from dra_driver.node.claims import Journal
+from dra_driver.node.policy import PolicySource, standing_of
+from dra_driver.node.process.health_service import HealthService
+from dra_driver.node.process.inventory_publisher import InventoryPublisher
+from dra_driver.node.process.node_events import Tell
+from dra_driver.node.process.usage_events import ClaimNotice
+from dra_driver.node.process.usage_report import UsageReport
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +78,6 @@ STEADY_S: Final = 600.0
 _NUMBERS: Final = re.compile(r"\d[\d., ]*")
 
 
-class NodeWriter(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]: ...
-    def apply(self, path: str, body: Mapping[str, Any], manager: str) -> dict[str, Any]: ...
-
-
 class GpuNodeKeeper:
     """``start`` and ``stop`` once, by one owner; ``wake`` from any thread.
 
@@ -65,7 +87,7 @@ class GpuNodeKeeper:
 
     def __init__(
         self,
-        rest: NodeWriter,
+        rest: RestClient,
         node_name: str,
         collect: Callable[[], GpuNodeStatus | None],
         owner: Callable[[], str],
@@ -83,8 +105,12 @@ class GpuNodeKeeper:
         self._is_left_behind = False  # the object that is stored belongs to an earlier Node
         self._problem: str | None = None
         self._uid = ""  # of the Node, at the last step
-        self._woken, self._stopping = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME,
+            self._turn,
+            on_error=partial(metrics.internal_error, "gpu-node"),
+            after_error_s=RETRY_S,
+        )
 
     @property
     def problem(self) -> str | None:
@@ -92,19 +118,15 @@ class GpuNodeKeeper:
         return self._problem
 
     def start(self) -> None:
-        self._woken.set()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; a request in progress may end later. Idempotent."""
-        self._stopping.set()
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; a request in progress may end later. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
         """Something changed that the GpuNode may show. Returns at once."""
-        self._woken.set()
+        self._worker.wake()
 
     def step(self) -> float:
         """Write what changed; returns the seconds after which to come again without being woken."""
@@ -171,7 +193,7 @@ class GpuNodeKeeper:
         return node_status_of(found)
 
     def _write(self, wanted: GpuNodeStatus) -> None:
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
+        at = rfc3339(self._now())
         body = {
             "apiVersion": API_VERSION,
             "kind": NODE_KIND,
@@ -201,21 +223,12 @@ class GpuNodeKeeper:
             self._warn(problem)
         self._problem = problem
 
-    def _run(self) -> None:
-        wait_s = 0.0
-        while not self._stopping.is_set():
-            if not self._woken.wait(wait_s):
-                self.check()
-            self._woken.clear()
-            if self._stopping.wait(self.pause_s()):  # what comes at the same time is written together
-                return
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("writing the GpuNode failed with an internal error")
-                metrics.internal_error("gpu-node")
-                wait_s = RETRY_S
-            wait_s *= random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, keeps no secret
+    def _turn(self) -> float:
+        if not self._worker.was_woken:
+            self.check()
+        if self._worker.pause(self.pause_s()):  # changes at the same time are written together
+            return 0.0
+        return self.step() * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, keeps no secret
 
 
 def _owners(found: Mapping[str, Any]) -> list[str]:
@@ -231,3 +244,219 @@ def _steady(status: GpuNodeStatus) -> GpuNodeStatus:
         gpus=tuple(replace(each, message=_NUMBERS.sub("#", each.message or "")) for each in status.gpus),
         problems=tuple(replace(each, message=_NUMBERS.sub("#", each.message)) for each in status.problems),
     )
+
+
+_FORMS = {Form.PARTITION: PublishedForm.PARTITIONS, Form.SHARE: PublishedForm.SHARED, Form.WHOLE: PublishedForm.WHOLE}
+
+
+class NodeFacts(Struct, frozen=True, kw_only=True):
+    """What the node process knows at one moment.
+
+    ``terms`` are those that are published. ``missing`` are GPUs of the snapshot that are not found any more. With
+    ``watches_health`` False, nothing is known about health.
+    """
+
+    snapshot: Snapshot
+    terms: Terms
+    uses: tuple[Use, ...] = ()
+    conditions: tuple[HealthCondition, ...] = ()
+    missing: frozenset[GpuUuid] = frozenset()
+    watches_health: bool = True
+    policies: tuple[NodePolicy, ...] = ()
+    problems: tuple[NodeProblem, ...] = ()
+    usage: ToldUsage = NO_USAGE
+
+
+class Versions(Struct, frozen=True, kw_only=True):
+    """What the node runs, as far as it is known."""
+
+    node_process: str
+    nvml: str | None = None
+    toolkit: str | None = None
+    container_runtime: str | None = None
+    kernel: str | None = None
+
+
+def status_of(facts: NodeFacts, driver_name: str, versions: Versions) -> GpuNodeStatus:
+    """The status of the GpuNode."""
+    cuda = facts.snapshot.cuda_driver_version
+    left_out = [
+        NodeProblem(reason="GpuLeftOut", message=f"GPU {each.label} cannot be used: {each.reason}")
+        for each in facts.snapshot.left_out
+    ]
+    return GpuNodeStatus(
+        driver_name=driver_name,
+        node_process_version=versions.node_process,
+        driver_version=facts.snapshot.driver_version,
+        nvml_version=versions.nvml,
+        cuda_version=f"{cuda[0]}.{cuda[1]}" if cuda is not None else None,
+        toolkit_version=versions.toolkit,
+        container_runtime_version=versions.container_runtime,
+        kernel_version=versions.kernel,
+        gpus=tuple(_gpu(gpu, facts) for gpu in facts.snapshot.gpus),
+        policies=facts.policies,
+        problems=(*facts.problems, *left_out),
+        usage=facts.usage,
+    )
+
+
+def _gpu(gpu: Gpu, facts: NodeFacts) -> NodeGpu:
+    terms = terms_of(facts.terms, gpu.uuid)
+    sick = [each for each in facts.conditions if each.gpu_uuid == gpu.uuid and each.severity is not Severity.COUNTED]
+    bad = [each for each in sick if each.cause is not HealthCause.UNMONITORED]
+    causes = tuple(dict.fromkeys(each.cause.value for each in bad or sick))
+    messages = list(dict.fromkeys(each.message for each in bad or sick))
+    health = HealthWord.UNHEALTHY if bad else HealthWord.UNKNOWN if sick else HealthWord.HEALTHY
+    if not facts.watches_health:
+        health = HealthWord.UNKNOWN
+    if gpu.uuid in facts.missing and not bad:
+        health, causes = HealthWord.UNHEALTHY, (HealthCause.LOST.value,)
+        messages = ["the GPU is not found on its node any more"]
+    return NodeGpu(
+        name=gpu.device_name,
+        uuid=gpu.uuid,
+        product_name=gpu.product_name,
+        memory=str(Quantity.from_bytes(gpu.memory_bytes)) if gpu.memory_bytes is not None else None,
+        offered_as=offered_forms(gpu, terms),
+        used_as=used_form(use for use in facts.uses if use.gpu_uuid == gpu.uuid),
+        policy=terms.policy,
+        waiting=terms.waiting,
+        health=health,
+        causes=causes,
+        message="; ".join(messages) or None,
+        taints=tuple(
+            NodeTaint(key=taint.key, value=taint.value, effect=taint.effect)
+            for taint in (*terms.taints, *terms.condition_taints, *terms.whole_taints)
+        ),
+    )
+
+
+def offered_forms(gpu: Gpu, terms: GpuTerms) -> tuple[PublishedForm, ...]:
+    """The forms in which new claims may have the GPU.
+
+    Partitions where they are published: not where MIG mode is off and switching it on takes a reset of the GPU.
+    """
+    if not terms.offered:
+        return ()
+    forms = [PublishedForm.SHARED if terms.sharing is not None else PublishedForm.WHOLE] if terms.whole else []
+    allowed = terms.profiles is None or any(profile.profile_id in terms.profiles for profile in gpu.mig_profiles)
+    if gpu.mig_profiles and allowed and (gpu.mig_enabled or gpu.mig_resetless):
+        forms.append(PublishedForm.PARTITIONS)
+    return tuple(forms)
+
+
+def used_form(uses: Iterable[Use]) -> PublishedForm:
+    """The form that claims have of a GPU; the whole one where they have several, as during a change."""
+    found = {use.form for use in uses}
+    return next((word for form, word in reversed(_FORMS.items()) if form in found), PublishedForm.FREE)
+
+
+def claims_by_gpu(holdings: Iterable[tuple[GpuUuid, ClaimRef]]) -> Mapping[GpuUuid, list[str]]:
+    """Claims as ``namespace/name`` by the GPU that they have, each once and in order."""
+    found: dict[GpuUuid, list[str]] = {}
+    for gpu, claim in sorted({(gpu, f"{claim.namespace}/{claim.name}") for gpu, claim in holdings}):
+        found.setdefault(gpu, []).append(claim)
+    return found
+
+
+EVENT: Final = "GpuNodeNotWritten"
+
+
+class GpuNodeService:
+    """The GpuNode of this node. ``look`` is called every few seconds; it costs microseconds while nothing changed.
+
+    ``not_ready`` and ``remarks`` return sentences, as the HTTP endpoint has them.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        rest: RestClient,
+        own_node: OwnNodeWatch,
+        tell: Tell,
+        *,
+        published: InventoryPublisher,
+        journal: Journal,
+        health: HealthService,
+        policies: PolicySource,
+        hook_version: Callable[[], str | None],
+        not_ready: Callable[[], list[str]],
+        remarks: Callable[[], list[str]],
+        notify: Callable[[ClaimNotice], None] | None = None,
+    ) -> None:
+        self._settings, self._own_node, self._published, self._journal = settings, own_node, published, journal
+        self._health, self._policies, self._hook_version = health, policies, hook_version
+        self._not_ready, self._remarks = not_ready, remarks
+        self._usage = UsageReport(settings, journal, tell, notify=notify) if settings.usage else None
+        self._seen: tuple[Any, ...] = ()
+        self._messages: tuple[list[str], list[str], str | None] = ([], [], None)
+        self._claims_changed = True
+        self._keeper = GpuNodeKeeper(
+            rest, settings.node_name, self._collect, self._owner, partial(tell, "Warning", EVENT)
+        )
+
+    def start(self) -> None:
+        self._keeper.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Idempotent."""
+        self._keeper.stop(timeout_s)
+
+    def claims_changed(self) -> None:
+        """Claims came or left. Returns at once."""
+        self._claims_changed = True
+
+    def look(self) -> None:
+        """Wakes the writer if anything may have changed."""
+        known = self._published.known
+        if known is None:
+            return
+        if self._usage is not None:
+            self._usage.look(*known)
+        told = self._usage.told if self._usage is not None else NO_USAGE
+        standing = self._policies.standing
+        seen = (*known, self._health.conditions, self._own_node.current(), standing.newest, standing.in_force, told)
+        is_same = len(seen) == len(self._seen) and all(a is b for a, b in zip(seen, self._seen, strict=True))
+        messages = (self._not_ready(), self._remarks(), self._hook_version())
+        if is_same and not self._claims_changed and messages == self._messages:
+            return
+        self._seen, self._messages, self._claims_changed = seen, messages, False
+        self._keeper.wake()
+
+    def _owner(self) -> str:
+        node = self._own_node.current()
+        return node.uid if node is not None else ""
+
+    def _collect(self) -> GpuNodeStatus | None:
+        """Raises StorageError."""
+        known, node = self._published.known, self._own_node.current()
+        if known is None:
+            return None
+        snapshot, terms = known
+        entries = self._journal.entries()
+        holdings = [(each.gpu_uuid, entry.ref) for entry in entries for each in entry.devices if not each.admin_access]
+        problems = [NodeProblem(reason="NotReady", message=text) for text in self._not_ready()]
+        problems += [NodeProblem(reason="Degraded", message=text) for text in self._remarks()]
+        if self._usage is not None and self._usage.problem is not None:
+            problems.append(NodeProblem(reason="UsageFindings", message=self._usage.problem))
+        facts = NodeFacts(
+            snapshot=snapshot,
+            terms=terms,
+            uses=self._journal.uses(),
+            conditions=self._health.conditions,
+            missing=self._health.missing,
+            watches_health=self._settings.health,
+            policies=standing_of(
+                self._policies.standing, snapshot, terms, self._settings.node_name, claims_by_gpu(holdings)
+            ),
+            problems=tuple(problems),
+            usage=self._usage.told if self._usage is not None else NO_USAGE,
+        )
+        versions = Versions(
+            node_process=__version__,
+            nvml=snapshot.nvml_version,
+            toolkit=self._hook_version(),
+            container_runtime=(node.runtime or None) if node is not None else None,
+            kernel=(node.kernel or None) if node is not None else None,
+        )
+        return status_of(facts, self._settings.driver_name, versions)

@@ -25,13 +25,11 @@ from dra_driver.hardware.mig.manager import CreationWatch, MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.smi import Smi
 from dra_driver.hardware.sharing.timeslice import TimeSlicer
-from dra_driver.kube.events import EventRecorder
-from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.node.claims import HardwareDependencies
-from dra_driver.node.process.changing_gpus import ChangingGpus, NotedControl
+from dra_driver.node.process.gpu_changes import GpuChangeTracker, TrackedGpuControl
 
 if TYPE_CHECKING:
-    from dra_driver.node.process.simulated_faults import FaultyGpus
+    from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 
 SIMULATED_ROOT = "simulated-root"
 KERNEL_DEVICES = "/proc/devices"
@@ -46,7 +44,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
     ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as
     this process sees it, None to leave it alone; ``has_tools``: the driver root is one of a real driver. ``procs`` are
     proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs, which can
-    be made ill. ``changing`` is told of changes of MIG mode and partitions while they run.
+    be made ill. ``changes`` tracks changes of MIG mode and partitions while they run.
     """
 
     backend: GpuBackend
@@ -58,8 +56,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
     has_tools: bool = False
     renew_root: Callable[[], None] = lambda: None
     procs: Callable[[], Iterable[Path]] = tuple
-    faulty: "FaultyGpus | None" = None
-    changing: ChangingGpus | None = None
+    faulty: "SimulatedBackend | None" = None
+    changes: GpuChangeTracker | None = None
 
     def tools(
         self,
@@ -76,7 +74,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
             gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
             return None if gpu is None else gpu.minor
 
-        control = self.backend if self.changing is None else NotedControl(self.backend, self.changing)
+        control = self.backend if self.changes is None else TrackedGpuControl(self.backend, self.changes)
         return HardwareDependencies(
             mig=MigManager(control, notes, holders=GpuHolders(self.procs, minor), watch=watch),
             slicer=TimeSlicer(Smi(self._root_in_use), self.backend, notes),
@@ -85,15 +83,6 @@ class Hardware(Struct, frozen=True, kw_only=True):
             fabric=self.backend.fabric,
         )
 
-    def follow_faults(self, own_node: OwnNodeWatch, events: EventRecorder) -> Callable[[float], None]:
-        """Make simulated GPUs ill as an annotation of the Node asks; returns what ends it within a number of seconds.
-        Real GPUs: nothing."""
-        if self.faulty is None:
-            return lambda _seconds: None
-        from dra_driver.node.process.simulated_faults import follow_faults  # noqa: PLC0415 - real GPUs do not need it
-
-        return follow_faults(self.faulty, own_node, events)
-
     def _root_in_use(self) -> str:
         """Where the driver's programs are. Raises DetachedError: they would open the driver that was given up."""
         if (reason := self.backend.detached) is not None:
@@ -101,14 +90,16 @@ class Hardware(Struct, frozen=True, kw_only=True):
         return self.root().here("/")
 
 
-def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
-    """The hardware of ``settings``. Raises ConfigurationError for a spec that cannot be read, when the simulated GPUs'
-    driver root cannot be written, and for a driver root on the host without one here.
+def choose(settings: NodeSettings, plugin_dir: Path, changes: GpuChangeTracker | None = None) -> Hardware:
+    """The hardware of ``settings``, whose changes ``changes`` tracks.
+
+    Raises ConfigurationError for a spec that cannot be read, when the simulated GPUs' driver root cannot be written,
+    and for a driver root on the host without one here.
 
     Imports only what is used: NVML's bindings or the catalogue of models.
     """
     if settings.simulate is not None:
-        return _simulated(settings.simulate, settings.node_name, plugin_dir, settings.host_dev)
+        return _simulated(settings.simulate, settings.node_name, plugin_dir, settings.host_dev, changes)
     from dra_driver.hardware.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
     reads_instances = InstanceReader(plugin_dir / "instances.lock")
@@ -128,6 +119,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
             host_dev=host_dev(settings),
             has_tools=_is_kernels(settings),
             procs=partial(_procs, settings.host_root, detector.current),
+            changes=changes,
         )
     given = DriverRoot.locate(
         settings.driver_root,
@@ -142,6 +134,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         host_dev=host_dev(settings),
         has_tools=_is_kernels(settings),
         procs=partial(_procs, settings.host_root, lambda: given),
+        changes=changes,
     )
 
 
@@ -182,7 +175,9 @@ def host_dev(settings: NodeSettings, own: str = "/dev") -> str | None:
         return own
 
 
-def _simulated(spec: str, node_name: str, plugin_dir: Path, host_dev: str | None) -> Hardware:
+def _simulated(
+    spec: str, node_name: str, plugin_dir: Path, host_dev: str | None, changes: GpuChangeTracker | None
+) -> Hardware:
     """Simulated GPUs with a driver root below the driver's own directory, which host and container see alike.
 
     Their state is kept beside it: like that of real GPUs it outlives the process.
@@ -209,4 +204,5 @@ def _simulated(spec: str, node_name: str, plugin_dir: Path, host_dev: str | None
         host_dev=host_dev,
         renew_root=backend.announce,
         faulty=backend,
+        changes=changes,
     )

@@ -11,15 +11,19 @@ costs no more than that.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.health import HealthCondition, HealthEvent, HealthReading
+from dra_driver.core.model.health import HealthReading
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.last_known import Missing
+from dra_driver.core.worker import Worker
+from dra_driver.hardware.gpu.backend import HealthSource
+from dra_driver.node.health import NodeHealth
+from dra_driver.node.process.missing_gpus import Missing
 
 log = logging.getLogger(__name__)
 
@@ -36,28 +40,6 @@ BREATH_S: Final = 0.05
 GONE: Final = "the NVIDIA driver does not find it any more"
 
 
-class HealthReader(Protocol):
-    """The part of ``gpu.backend.HealthSource`` that is needed here."""
-
-    def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]: ...
-    def health_look_wanted(self) -> bool: ...
-    def health_unmonitored(self) -> Mapping[GpuUuid, str]: ...
-    def health_readings(self) -> tuple[HealthReading, ...]: ...
-    def forget_gpu(self, gpu: GpuUuid) -> None: ...
-
-
-class Conditions(Protocol):
-    """The part of ``health.NodeHealth`` that is needed here."""
-
-    def observe(self, events: Iterable[HealthEvent]) -> bool: ...
-    def look(self, readings: Iterable[HealthReading], unmonitored: Mapping[GpuUuid, str]) -> bool: ...
-    def instances(self, existing: Mapping[GpuUuid, Collection[int]]) -> bool: ...
-    def repaired(self, gpu: GpuUuid) -> bool: ...
-    def tick(self) -> bool: ...
-    def conditions(self) -> tuple[HealthCondition, ...]: ...
-    def forget(self, gpu: GpuUuid) -> bool: ...
-
-
 class HealthMonitor:
     """``start`` and ``stop`` once, by one owner; ``inventory_changed`` from any thread.
 
@@ -67,8 +49,8 @@ class HealthMonitor:
 
     def __init__(
         self,
-        source: HealthReader,
-        health: Conditions,
+        source: HealthSource,
+        health: NodeHealth,
         *,
         snapshot: Callable[[], Snapshot],
         missing: Callable[[], Missing],
@@ -79,29 +61,29 @@ class HealthMonitor:
         self._source, self._health = source, health
         self._snapshot, self._missing = snapshot, missing
         self._publish, self._tell, self._clock = publish, tell, clock
-        self._woken = threading.Event()
         self._news = threading.Event()  # conditions changed and were published, and nothing was told yet
         self._wanted = threading.Event()  # a look is wanted soon
         self._devices = threading.Event()  # claims came or left, and the kubelet was not told yet
-        self._stopping = threading.Event()
         self._looked = self._told = float("-inf")
         self._stale: frozenset[GpuUuid] = frozenset()
         self._judged: Snapshot | None = None
-        self._threads = (
-            threading.Thread(target=self._run, name=THREAD_NAME, daemon=True),
-            threading.Thread(target=self._listen, name=EVENTS_THREAD_NAME, daemon=True),
+        self._worker = Worker(THREAD_NAME, self.step, on_error=self._failed, after_error_s=LOOK_S)
+        # Without this thread, errors are seen only as far as looks show them.
+        self._listener = Worker(
+            EVENTS_THREAD_NAME,
+            self._listen,
+            on_error=partial(metrics.internal_error, "health"),
+            after_error_s=AFTER_FAILURE_S,
         )
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._worker.start()
+        self._listener.start()
 
     def stop(self, timeout_s: float) -> None:
         """Ends the threads; one that waits for the hardware ends later. Idempotent."""
-        self._stopping.set()
-        self._woken.set()
-        if self._threads[0].is_alive():
-            self._threads[0].join(timeout_s)
+        self._listener.stop(0.0)
+        self._worker.stop(timeout_s)
 
     def given_back(self, gpus: Iterable[GpuUuid]) -> None:
         """Take in that a person gave these GPUs back after a drain. Call it before the end of the drain is published.
@@ -111,13 +93,13 @@ class HealthMonitor:
         changed = [self._health.repaired(gpu) for gpu in gpus]
         if any(changed):
             self._news.set()
-            self._woken.set()
+            self._worker.wake()
 
     def inventory_changed(self, snapshot: Snapshot) -> None:
         """Take in a new snapshot before it is published: conditions of instances that are gone end."""
         if self._health.instances(_instances(snapshot)):
             self._news.set()
-            self._woken.set()
+            self._worker.wake()
         self.devices_changed()
 
     def devices_changed(self) -> None:
@@ -125,7 +107,7 @@ class HealthMonitor:
         time until then: prepares call it."""
         if not self._devices.is_set():
             self._devices.set()
-            self._woken.set()
+            self._worker.wake()
 
     def hear(self) -> None:
         """Wait for events once and take them in. One step of the thread ``health-events``."""
@@ -136,11 +118,10 @@ class HealthMonitor:
             self._publish()
             self._news.set()
         self._wanted.set()
-        self._woken.set()
+        self._worker.wake()
 
     def step(self) -> float:
         """Tell what is new, look when that is due, let time pass; returns the seconds until the next step."""
-        self._woken.clear()
         news, wanted = self._news.is_set(), self._wanted.is_set()
         self._news.clear()
         if any([self._instances_ended(), self._health.tick()]):
@@ -202,31 +183,19 @@ class HealthMonitor:
         forgotten = [self._health.forget(gpu) for gpu in again]
         return any(forgotten)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                wait_s = self.step()
-            except Exception:  # thread boundary: the next step may succeed
-                log.exception("watching the health of the GPUs failed with an internal error")
-                metrics.internal_error("health")
-                wait_s = LOOK_S
-                self._stopping.wait(PAUSE_S)  # events wake this thread, also while every look fails
-            self._woken.wait(wait_s)
+    def _failed(self) -> None:
+        metrics.internal_error("health")
+        self._worker.pause(PAUSE_S)  # events wake the thread, also while every look fails
 
     def _since_look_s(self) -> float:
         return self._clock() - self._looked
 
-    def _listen(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.hear()
-                self._stopping.wait(BREATH_S)
-            except DriverUnavailableError:
-                self._stopping.wait(AFTER_FAILURE_S)
-            except Exception:  # thread boundary: without this thread, errors are seen only as far as looks show them
-                log.exception("waiting for health events failed with an internal error")
-                metrics.internal_error("health")
-                self._stopping.wait(AFTER_FAILURE_S)
+    def _listen(self) -> float:
+        try:
+            self.hear()
+        except DriverUnavailableError:
+            return AFTER_FAILURE_S
+        return BREATH_S
 
 
 def _instances(snapshot: Snapshot) -> dict[GpuUuid, list[int]]:

@@ -4,21 +4,25 @@ The kubelet shows it in ``status.containerStatuses[].allocatedResourcesStatus`` 
 and does not know GPUs, so a GPU's condition is said of each of its devices that exist.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import DeviceName, GpuUuid, PoolName
 from dra_driver.core.model.mig import PartitionId, partition_name
+from dra_driver.node.claims import Entry
 from dra_driver.node.process.health_taints import partition_of
-from dra_driver.node.process.last_known import Missing
+from dra_driver.node.process.missing_gpus import Missing
 
 MAX_MESSAGE: Final = 1024
 """Characters; the kubelet cuts longer ones (kubernetes/kubernetes pkg/kubelet/cm/dra/manager.go)."""
+STEADY_S: Final = 60.0
 
 
 class DeviceState(Enum):
@@ -36,6 +40,19 @@ class ReportedDevice(Struct, frozen=True, kw_only=True):
     device: DeviceName
     gpu_uuid: GpuUuid
     partition: PartitionId | None = None
+
+
+def devices_of(entry: Entry) -> tuple[ReportedDevice, ...]:
+    """The devices of a claim, also those of admin access."""
+    return tuple(
+        ReportedDevice(
+            pool=device.pool,
+            device=device.device,
+            gpu_uuid=device.gpu_uuid,
+            partition=device.partition.id if device.partition is not None else None,
+        )
+        for device in entry.devices
+    )
 
 
 class DeviceReport(Struct, frozen=True, kw_only=True):
@@ -121,3 +138,32 @@ def _report(device: ReportedDevice, state: DeviceState, *messages: str) -> Devic
     text = "; ".join(dict.fromkeys(messages))
     shown = text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
     return DeviceReport(pool=device.pool, device=device.device, state=state, message=shown)
+
+
+class RateLimitedReports:
+    """Limits how often a device's message changes, to reduce writes of pod status and of claim status.
+
+    Messages contain what the hardware reports: the reason why a GPU does not answer, the NVLinks that are down, the
+    last XIDs. Where that changes with each poll, the kubelet would write the status of every pod with the device each
+    time, and this driver that of its claim (``claim_status.py``). So a new message about a device whose state stays the
+    same waits until the last one is `STEADY_S` old. A new state is reported immediately. Not thread-safe: one thread
+    calls ``apply``, also while nothing changes, so that the last message is reported.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[tuple[str, str], tuple[DeviceReport, float]] = {}
+
+    def apply(self, reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:
+        """The reports, some with the message that was reported last."""
+        now = self._clock()
+        self._told = {(each.pool, each.device): self._steady(each, now) for each in reports}
+        return tuple(report for report, _ in self._told.values())
+
+    def _steady(self, report: DeviceReport, now: float) -> tuple[DeviceReport, float]:
+        told, at = self._told.get((report.pool, report.device), (report, now))
+        if report == told:
+            return told, at
+        if report == replace(told, message=report.message) and now - at < STEADY_S:
+            return told, at
+        return report, now

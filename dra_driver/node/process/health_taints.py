@@ -10,7 +10,6 @@ it work.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
@@ -21,8 +20,9 @@ from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Effect, GpuTerms, Taint, Terms, terms_of
+from dra_driver.core.time import rfc3339
 from dra_driver.kube.published import limits
-from dra_driver.node.process.last_known import Missing
+from dra_driver.node.process.missing_gpus import Missing
 
 KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
     {
@@ -75,13 +75,8 @@ def taint_of(condition: HealthCondition) -> Taint | None:
         key=key,
         value=value if limits.is_taint(key, value) else "",
         effect=effect,
-        time_added=time_added(condition.since),
+        time_added=rfc3339(condition.since),
     )
-
-
-def time_added(seconds: float) -> str:
-    """RFC 3339 in UTC and whole seconds, which is all that the API server keeps."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def partition_of(gpu: Gpu, gi_id: int) -> PartitionId | None:
@@ -116,7 +111,7 @@ def _with(terms: GpuTerms, gpu: Gpu, conditions: Iterable[HealthCondition], miss
         # The condition follows at the next look. A taint that evicts only then would be written twice.
         evicts = HealthCause.LOST in terms.health.evicting_causes and not gone.awaited
         effect: Effect = "NoExecute" if evicts else "NoSchedule"
-        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=time_added(gone.since)))
+        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=rfc3339(gone.since)))
     return replace(
         terms,
         condition_taints=tuple(whole),

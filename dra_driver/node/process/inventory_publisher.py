@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from types import MappingProxyType
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -34,6 +33,12 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
+from dra_driver.hardware.cdi import CdiProvider
+from dra_driver.hardware.gpu.inventory import Inventory
+from dra_driver.node.process.detaching import Detaching
+from dra_driver.node.process.node_follower import NodeFollower
+from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
+from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)
 
@@ -48,60 +53,6 @@ SECOND_PUBLISHER = "second-publisher"
 NO_TERMS: Terms = MappingProxyType({})
 
 
-class HardwareStatus(Protocol):
-    """The part of ``gpu.inventory.Inventory`` that is needed here."""
-
-    @property
-    def problem(self) -> str | None: ...
-    @property
-    def failing(self) -> bool: ...
-
-
-class CdiFiles(Protocol):
-    """The part of ``cdi.provider.CdiProvider`` that is needed here."""
-
-    def refresh(self) -> bool: ...
-    def check_base(self) -> bool: ...
-
-
-class SnapshotSink(Protocol):
-    """The part of ``slices.publisher.Publisher`` that is needed here."""
-
-    def set_snapshot(self, snapshot: Snapshot, terms: Terms) -> None: ...
-
-
-class TermsUpdater(Protocol):
-    """The part of ``terms_resolver.TermsResolver`` that is needed here."""
-
-    @property
-    def is_known(self) -> bool: ...
-    def update(self, snapshot: Snapshot) -> Terms: ...
-
-
-class PublishedTaint(Protocol):
-    """The part of ``node_taint.NodeTaint`` that is needed here."""
-
-    value: str | None
-
-
-class DetachStatus(Protocol):
-    """The part of ``detaching.Detaching`` that is needed here."""
-
-    @property
-    def taint_value(self) -> str | None: ...
-    @property
-    def is_detached(self) -> bool: ...
-
-
-class ConflictStatus(Protocol):
-    """The part of ``node_follower.NodeFollower`` that is needed here."""
-
-    @property
-    def conflict(self) -> str | None: ...
-    @property
-    def is_known(self) -> bool: ...
-
-
 class InventoryPublisher:
     """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
@@ -112,14 +63,14 @@ class InventoryPublisher:
 
     def __init__(
         self,
-        hardware: HardwareStatus,
-        files: CdiFiles,
-        slices: SnapshotSink,
-        terms: TermsUpdater,
+        hardware: Inventory,
+        files: CdiProvider,
+        slices: Publisher,
+        terms: PublishedTerms,
         *,
-        detach: DetachStatus,
-        conflict: ConflictStatus,
-        taint: PublishedTaint,
+        detach: Detaching,
+        conflict: NodeFollower,
+        taint: NodeTaint,
         held: Callable[[], Collection[GpuUuid]],
         complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         driver_root: Callable[[], None] = lambda: None,

@@ -1,46 +1,76 @@
-"""Runs small periodic work of the node process on a thread of its own.
+"""Runs small periodic tasks of the node process, in one thread for each group of tasks.
 
-Chores of one thread wait for each other, so chores that talk to the API server have another thread than those that
-check sockets. A failed chore is logged and counted, and repeated when it is next due; it ends neither the thread nor
-the other chores.
+Tasks of one thread wait for each other, so tasks that call the API server have another thread than those that check
+sockets. A failed task is logged and counted, and repeated when it is next due; it ends neither the thread nor the
+other tasks. A `Wakeup` runs tasks early: another thread notifies it, or the kernel reports a change in a directory
+(inotify). inotify does not report a mount that covers a directory; the tasks find it at longer intervals.
 """
 
 import logging
-import threading
+import os
+import select
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
+from dra_driver.hardware.cdi import FolderWatch
 
 log = logging.getLogger(__name__)
 
 EARLY_S: Final = 0.001  # a wait may end this much too soon
-PAUSE_S: Final = 0.1  # after a ring, so that a folder in which something happens all the time costs little
+PAUSE_S: Final = 0.1  # after a notification, so that a directory that changes all the time costs little
 
 
-class Chore(Struct, frozen=True, kw_only=True):
+class Wakeup:
+    """``notify`` from any thread; ``wait`` and ``watches_directories`` for one thread."""
+
+    def __init__(self, directories: Sequence[str] = ()) -> None:
+        """Raises OSError when the process has no file descriptor left."""
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._watch = FolderWatch(directories, directories)
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+        if self._watch.descriptor >= 0:
+            self._poll.register(self._watch.descriptor, select.POLLIN)
+        self._watch.arm()
+
+    @property
+    def watches_directories(self) -> bool:
+        """Return whether a change in each of the directories ends a wait; False where the kernel refuses to watch."""
+        return self._watch.is_complete
+
+    def notify(self) -> None:
+        """End the present wait, or the next one."""
+        os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s``; return whether it was notified or a directory changed. Check them after it."""
+        ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1000)]
+        if self._descriptor in ready:
+            os.eventfd_read(self._descriptor)
+        if self._watch.descriptor in ready:
+            self._watch.arm()
+        return bool(ready)
+
+
+class PeriodicTask(Struct, frozen=True, kw_only=True):
     """``work`` runs every ``every_s`` seconds, counted from its last end, to half of the thread's shortest interval."""
 
     name: str
     every_s: float
     work: Callable[[], object]
-    heard_s: float | None = None
-    """The interval instead while a bell says when there is work; the chore also runs whenever it rings."""
-    hurries: Callable[[], bool] = lambda: False
-    """Whether the shorter interval is needed all the same: time alone will change something."""
-
-
-class Ringing(Protocol):
-    """The part of ``bell.Bell`` that is needed here."""
-
-    @property
-    def hears_folders(self) -> bool: ...
-    def ring(self) -> None: ...
-    def wait(self, timeout_s: float) -> bool: ...
+    resync_s: float | None = None
+    """The interval instead while a `Wakeup` reports changes; the task also runs at each notification."""
+    needs_poll: Callable[[], bool] = lambda: False
+    """Whether the shorter interval is needed anyway: time alone will change something."""
 
 
 class Maintenance:
@@ -49,72 +79,66 @@ class Maintenance:
     def __init__(
         self,
         name: str,
-        chores: Sequence[Chore],
+        tasks: Sequence[PeriodicTask],
         clock: Callable[[], float] = time.monotonic,
         *,
-        bell: Ringing | None = None,
+        wakeup: Wakeup | None = None,
     ) -> None:
-        """Without ``bell`` each chore runs at its own interval alone."""
+        """Without ``wakeup`` each task runs only at its own interval."""
         self._clock, self._began = clock, clock()
-        self._bell, self._rung = bell, False
-        self._chores = chores
-        # Chores are due together, at multiples of the shortest interval: each wake-up costs more than most of them.
-        self._tick_s = min(chore.every_s for chore in chores)
-        self._due = {chore.name: self._next(chore) for chore in chores}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._wakeup, self._wait_s = wakeup, 0.0
+        self._tasks = tasks
+        # Tasks are due together, at multiples of the shortest interval: each wake-up costs more than most of them.
+        self._tick_s = min(task.every_s for task in tasks)
+        self._due = {task.name: self._next(task) for task in tasks}
+        self._worker = Worker(
+            name,
+            self.step if wakeup is None else partial(self._wait_and_step, wakeup),
+            on_error=partial(metrics.internal_error, "maintenance"),
+            interrupt=wakeup.notify if wakeup is not None else lambda: None,
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Ends the thread; a running chore may end later. Idempotent."""
-        self._stopping.set()
-        if self._bell is not None:
-            self._bell.ring()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; a running task may end later. Idempotent."""
+        self._worker.stop(timeout_s)
 
-    def step(self, *, rung: bool = False) -> float:
-        """Runs the due chores, and after a ring those that wait for one; returns the seconds until the next one.
+    def step(self, *, notified: bool = False) -> float:
+        """Run the due tasks, and after a notification those with ``resync_s``; return the seconds until the next one.
 
         One step of the thread; tests call it.
         """
-        for chore in self._chores:
-            if self._due[chore.name] <= self._clock() + EARLY_S or (rung and chore.heard_s is not None):
-                self._do(chore)
-                self._due[chore.name] = self._next(chore)
+        for task in self._tasks:
+            if self._due[task.name] <= self._clock() + EARLY_S or (notified and task.resync_s is not None):
+                self._do(task)
+                self._due[task.name] = self._next(task)
         return max(0.0, min(self._due.values()) - self._clock())
 
-    def _next(self, chore: Chore) -> float:
+    def _next(self, task: PeriodicTask) -> float:
         passed = (self._clock() + EARLY_S - self._began) / self._tick_s
-        ticks = max(int(passed) + 1, round(passed + self._interval_s(chore) / self._tick_s))
+        ticks = max(int(passed) + 1, round(passed + self._interval_s(task) / self._tick_s))
         return self._began + ticks * self._tick_s
 
-    def _interval_s(self, chore: Chore) -> float:
-        if chore.heard_s is None or self._bell is None or not self._bell.hears_folders or chore.hurries():
-            return chore.every_s
-        return chore.heard_s
+    def _interval_s(self, task: PeriodicTask) -> float:
+        if task.resync_s is None or self._wakeup is None or not self._wakeup.watches_directories or task.needs_poll():
+            return task.every_s
+        return task.resync_s
 
-    def _run(self) -> None:
-        wait_s = self.step()
-        while not self._wait(wait_s):
-            wait_s = self.step(rung=self._rung)
+    def _wait_and_step(self, wakeup: Wakeup) -> float:
+        notified = wakeup.wait(self._wait_s)
+        if not self._worker.is_stopping:
+            self._wait_s = self.step(notified=notified)
+            if notified and not self._worker.pause(PAUSE_S):
+                self._wait_s = max(0.0, self._wait_s - PAUSE_S)
+        return 0.0
 
-    def _wait(self, timeout_s: float) -> bool:
-        """Whether to stop. Notes whether the bell rang."""
-        if self._bell is None:
-            return self._stopping.wait(timeout_s)
-        if self._rung and self._stopping.wait(PAUSE_S):
-            return True
-        self._rung = self._bell.wait(max(0.0, timeout_s - PAUSE_S * self._rung))
-        return self._stopping.is_set()
-
-    def _do(self, chore: Chore) -> None:
+    def _do(self, task: PeriodicTask) -> None:
         try:
-            chore.work()
+            task.work()
         except DraError as error:
-            log.warning("chore failed; will retry", extra={"chore": chore.name, "reason": error})
-        except Exception:  # thread boundary: the other chores go on
-            log.exception("chore failed unexpectedly", extra={"chore": chore.name})
+            log.warning("periodic task failed; will retry", extra={"task": task.name, "reason": error})
+        except Exception:  # thread boundary: the other tasks continue
+            log.exception("periodic task failed unexpectedly", extra={"task": task.name})
             metrics.internal_error("maintenance")

@@ -1,5 +1,6 @@
-"""Events on the own Node, written once its UID is known."""
+"""Records events on this node's Node object, once its UID is known."""
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 from dra_driver.kube.events import EventRecorder
@@ -9,11 +10,15 @@ from dra_driver.kube.types import ObjectReference
 COMPONENT: Final = "dra-driver"
 """The source that events of the node process name."""
 
+Kind = Literal["Normal", "Warning"]
+Tell = Callable[[Kind, str, str], None]
+"""Record an event on the Node, by kind, reason and message."""
+Warn = Callable[[str, str], bool]
+"""Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
 
-def tell(
-    own_node: OwnNodeWatch, events: EventRecorder, kind: Literal["Normal", "Warning"], reason: str, message: str
-) -> None:
-    """An event on the Node; none while its UID is unknown."""
+
+def tell(own_node: OwnNodeWatch, events: EventRecorder, kind: Kind, reason: str, message: str) -> None:
+    """Record an event on the Node; none while its UID is unknown."""
     node = own_node.current()
     if node is not None and node.uid:
         events.record(

@@ -18,8 +18,7 @@ from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.node.process.drain_taint import DrainTaint
 from dra_driver.node.process.node_events import tell
-from dra_driver.node.process.second_publisher import SecondPublisher
-from dra_driver.node.process.second_publisher_file import SecondPublisherFile
+from dra_driver.node.process.second_publisher import SecondPublisher, SecondPublisherFile
 from dra_driver.node.slices import Publisher
 
 FIRST_NODE_S: Final = 30.0

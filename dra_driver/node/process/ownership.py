@@ -7,8 +7,6 @@ or another node process (a rolling update) did in between.
 """
 
 import threading
-from collections.abc import Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -18,13 +16,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.gpu.backend import Backend
 from dra_driver.hardware.gpu.notes import MIG_MODE
-
-
-class OwnershipJournal(Protocol):
-    """The part of ``claims.journal.journal.Journal`` that is needed here. Raises StorageError."""
-
-    def created_partitions(self) -> frozenset[PartitionId]: ...
-    def gpus_with_note(self, key: str) -> Iterable[GpuUuid]: ...
+from dra_driver.node.claims import Journal
 
 
 class OwnedBackend:
@@ -36,9 +28,9 @@ class OwnedBackend:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._lock = threading.Lock()  # guards _journal
-        self._journal: OwnershipJournal | None = None
+        self._journal: Journal | None = None
 
-    def use_journal(self, journal: OwnershipJournal) -> None:
+    def use_journal(self, journal: Journal) -> None:
         """Compare with this journal from now on; before that, every instance counts as foreign."""
         with self._lock:
             self._journal = journal
@@ -75,7 +67,7 @@ class OwnedBackend:
 class _Own:
     """One reading of the journal."""
 
-    def __init__(self, journal: OwnershipJournal) -> None:
+    def __init__(self, journal: Journal) -> None:
         self.partitions = journal.created_partitions()
         self.modes = frozenset(journal.gpus_with_note(MIG_MODE))
 

@@ -22,15 +22,20 @@ and the kubelet removes the slices of a driver that does not come back.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
+
 from dra_driver import __version__
 from dra_driver.config.settings import NodeSettings
+from dra_driver.config.usage_findings import FOLDER as FINDINGS
+from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
@@ -39,35 +44,29 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.claims import PrepareGate
+from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.policy import PolicySource
-from dra_driver.node.process import gauges, hardware, node_events, preflight, probe, service
-from dra_driver.node.process.assignments_setup import AssignmentsService
-from dra_driver.node.process.cdi_setup import open_cdi
-from dra_driver.node.process.claim_events_setup import open_claim_events
-from dra_driver.node.process.claim_manager import MAINTAIN_EVERY_S, ClaimManager
-from dra_driver.node.process.claim_status_setup import open_claim_status
-from dra_driver.node.process.detach_setup import open_detaching
-from dra_driver.node.process.detaching import Detaching
+from dra_driver.node.process import assignments_file, detach_request, hardware, node_events, preflight, probe, service
+from dra_driver.node.process.claim_events import open_claim_events
+from dra_driver.node.process.claim_status import open_claim_status
+from dra_driver.node.process.detaching import Detaching, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.node.process.endpoints import Endpoints
 from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.free_memory import trimmer
-from dra_driver.node.process.gpu_node_setup import GpuNodeService
-from dra_driver.node.process.health_events import Tell
-from dra_driver.node.process.health_setup import HealthService
+from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
+from dra_driver.node.process.gpu_node import GpuNodeService
+from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.health_stream import HealthStreams
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
-from dra_driver.node.process.maintenance import Chore, Maintenance
+from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
+from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
-from dra_driver.node.process.node_taint import NodeTaint
 from dra_driver.node.process.ownership import OwnedBackend
-from dra_driver.node.process.policy_setup import open_policies, open_policy_watch
-from dra_driver.node.process.published_terms import PublishedTerms
+from dra_driver.node.process.policy_watch import PolicyWatch
+from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
 from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
-from dra_driver.node.process.soon_chores import soon_bell, soon_chores
-from dra_driver.node.process.stopping import within
 from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.terms_resolver import TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
@@ -80,6 +79,9 @@ ANY_UID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 CALL_GRACE_S = 2.0
 # Recovery knows more after a first read of the hardware, but pods that end must not wait for a slow driver.
 FIRST_LOOK_S = 2.0
+# How long a start waits for the Node object: a process that starts while the driver is being upgraded must not open it.
+# Without an answer it continues, and detaches when the answer comes.
+FIRST_NODE_S = 2.0
 # For each component that may hang in a call to the hardware or the API server; its thread ends with the process.
 COMPONENT_STOP_S = 0.5
 FILES_EVERY_S = 5.0
@@ -88,6 +90,40 @@ GAUGES_EVERY_S = 15.0
 MEMORY_EVERY_S = 60.0
 # How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
 REBUILD_EVERY_S, SETTLE_EVERY_S = 10.0, 30.0
+STALE_CLAIMS_EVERY_S = 600.0
+# For changes that a wakeup reports, and while it does for changes that inotify does not see, such as a mount.
+SOON_S, RESYNC_S = 1.0, 5.0
+POLICIES_FILE = "policies-in-force.json"
+
+
+class Component(Struct, frozen=True, kw_only=True):
+    """One part of the node process. ``stop`` returns within the part's own limit.
+
+    ``problem`` is why the node cannot serve a new pod, ``remarks`` are what a ready node offers less of, one sentence
+    each, and ``dead`` are reasons why only a restart would help.
+    """
+
+    part: object
+    start: Callable[[], object] = lambda: None
+    stop: Callable[[], object] = lambda: None
+    problem: Callable[[], str | None] = lambda: None
+    remarks: Callable[[], Iterable[str]] = tuple
+    dead: Callable[[], Iterable[str]] = tuple
+
+
+class Notifier:
+    """Calls functions in the order in which they were added. They have to return at once."""
+
+    def __init__(self) -> None:
+        self._calls: tuple[Callable[[], object], ...] = ()  # replaced as a whole, so that any thread reads it
+
+    def add(self, call: Callable[[], object]) -> None:
+        """For the thread that starts the process."""
+        self._calls = (*self._calls, call)
+
+    def __call__(self) -> None:
+        for call in self._calls:
+            call()
 
 
 class NodeProcess:
@@ -95,325 +131,394 @@ class NodeProcess:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
+        self._plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
         self._stopping = threading.Event()
-        self._running = ExitStack()  # what the stop undoes, in the order of the start
-        driver = settings.driver_name
-        self._plugin_dir = Path(settings.kubelet_plugins_dir) / driver
-        self._paths = SocketPaths.choose(
-            driver=driver,
-            registrar_dir=Path(settings.kubelet_registrar_dir),
-            plugin_dir=self._plugin_dir,
-            pod_uid=settings.pod_uid,
-        )
-        self._registration = Registration(driver=driver, endpoint=self._paths.dra)
-        self._probe = probe.Probe(partial(probe.problems, self._paths))
-        self._streams = HealthStreams()
-        self._withholding = PartitionWithholding()
-        self._fabric = FabricWatch()
-        self._assignments = AssignmentsService(
-            settings, self._plugin_dir, lambda: (self._claims, self._inventory, self._terms, self._detaching)
-        )
-        # Set by start(), in this order.
-        self._inventory: Inventory | None = None
-        self._policies: PolicySource | None = None
-        self._terms: TermsResolver | None = None
-        self._policy_problem: str | None = None
-        self._claims: ClaimManager | None = None
-        self._detaching: Detaching | None = None
-        self._follower: NodeFollower | None = None
-        self._endpoints: Endpoints | None = None
-        self._publisher: Publisher | None = None
-        self._inventory_publisher: InventoryPublisher | None = None
-        self._health: HealthService | None = None
-        self._gpu_node: GpuNodeService | None = None
-        self._storage: StorageHealth | None = None
-        self._node_remarks: Callable[[], list[str]] = list
+        self._has_started = False
+        self.components: list[Component] = []
+        """Those that have started, in the order of the start."""
 
     def start(self) -> None:
-        """Runs the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
+        """Run the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
         try:
-            self._check_and_lock()
-            self._serve_http()
-            self._start_components()
+            for component in self._wire():
+                component.start()
+                self.components.append(component)
         except BaseException:
             self.stop()
             raise
+        self._has_started = True
 
     def stop(self) -> None:
-        """Stops in reverse. Idempotent."""
+        """Stop in reverse. Idempotent."""
         self._stopping.set()
-        self._running.close()
+        with ExitStack() as stack:
+            while self.components:
+                stack.callback(self.components.pop(0).stop)
 
     def ready(self) -> list[str]:
         """Reasons why this node cannot serve a new pod, one sentence each; empty when it can."""
         if self._stopping.is_set():
             return ["stopping"]
-        components = (
-            *(self._inventory, self._terms, self._publisher, self._inventory_publisher, self._claims),
-            *(self._endpoints, self._storage, self._detaching, self._follower),
-        )
-        if any(component is None for component in components):
+        if not self._has_started:
             return ["starting"]
-        found = [component.problem for component in (*components, self._registration) if component is not None]
-        if self._detaching is not None and self._detaching.problem is not None:
-            found[0] = None  # the inventory's: that the driver is given up
-        if self._publisher is not None and not self._publisher.published:
-            found.append("the newest inventory is not published yet")
+        found = [component.problem() for component in tuple(self.components)]
         return [problem for problem in found if problem is not None]
 
     def remarks(self) -> list[str]:
         """What a node that is ready offers less of, one sentence each."""
-        asked = self._follower.remarks if self._follower is not None else []
-        sick = self._health.remarks if self._health is not None else []
-        policies = self._policies.remark if self._policies is not None else None
-        found = [*self._withholding.remarks, *self._fabric.remarks, *sick, *self._node_remarks(), *asked]
-        return [*found, policies] if policies is not None else found
+        return [remark for component in tuple(self.components) for remark in component.remarks()]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
-        if self._endpoints is None or self._claims is None or self._stopping.is_set():
+        if self._stopping.is_set():
             return []
-        dead = [self._claims.problem] if self._claims.problem else []
-        # Maintenance replaces a socket that is gone or foreign; a restart would not do it better.
-        return dead if self._endpoints.problem else dead + self._probe.problems()
+        return [reason for component in tuple(self.components) for reason in component.dead()]
 
-    def _check_and_lock(self) -> None:
-        settings, paths = self._settings, self._paths
-        if settings.simulate is None:
-            preflight.check_driver_root(Path(settings.driver_root or settings.host_root))
-        preflight.check_host_dev(Path(settings.host_dev) if settings.host_dev else None)
-        preflight.check_registrar_dir(paths.registration.parent)
-        preflight.make_plugin_dir(Path(settings.kubelet_plugins_dir), settings.driver_name)
-        preflight.make_cdi_dir(Path(settings.cdi_dir))
-        lock = preflight.ProcessLock(self._plugin_dir, shared=settings.pod_uid is not None)
-        lock.acquire()
-        self._running.callback(lock.release)
-        remove_dead(paths.registration.parent, f"{settings.driver_name}-{ANY_UID}-reg.sock")
-        remove_dead(self._plugin_dir, f"dra-{ANY_UID}.sock")
+    def _wire(self) -> Iterator[Component]:  # noqa: PLR0912, PLR0915 - the order of the steps, in one place
+        """Make the components, in the steps of the module's docstring. Each one runs when the next one is made."""
+        settings, plugin_dir, driver = self._settings, self._plugin_dir, self._settings.driver_name
+
+        # 1. Directories, lock and the sockets' paths
+        paths = SocketPaths.choose(
+            driver=driver,
+            registrar_dir=Path(settings.kubelet_registrar_dir),
+            plugin_dir=plugin_dir,
+            pod_uid=settings.pod_uid,
+        )
+        lock = _lock_node(settings, plugin_dir, paths)
+        yield Component(part=lock, stop=lock.release)
+        remove_dead(paths.registration.parent, f"{driver}-{ANY_UID}-reg.sock")
+        remove_dead(plugin_dir, f"dra-{ANY_UID}.sock")
         for path in (paths.dra, paths.registration):
             check_free(path)
 
-    def _serve_http(self) -> None:
-        metrics.initialise(driver=self._settings.driver_name, node=self._settings.node_name, version=__version__)
-        if not self._settings.http_addr:
-            return
-        try:
-            server = ObservabilityServer(self._settings.http_addr, self.ready, self.live, self.remarks)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot listen on {self._settings.http_addr}: {error}: choose another --http-addr (HTTP_ADDR)"
-            ) from error
-        server.start()
-        self._running.callback(server.stop)
-        log.info("serving metrics and health", extra={"port": server.port})
+        # 2. HTTP endpoint
+        metrics.initialise(driver=driver, node=settings.node_name, version=__version__)
+        if settings.http_addr:
+            http = self._http(settings.http_addr)
+            yield Component(part=http, start=http.start, stop=http.stop)
+            log.info("serving metrics and health", extra={"port": http.port})
 
-    # long: steps 3 to 7 of the module's docstring, whose order is the point of them, in one place
-    def _start_components(self) -> None:
-        settings = self._settings
-        found = self._assignments.watched(hardware.choose(settings, self._plugin_dir))
-        nodes, names = HostDeviceNodes.of(found), CdiNames(settings.driver_name)
-        provider = open_cdi(settings, found, nodes, names, writer := CdiWriter(settings.cdi_dir, names))
+        # 3. Hardware, API client, journal, policies
+        claims_changed, claim_released, publish, usage_changed = Notifier(), Notifier(), Notifier(), Notifier()
+        usage_dir = plugin_dir / assignments_file.FOLDER
+        changes = GpuChangeTracker(usage_changed, ExporterLock(usage_dir / FINDINGS / LOCK))
+        found = hardware.choose(settings, plugin_dir, changes if settings.usage else None)
+        nodes, names = HostDeviceNodes.of(found), CdiNames(driver)
+        writer = CdiWriter(settings.cdi_dir, names)
+        provider = open_provider(settings, found, nodes, names, writer)
         rest = RestClient(Connection.load(settings.kubeconfig))
-        own_node = self._watch_own_node(rest)
-        gate, events = PrepareGate(), EventRecorder(rest, node_events.COMPONENT, settings.node_name)
+        own_node = OwnNodeWatch(rest, settings.node_name)
+        yield Component(part=own_node, start=own_node.start, stop=_within(own_node.stop))
+        events = EventRecorder(rest, node_events.COMPONENT, settings.node_name)
+        tell = partial(node_events.tell, own_node, events)
+        publisher = Publisher.connect(rest, driver, settings.node_name, events, lists=settings.numa_node_as_list)
+        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), NodeTaint()
         owned = OwnedBackend(found.backend)
-        self._inventory = inventory = Inventory(owned, settings.poll_interval)
-        self._claims = claims = ClaimManager.open(
-            settings, self._plugin_dir,
-            rest=rest, names=names, writer=writer, provider=provider, inventory=inventory, hardware=found,
-            device_nodes=nodes, terms=lambda: self._terms.current() if self._terms is not None else {},
-            watch=self._withholding, gate=gate, released=self._look_at_detach, changed=self._claims_changed,
-        )  # fmt: skip
-        self._running.callback(within, COMPONENT_STOP_S, claims.close)
-        self._running.callback(within, COMPONENT_STOP_S, inventory.stop)
-        owned.use_journal(claims.journal)
-        self._terms = terms = self._open_policies(rest, claims)
-        self._detaching = detaching = open_detaching(
-            self._plugin_dir,
-            found,
-            inventory,
+        inventory = Inventory(owned, settings.poll_interval)
+
+        def terms_in_force() -> Terms:
+            return terms.current()
+
+        claims = open_node_claims(
+            settings,
+            plugin_dir,
+            rest=rest,
+            names=names,
+            writer=writer,
+            provider=provider,
+            inventory=inventory,
+            hardware=found,
+            device_nodes=nodes,
+            terms=terms_in_force,
+            watch=withholding,
             gate=gate,
-            claims=claims,
-            own_node=own_node,
-            events=events,
-            changed=self._publish_changes,
-            published=lambda: self._publisher is None or self._publisher.published,
+            released=claim_released,
+            changed=claims_changed,
         )
-        inventory.start()
+        journal = claims.journal
+        yield Component(part=claims, stop=_within(claims.close), problem=lambda: claims.problem)
+        owned.use_journal(journal)
+        objects = PolicyWatch(rest, settings.node_name, publish) if settings.policy_objects else None
+        if objects is not None:
+            yield Component(part=objects, start=objects.start, stop=_within(objects.stop))
+        policy_dir = Path(settings.policy_dir) if settings.policy_dir else None
+        policies = PolicySource(policy_dir, plugin_dir / POLICIES_FILE, settings.node_name, objects)
+        policies.load()
+        terms: TermsResolver = TermsResolver(policies, journal.uses)
+        yield Component(
+            part=terms,
+            problem=lambda: terms.problem,
+            remarks=lambda: [policies.remark] if policies.remark is not None else [],
+        )
+
+        # 4. First look at the Node object, first read of the hardware, recovery
+        file = detach_request.DetachFile(plugin_dir / detach_request.FILE)
+        detaching = Detaching(
+            found.backend,
+            inventory,
+            gate,
+            find=lambda: detach_request.find_request(own_node.current(), file.read(), file.path),
+            prepared=lambda: journal.counts().claims,
+            changed=publish,
+            published=lambda: not self._has_started or publisher.published,
+            tell=tell,
+            exporter_closed=changes.exporter.wait_closed if settings.usage else lambda: True,
+        )
+        own_node.subscribe(detaching.wake)
+        claim_released.add(detaching.wake)
+        if not own_node.wait_first(FIRST_NODE_S):
+            log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
+        detaching.step()
+        yield Component(
+            part=inventory,
+            start=inventory.start,
+            stop=_within(inventory.stop),
+            problem=lambda: inventory.problem if detaching.problem is None else None,
+        )
         if not detaching.is_detached and inventory.wait_first(FIRST_LOOK_S):
             terms.update(inventory.current())
-        claims.recover()
-        self._start_endpoints(claims)
-        self._publisher = publisher = self._start_publisher(rest, events)
-        self._running.callback(found.follow_faults(own_node, events), COMPONENT_STOP_S)
-        self._follower = node = self._follow_node(own_node, events, publisher, inventory)
-        held, taint, tell = partial(_held_gpus, claims), NodeTaint(), partial(node_events.tell, own_node, events)
-        self._health = health = HealthService(
-            settings, self._plugin_dir, found.backend, inventory, self._streams, claims=claims, held=held, terms=terms,
-            publish=self._publish_changes, tell=tell, claim_events=open_claim_events(settings, rest, claims.journal),
-            status=open_claim_status(settings, self._plugin_dir, rest, claims.journal, tell),
-        )  # fmt: skip
-        self._running.callback(health.stop, COMPONENT_STOP_S)
-        conditions = [self._withholding.amend, self._fabric.amend, health.amend, node.amend, taint.amend]
-        self._inventory_publisher = InventoryPublisher(
-            *(inventory, provider, publisher, PublishedTerms(terms, conditions)),
-            detach=detaching, conflict=node, taint=taint, held=held, complete=health.complete,
-            driver_root=found.renew_root,
-        )  # fmt: skip
-        health.start()
-        inventory.subscribe(self._inventory_publisher.changed)
-        self._assignments.start(rest)
-        self._running.callback(self._assignments.stop, COMPONENT_STOP_S)
-        if settings.gpu_node:
-            self._keep_gpu_node(rest, own_node, tell, hook_version=lambda: provider.hook_version)
-        report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
-        self._start_maintenance(self._inventory_publisher, claims, detaching, report, node)
+        for sentence in claims.service.recover().problems:
+            log.warning("recovery is not complete", extra={"problem": sentence})
 
-    def _keep_gpu_node(
-        self, rest: RestClient, own_node: OwnNodeWatch, tell: Tell, hook_version: Callable[[], str | None]
-    ) -> None:
-        published, claims, health, policies = self._inventory_publisher, self._claims, self._health, self._policies
-        assert published and claims and health and policies  # noqa: S101, PT018 - for the type checker; all are set before
-        self._gpu_node = gpu_node = GpuNodeService(
-            *(self._settings, rest, own_node, tell), published=published, journal=claims.journal, health=health,
-            policies=policies, hook_version=hook_version, not_ready=self.ready, remarks=self.remarks,
-        )  # fmt: skip
-        gpu_node.start()
-        self._running.callback(gpu_node.stop, COMPONENT_STOP_S)
-
-    def _follow_node(
-        self, own_node: OwnNodeWatch, events: EventRecorder, publisher: Publisher, inventory: Inventory
-    ) -> NodeFollower:
-        allowed, driver = self._settings.allow_second_publisher, self._settings.driver_name
-        return NodeFollower(
-            *(own_node, events, publisher, inventory, driver),
-            folder=self._plugin_dir, allow_second=allowed, given_back=self._given_back,
-        )  # fmt: skip
-
-    def _given_back(self, gpus: Iterable[GpuUuid]) -> None:
-        if self._health is not None:
-            self._health.given_back(gpus)
-
-    def _look_at_detach(self) -> None:
-        if self._detaching is not None:
-            self._detaching.wake()
-
-    def _claims_changed(self) -> None:
-        self._assignments.claims_changed()
-        if self._gpu_node is not None:
-            self._gpu_node.claims_changed()
-        if self._health is not None:
-            self._health.claims_changed()
-
-    def _publish_changes(self) -> None:
-        self._assignments.wake()
-        if self._inventory_publisher is not None:
-            self._inventory_publisher.check()
-
-    def _watch_own_node(self, rest: RestClient) -> OwnNodeWatch:
-        own_node = OwnNodeWatch(rest, self._settings.node_name)
-        own_node.start()
-        self._running.callback(within, COMPONENT_STOP_S, own_node.stop)
-        return own_node
-
-    def _open_policies(self, rest: RestClient, claims: ClaimManager) -> TermsResolver:
-        objects = open_policy_watch(self._settings, rest, self._publish_changes)
-        if objects is not None:
-            self._running.callback(within, COMPONENT_STOP_S, objects.stop)
-        self._policies = open_policies(self._settings, self._plugin_dir, objects)
-        return TermsResolver(self._policies, claims.journal.uses)
-
-    def _start_publisher(self, rest: RestClient, events: EventRecorder) -> Publisher:
-        settings, lists = self._settings, self._settings.numa_node_as_list
-        events.start()
-        self._running.callback(events.stop, COMPONENT_STOP_S)
-        publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events, lists=lists)
-        publisher.start()
-        self._running.callback(within, COMPONENT_STOP_S, publisher.stop)
-        return publisher
-
-    def _start_endpoints(self, claims: ClaimManager) -> None:
+        # 5. DRA socket, then registration socket
         prepares = service.prepare_threads()
-        self._running.callback(prepares.shutdown, wait=False, cancel_futures=True)
-        driver = self._settings.driver_name
-        handlers = [*service.handlers(claims.service, driver, prepares), *self._streams.handlers()]
-        self._endpoints = endpoints = Endpoints(self._paths, self._registration, handlers)
-        endpoints.start()
-        self._running.callback(self._stop_endpoints, endpoints)
-        log.info("serving the kubelet", extra={"dra": self._paths.dra, "registration": self._paths.registration})
-
-    def _stop_endpoints(self, endpoints: Endpoints) -> None:
-        self._streams.stop()
-        endpoints.stop(CALL_GRACE_S)
-
-    def _start_maintenance(
-        self,
-        inventory_publisher: InventoryPublisher,
-        claims: ClaimManager,
-        detaching: Detaching,
-        nodes: DeviceNodeReport,
-        follower: NodeFollower,
-    ) -> None:
-        assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
-        self._node_remarks = nodes.remarks
-        service = claims.service
-        files = ClaimFiles(self._settings.cdi_dir, service.rewrite_missing_files)
-        # Not while detached: a search for driver files could open the driver.
-        self._storage = storage = StorageHealth(
-            self._folders(), lambda: () if detaching.is_detached else files.bring_back()
+        yield Component(part=prepares, stop=partial(prepares.shutdown, wait=False, cancel_futures=True))
+        registration = Registration(driver=driver, endpoint=paths.dra)
+        yield Component(part=registration, problem=lambda: registration.problem)
+        streams = HealthStreams()
+        handlers = [*service.handlers(claims.service, driver, prepares), *streams.handlers()]
+        endpoints = Endpoints(paths, registration, handlers)
+        sockets = probe.Probe(partial(probe.problems, paths))
+        yield Component(
+            part=endpoints,
+            start=endpoints.start,
+            stop=partial(endpoints.stop, CALL_GRACE_S),
+            problem=lambda: endpoints.problem,
+            dead=lambda: _dead(claims, endpoints, sockets),
         )
+        yield Component(part=streams, stop=streams.stop)
+        log.info("serving the kubelet", extra={"dra": paths.dra, "registration": paths.registration})
+
+        # 6. Events, publisher, health
+        yield Component(part=events, start=events.start, stop=partial(events.stop, COMPONENT_STOP_S))
+        yield Component(
+            part=publisher,
+            start=publisher.start,
+            stop=_within(publisher.stop),
+            problem=lambda: publisher.problem or (None if publisher.published else _NOT_PUBLISHED),
+        )
+        if found.faulty is not None:
+            from dra_driver.node.process.simulated_faults import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
+
+            faults = SimulatedFaults(found.faulty, own_node.current, tell)
+            own_node.subscribe(faults.wake)
+            yield Component(part=faults, start=faults.start, stop=partial(faults.stop, COMPONENT_STOP_S))
+        claim_events = open_claim_events(settings, rest, journal)
+        if claim_events is not None:
+            yield Component(
+                part=claim_events, start=claim_events.start, stop=partial(claim_events.stop, COMPONENT_STOP_S)
+            )
+        status = open_claim_status(settings, plugin_dir, rest, journal, tell)
+        if status is not None:
+            claims_changed.add(status.wake)
+            yield Component(
+                part=status,
+                start=status.start,
+                stop=partial(status.stop, COMPONENT_STOP_S),
+                remarks=lambda: [status.problem] if status.problem is not None else [],
+            )
+        held = partial(_held_gpus, claims)
+        health = HealthService(
+            settings,
+            plugin_dir,
+            found.backend,
+            inventory,
+            journal=journal,
+            held=held,
+            terms=terms,
+            publish=publish,
+            tell=tell,
+            report=[streams.report, *([status.show] if status is not None else [])],
+            notify=claim_events.tell if claim_events is not None else None,
+        )
+        claims_changed.add(health.claims_changed)
+        node = NodeFollower(
+            own_node,
+            events,
+            publisher,
+            inventory,
+            driver,
+            folder=plugin_dir,
+            allow_second=settings.allow_second_publisher,
+            given_back=health.given_back,
+        )
+        amendments = [withholding.amend, fabric.amend, health.amend, node.amend, taint.amend]
+        published = InventoryPublisher(
+            inventory,
+            provider,
+            publisher,
+            PublishedTerms(terms, amendments),
+            detach=detaching,
+            conflict=node,
+            taint=taint,
+            held=held,
+            complete=health.complete,
+            driver_root=found.renew_root,
+        )
+        publish.add(published.check)
+        yield Component(part=withholding, remarks=lambda: withholding.remarks)
+        yield Component(part=fabric, remarks=lambda: fabric.remarks)
+        # Before the publisher subscribes: conditions of instances that no longer exist end first.
+        yield Component(
+            part=health,
+            start=health.start,
+            stop=partial(health.stop, COMPONENT_STOP_S),
+            remarks=lambda: health.remarks,
+        )
+        inventory.subscribe(published.changed)
+        yield Component(part=published, problem=lambda: published.problem)
+        if settings.usage:
+            assignments = assignments_file.AssignmentsFile(
+                usage_dir,
+                assignments_file.header(settings),
+                entries=journal.entries,
+                gpus=lambda: assignments_file.reported_gpus(inventory.current(), terms.current()),
+                detached=lambda: detaching.detached,
+                changes=changes,
+            )
+            claims_changed.add(assignments.claims_changed)
+            usage_changed.add(assignments.wake)
+            publish.add(assignments.wake)
+            yield Component(part=assignments, start=assignments.start, stop=partial(assignments.stop, COMPONENT_STOP_S))
+        if settings.simulate is not None:
+            from dra_driver.node.process import simulated_uses  # noqa: PLC0415 - real GPUs do not need it
+
+            uses = simulated_uses.SimulatedUses(rest, journal.entries, plugin_dir / simulated_uses.NAME)
+            claims_changed.add(uses.wake)
+            yield Component(part=uses, start=uses.start, stop=partial(uses.stop, COMPONENT_STOP_S))
+        also_local: list[PeriodicTask] = []
+        if settings.gpu_node:
+            gpu_node = GpuNodeService(
+                settings,
+                rest,
+                own_node,
+                tell,
+                published=published,
+                journal=journal,
+                health=health,
+                policies=policies,
+                hook_version=lambda: provider.hook_version,
+                not_ready=self.ready,
+                remarks=self.remarks,
+                notify=claim_events.tell if claim_events is not None else None,
+            )
+            claims_changed.add(gpu_node.claims_changed)
+            yield Component(part=gpu_node, start=gpu_node.start, stop=partial(gpu_node.stop, COMPONENT_STOP_S))
+            also_local.append(PeriodicTask(name="gpu-node", every_s=FILES_EVERY_S, work=gpu_node.look))
+
+        # 7. Maintenance
+        report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
+        yield Component(part=report, remarks=report.remarks)
+        yield Component(
+            part=node,
+            problem=lambda: node.problem,
+            remarks=lambda: node.remarks,
+        )
+        files = ClaimFiles(settings.cdi_dir, claims.service.rewrite_missing_files)
+        storage = StorageHealth(
+            [
+                Folder(path=Path(settings.cdi_dir), what="the CDI directory", setting="--cdi-dir"),
+                Folder(path=plugin_dir, what="the driver's directory", setting="--kubelet-plugins-dir"),
+            ],
+            # Not while detached: a search for driver files could open the driver.
+            lambda: () if detaching.is_detached else files.bring_back(),
+        )
+        yield Component(part=storage, problem=lambda: storage.problem)
+        yield Component(
+            part=detaching,
+            start=detaching.start,
+            stop=partial(detaching.stop, COMPONENT_STOP_S),
+            problem=lambda: detaching.problem,
+        )
+
+        def report_conditions() -> None:
+            """Record events for policies that are not in force and for GPUs that new claims do not get."""
+            for each in (terms, withholding, fabric, node):
+                each.report(publisher.warn)
+
+        def count() -> None:
+            metrics.published.set(publisher.published)
+            update_gauges(journal, settings)
+
+        soon = partial(PeriodicTask, every_s=SOON_S, resync_s=RESYNC_S)
         local = [
-            *soon_chores(self._endpoints, detaching, self._plugin_dir, follower, self._publish_changes),
-            Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
-            Chore(name="disk", every_s=FILES_EVERY_S, work=storage.check),
-            Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
-            Chore(name="conditions", every_s=FILES_EVERY_S, work=self._report_conditions),
-            *([Chore(name="gpu-node", every_s=FILES_EVERY_S, work=self._gpu_node.look)] if self._gpu_node else []),
-            Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
-            Chore(name="memory", every_s=MEMORY_EVERY_S, work=trimmer()),
+            soon(name="sockets", work=endpoints.check, needs_poll=lambda: endpoints.problem is not None),
+            soon(name="detach-file", work=partial(wake_for_file, detaching, plugin_dir)),
+            soon(name="node", work=partial(node.follow, publish), needs_poll=node.is_waiting),
+            PeriodicTask(name="driver-files", every_s=FILES_EVERY_S, work=published.check),
+            PeriodicTask(name="disk", every_s=FILES_EVERY_S, work=storage.check),
+            PeriodicTask(name="conditions", every_s=FILES_EVERY_S, work=report_conditions),
+            *also_local,
+            PeriodicTask(name="gauges", every_s=GAUGES_EVERY_S, work=count),
+            PeriodicTask(name="memory", every_s=MEMORY_EVERY_S, work=trimmer()),
         ]
+        stale_claims = partial(claims.service.maintain, self._stopping.is_set)
         remote = [
-            Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
-            Chore(name="hardware", every_s=SETTLE_EVERY_S, work=service.reclaim_orphans),
-            Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=service.finish_rebuild),
-            Chore(name="device-nodes", every_s=CHECK_EVERY_S, work=nodes.check),
+            PeriodicTask(name="claims", every_s=STALE_CLAIMS_EVERY_S, work=stale_claims),
+            PeriodicTask(name="hardware", every_s=SETTLE_EVERY_S, work=claims.service.reclaim_orphans),
+            PeriodicTask(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=claims.service.finish_rebuild),
+            PeriodicTask(name="device-nodes", every_s=CHECK_EVERY_S, work=report.check),
         ]
-        detaching.start()
-        self._running.callback(detaching.stop, COMPONENT_STOP_S)
-        bell = soon_bell(self._paths, follower)
-        for maintenance in (Maintenance("maintenance", local, bell=bell), Maintenance("claim-maintenance", remote)):
-            maintenance.start()
-            self._running.callback(maintenance.stop, COMPONENT_STOP_S)
+        wakeup = Wakeup([str(paths.dra.parent), str(paths.registration.parent)])
+        node.call_after_changes(wakeup.notify)
+        for work in (Maintenance("maintenance", local, wakeup=wakeup), Maintenance("claim-maintenance", remote)):
+            yield Component(part=work, start=work.start, stop=partial(work.stop, COMPONENT_STOP_S))
 
-    def _folders(self) -> list[Folder]:
-        return [
-            Folder(path=Path(self._settings.cdi_dir), what="the CDI directory", setting="--cdi-dir"),
-            Folder(path=self._plugin_dir, what="the driver's directory", setting="--kubelet-plugins-dir"),
-        ]
-
-    def _update_gauges(self) -> None:
-        if self._publisher is not None:
-            metrics.published.set(self._publisher.published)
-        if self._claims is not None:
-            gauges.update(self._claims, self._settings)
-
-    def _report_policies(self) -> None:
-        """Records an event for a wrong policy: its author reads the Node's events rather than this log."""
-        assert self._terms is not None  # noqa: S101 - for the type checker; set before any chore runs
-        problem = self._terms.problem
-        metrics.policies_in_force.set(problem is None)
-        news = problem is not None and problem != self._policy_problem
-        if not news or (self._publisher is not None and self._publisher.warn("GpuPolicyProblem", problem or "")):
-            self._policy_problem = problem
-
-    def _report_conditions(self) -> None:
-        """Records events for GPUs whose condition keeps devices from new claims."""
-        if self._publisher is not None:
-            self._withholding.report(self._publisher.warn)
-            self._fabric.report(self._publisher.warn)
-            if self._follower is not None:
-                self._follower.report(self._publisher.warn)
+    def _http(self, address: str) -> ObservabilityServer:
+        try:
+            return ObservabilityServer(address, self.ready, self.live, self.remarks)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
+            ) from error
 
 
-def _held_gpus(claims: ClaimManager) -> set[GpuUuid]:
+_NOT_PUBLISHED = "the newest inventory is not published yet"
+
+
+def _lock_node(settings: NodeSettings, plugin_dir: Path, paths: SocketPaths) -> preflight.ProcessLock:
+    """Check and create the directories; return the acquired lock. Raises ConfigurationError."""
+    if settings.simulate is None:
+        preflight.check_driver_root(Path(settings.driver_root or settings.host_root))
+    preflight.check_host_dev(Path(settings.host_dev) if settings.host_dev else None)
+    preflight.check_registrar_dir(paths.registration.parent)
+    preflight.make_plugin_dir(Path(settings.kubelet_plugins_dir), settings.driver_name)
+    preflight.make_cdi_dir(Path(settings.cdi_dir))
+    lock = preflight.ProcessLock(plugin_dir, shared=settings.pod_uid is not None)
+    lock.acquire()
+    return lock
+
+
+def _within(stop: Callable[[], object]) -> Callable[[], None]:
+    """A ``stop`` that returns after `COMPONENT_STOP_S` even if ``stop`` has not returned."""
+
+    def limited() -> None:
+        stopper = threading.Thread(target=stop, name="stop", daemon=True)
+        stopper.start()
+        stopper.join(COMPONENT_STOP_S)
+        if stopper.is_alive():
+            facts = {"component": stop}
+            log.warning(f"component did not stop within {COMPONENT_STOP_S:g} s; abandoning it", extra=facts)
+
+    return limited
+
+
+def _dead(claims: Claims, endpoints: Endpoints, sockets: probe.Probe) -> list[str]:
+    found = [claims.problem] if claims.problem else []
+    # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
+    return found if endpoints.problem else found + sockets.problems()
+
+
+def _held_gpus(claims: Claims) -> set[GpuUuid]:
     return {use.gpu_uuid for use in claims.journal.uses()}

@@ -14,13 +14,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, ReflectorChange, Stream, key
-from dra_driver.kube.rest import pages
+from dra_driver.kube.rest import RestClient, pages
 from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
 
 THREAD_NAME: Final = "policies-watch"
@@ -40,13 +40,6 @@ _KEPT: Final = "kept"
 """Key of what is kept of a listed object; no JSON has a value of its type."""
 
 
-class ObjectReader(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
-
-
 class PolicyWatch:
     """``start`` and ``stop`` once, by one owner; everything else from any thread.
 
@@ -55,7 +48,7 @@ class PolicyWatch:
 
     def __init__(
         self,
-        rest: ObjectReader,
+        rest: RestClient,
         node_name: str,
         changed: Callable[[], None],
         *,
@@ -185,7 +178,7 @@ class ObjectPages:
     """A ``reflector.ListWatch`` that lists in pages of `PAGE` objects and keeps of each what ``keep`` returns."""
 
     def __init__(
-        self, rest: ObjectReader, keep: Callable[[Mapping[str, Any], Iterable[PolicyObject]], PolicyObject | None]
+        self, rest: RestClient, keep: Callable[[Mapping[str, Any], Iterable[PolicyObject]], PolicyObject | None]
     ) -> None:
         self._rest, self._keep = rest, keep
 

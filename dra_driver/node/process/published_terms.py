@@ -4,28 +4,22 @@ Prepares use the terms in force (``terms_resolver.py``): a claim that was alloca
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import GpuTerms, Terms
+from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms, terms_of
+from dra_driver.node.process.terms_resolver import TermsResolver
 
 Amend = Callable[[Snapshot, Terms], Mapping[GpuUuid, GpuTerms]]
 """New terms of the GPUs that a condition is about; empty without one. Never raises."""
 
 
-class TermsInForce(Protocol):
-    """The part of ``terms_resolver.TermsResolver`` that is needed here."""
-
-    @property
-    def is_known(self) -> bool: ...
-    def update(self, snapshot: Snapshot) -> Terms: ...
-
-
 class PublishedTerms:
     """Amends the terms of ``base``. Not thread-safe: the inventory publisher calls it under its lock."""
 
-    def __init__(self, base: TermsInForce, amendments: Sequence[Amend]) -> None:
+    def __init__(self, base: TermsResolver, amendments: Sequence[Amend]) -> None:
         self._base = base
         self._amendments = amendments
         self._last: Terms = {}
@@ -45,3 +39,18 @@ class PublishedTerms:
         if terms != self._last:
             self._last = terms
         return self._last
+
+
+class NodeTaint:
+    """The taint `DETACHED_TAINT` with a value, or none. One owner sets it and publishes after it."""
+
+    def __init__(self) -> None:
+        self.value: str | None = None
+
+    def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
+        """The terms of every GPU with the taint in addition; empty without one."""
+        if self.value is None:
+            return {}
+        taint = Taint(key=DETACHED_TAINT, value=self.value, effect="NoSchedule")
+        known = {gpu.uuid: terms_of(terms, gpu.uuid) for gpu in snapshot.gpus}
+        return {gpu: replace(found, taints=(*found.taints, taint)) for gpu, found in known.items()}

@@ -17,17 +17,22 @@ Both sides of a migration may be here on purpose, with the GPUs divided by hand;
 that. The decision is `judge`, pure; `SecondPublisher` feeds it.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.files import replace_file
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.second_publisher_file import SecondPublisherFile
+from dra_driver.kube.own_node import OwnNode
+from dra_driver.node.process.node_events import Warn
+from dra_driver.node.slices import Neighbour
 
 log = logging.getLogger(__name__)
 
@@ -38,27 +43,48 @@ YIELD_S: Final = 120.0
 RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 EVENT: Final = "SecondPublisher"
 _SHOWN: Final = 4
-
-Warn = Callable[[str, str], bool]
-"""Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
-
-
-class OtherPool(Protocol):
-    """The part of ``slices.neighbours.Neighbour`` that is needed here."""
-
-    @property
-    def driver(self) -> str: ...
-    @property
-    def pool(self) -> str: ...
-    @property
-    def gpus(self) -> Collection[str]: ...
+NAME: Final = "second-publisher.json"
+MAX_BYTES: Final = 64 * 1024
 
 
-class NodeStatus(Protocol):
-    """The part of ``kube.own_node.OwnNode`` that is needed here."""
+class SecondPublisherFile:
+    """A file in ``folder`` that exists while devices are withdrawn. No method raises: only a restart needs the file.
 
-    @property
-    def allocatable(self) -> Mapping[str, str]: ...
+    A device plugin that restarts shows nothing in the Node's allocatable for some seconds. A node process that starts
+    just then would publish the same GPUs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def read(self) -> frozenset[str] | None:
+        """The other drivers that were found, none for a device plugin alone; None when nothing was found.
+
+        A file that cannot be read counts as one that names no driver.
+        """
+        try:
+            with self._path.open("rb") as file:
+                found = json.loads(file.read(MAX_BYTES))["drivers"]
+            return frozenset(text for text in found if isinstance(text, str))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("the note of a second publisher cannot be read", extra={"file": self._path, "reason": error})
+            return frozenset()
+
+    def write(self, drivers: Collection[str]) -> None:
+        """Something else offers the GPUs, these drivers among it."""
+        try:
+            replace_file(self._path, json.dumps({"version": 1, "drivers": sorted(drivers)}).encode())
+        except OSError as error:
+            log.warning("a second publisher cannot be noted; a restart forgets it", extra={"reason": error})
+
+    def remove(self) -> None:
+        """Nothing else offers them any more."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the note of a second publisher stays; a restart waits for it", extra={"reason": error})
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -90,7 +116,7 @@ def judge(
     return replace(standing, since=since, found=found)
 
 
-def found_in(allocatable: Mapping[str, str], pools: Sequence[OtherPool]) -> tuple[str, ...]:
+def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tuple[str, ...]:
     """The second publishers, each as the beginning of a sentence."""
     offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
     plugin = [f"a device plugin offers {_some(offered)} on this node"] if offered else []
@@ -109,8 +135,8 @@ class SecondPublisher:
 
     def __init__(
         self,
-        node: Callable[[], NodeStatus | None],
-        pools: Callable[[], Sequence[OtherPool]],
+        node: Callable[[], OwnNode | None],
+        pools: Callable[[], Sequence[Neighbour]],
         driver: str,
         file: SecondPublisherFile,
         *,

@@ -7,36 +7,25 @@ at the next start.
 """
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION, FaultOrder, is_partition, parse_orders
 from dra_driver.hardware.gpu.simulated.faults import GpuFault
-from dra_driver.kube.events import EventRecorder
-from dra_driver.kube.own_node import OwnNode, OwnNodeWatch
-from dra_driver.node.process.node_events import tell
+from dra_driver.kube.own_node import OwnNode
+from dra_driver.node.process.node_events import Tell
 
 log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "simulated-faults"
 SOURCE: Final = "annotation"
 RETRY_S: Final = 5.0
-LONGEST_WAIT_S: Final = 3600.0
-
-Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
-
-
-class FaultyGpus(Protocol):
-    """The part of ``gpu.simulated.health.SimulatedHealth`` that is needed here."""
-
-    def devices(self) -> Mapping[DeviceName, tuple[GpuUuid, int | None]]: ...
-    def injected(self, source: str) -> tuple[GpuFault, ...]: ...
-    def replace_injected(self, source: str, found: Iterable[GpuFault]) -> None: ...
 
 
 class SimulatedFaults:
@@ -45,26 +34,31 @@ class SimulatedFaults:
     ``node`` gives the last known Node object, None before the first; ``tell`` records an event on it.
     """
 
-    def __init__(self, gpus: FaultyGpus, node: Callable[[], OwnNode | None], tell: Tell) -> None:
+    def __init__(self, gpus: SimulatedBackend, node: Callable[[], OwnNode | None], tell: Tell) -> None:
         self._gpus, self._node, self._tell = gpus, node, tell
         self._applied: str | None = None  # the annotation that was followed last
-        self._awake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME, self._turn, on_error=partial(metrics.internal_error, "health"), after_error_s=RETRY_S
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; the GPUs stay as they are. Idempotent."""
-        self._stopping.set()
-        self._awake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; the GPUs stay as they are. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
         """The Node object may have changed. Returns at once."""
-        self._awake.set()
+        self._worker.wake()
+
+    def _turn(self) -> float | None:
+        try:
+            self.step()
+        except DraError as error:
+            log.warning("simulated faults cannot be changed; will retry", extra={"reason": error})
+            return RETRY_S
+        return None
 
     def step(self) -> None:
         """Follow the annotation. The thread calls it after each change. Raises DraError: call it again later."""
@@ -101,29 +95,6 @@ class SimulatedFaults:
     def _refuse(self, message: str) -> None:
         log.warning("simulated fault refused", extra={"reason": message})
         self._tell("Warning", "SimulatedFaultRefused", message)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._awake.clear()
-            wait_s = LONGEST_WAIT_S
-            try:
-                self.step()
-            except DraError as error:
-                log.warning("simulated faults cannot be changed; will retry", extra={"reason": error})
-                wait_s = RETRY_S
-            except Exception:  # thread boundary: the next change may be followed
-                log.exception("following simulated faults failed with an internal error")
-                metrics.internal_error("health")
-                wait_s = RETRY_S
-            self._awake.wait(wait_s)
-
-
-def follow_faults(gpus: FaultyGpus, own_node: OwnNodeWatch, events: EventRecorder) -> Callable[[float], None]:
-    """Begin to follow the annotation; returns what ends it within a number of seconds."""
-    faults = SimulatedFaults(gpus, own_node.current, partial(tell, own_node, events))
-    own_node.subscribe(faults.wake)
-    faults.start()
-    return faults.stop
 
 
 def _missing(device: str, known: Mapping[DeviceName, object]) -> str:

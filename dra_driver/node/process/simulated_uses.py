@@ -6,18 +6,21 @@ Only a node process with simulated GPUs has this. It reads each claim once after
 """
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from dra_driver.core.errors import DraError, NotFoundError
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.simulated.usage_file import NAME, SimulatedUse, change_uses
 from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, UseStep, parse_steps
 from dra_driver.kube import paths
+from dra_driver.kube.rest import RestClient
+from dra_driver.node.claims import Entry
 
-__all__ = ["NAME", "ClaimObjects", "SimulatedUses"]
+__all__ = ["NAME", "SimulatedUses"]
 
 log = logging.getLogger(__name__)
 
@@ -28,50 +31,50 @@ CHECK_S: Final = 60.0
 READ_S: Final = 10.0
 
 
-class ClaimObjects(Protocol):
-    """The part of ``rest.RestClient`` that is needed here."""
-
-    def get(
-        self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
-    ) -> dict[str, Any]: ...
-
-
 class SimulatedUses:
     """``start`` and ``stop`` once, by one owner; ``wake`` from any thread.
 
-    ``entries`` are the journal's (``claims.entry.Entry``) and may raise StorageError; ``file`` is written.
+    ``entries`` are the journal's and may raise StorageError; ``file`` is written.
     """
 
-    def __init__(self, rest: ClaimObjects, entries: Callable[[], Iterable[Any]], file: Path) -> None:
+    def __init__(self, rest: RestClient, entries: Callable[[], Iterable[Entry]], file: Path) -> None:
         self._rest, self._entries, self._file = rest, entries, file
         self._steps: dict[str, tuple[UseStep, ...]] = {}  # by the UID of a claim; () without a valid annotation
-        self._awake, self._stopping = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._worker = Worker(
+            THREAD_NAME,
+            self._turn,
+            on_error=partial(metrics.internal_error, "assignments"),
+            after_error_s=RETRY_S,
+        )
 
     def start(self) -> None:
-        self._awake.set()
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; pods go on, and so does the file. Idempotent."""
-        self._stopping.set()
-        self._awake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """End the thread; pods continue, and the file stays. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def wake(self) -> None:
-        """A claim came or left. Returns at once."""
-        self._awake.set()
+        """A claim was prepared or unprepared. Returns at once."""
+        self._worker.wake()
+
+    def _turn(self) -> float:
+        try:
+            self.step()
+        except DraError as error:
+            log.warning("simulated uses cannot be changed; will retry", extra={"reason": error})
+            return RETRY_S
+        return CHECK_S
 
     def step(self) -> None:
-        """Write what prepared claims use, and forget those that are gone; uses by process id stay. Raises DraError:
-        call it again later."""
+        """Write what prepared claims use, and drop claims that no longer exist; uses by process id stay. Raises
+        DraError: call it again later."""
         prepared = {entry.ref.uid: entry for entry in self._entries() if entry.state == "prepared"}
         self._steps = {uid: self._read(entry) for uid, entry in prepared.items()}
         uses = tuple(use for uid, entry in prepared.items() for use in _uses(entry, self._steps[uid]))
         change_uses(self._file, lambda former: (*(use for use in former if use.claim_uid is None), *uses))
 
-    def _read(self, entry: Any) -> tuple[UseStep, ...]:
+    def _read(self, entry: Entry) -> tuple[UseStep, ...]:
         ref = entry.ref
         if ref.uid in self._steps:
             return self._steps[ref.uid]
@@ -89,23 +92,8 @@ class SimulatedUses:
             log.warning("a simulated use is refused", extra={"claim": ref, "annotation": ANNOTATION, "reason": error})
             return ()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._awake.clear()
-            wait_s = CHECK_S
-            try:
-                self.step()
-            except DraError as error:
-                log.warning("simulated uses cannot be changed; will retry", extra={"reason": error})
-                wait_s = RETRY_S
-            except Exception:  # thread boundary: the next change may be followed
-                log.exception("following simulated uses failed with an internal error")
-                metrics.internal_error("assignments")
-                wait_s = RETRY_S
-            self._awake.wait(wait_s)
 
-
-def _uses(entry: Any, steps: tuple[UseStep, ...]) -> Sequence[SimulatedUse]:
+def _uses(entry: Entry, steps: tuple[UseStep, ...]) -> Sequence[SimulatedUse]:
     """One for each device of the claim that exists, without those that it only watches."""
     if not steps:
         return ()
@@ -113,7 +101,7 @@ def _uses(entry: Any, steps: tuple[UseStep, ...]) -> Sequence[SimulatedUse]:
         SimulatedUse(
             key=f"{entry.ref.uid}/{device.request}/{device.device}/{device.share_id or ''}",
             gpu_uuid=device.gpu_uuid,
-            gi_id=device.partition.live.gi_id if device.partition is not None else None,
+            gi_id=device.partition.live.gi_id if device.partition is not None and device.partition.live else None,
             since=entry.changed_at,
             claim_uid=entry.ref.uid,
             steps=steps,

@@ -6,7 +6,6 @@ What a policy says is in ``node/policy/``; what follows from the terms is in ``n
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -14,22 +13,14 @@ from dra_driver.core.errors import DraError, DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Terms, Use, terms_of
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.policy import PolicySource
+from dra_driver.node.process.node_events import Warn
 
 log = logging.getLogger(__name__)
 
 CLOSED = GpuTerms(offered=False)
 """For a GPU whose terms could not be resolved yet. The default terms would offer it to every claim."""
-
-
-class Policies(Protocol):
-    """The part of ``policy.source.PolicySource`` that is needed here."""
-
-    @property
-    def problem(self) -> str | None: ...
-    @property
-    def is_known(self) -> bool: ...
-    def check(self) -> bool: ...
-    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms: ...
 
 
 class _Resolved(Struct, frozen=True):
@@ -47,13 +38,14 @@ class TermsResolver:
     wait for a form to become free, or a GPU is shared), they are resolved when these change, too.
     """
 
-    def __init__(self, policies: Policies, uses: Callable[[], Iterable[Use]]) -> None:
+    def __init__(self, policies: PolicySource, uses: Callable[[], Iterable[Use]]) -> None:
         self._policies = policies
         self._uses = uses
         self._lock = threading.Lock()  # serialises update(), which alone assigns the fields below
         # One assignment of a pair: current() reads it without the lock and must not see a new snapshot with old terms.
         self._resolved = _Resolved()
         self._problem: str | None = None
+        self._reported: str | None = None  # the problem that has an event; one thread reports
 
     @property
     def problem(self) -> str | None:
@@ -64,6 +56,13 @@ class TermsResolver:
     def is_known(self) -> bool:
         """Whether it is known which policies there are; until then nothing should be published."""
         return self._policies.is_known
+
+    def report(self, warn: Warn) -> None:
+        """Record an event when policies are not in force: their author reads the Node's events rather than the log."""
+        problem = self.problem
+        metrics.policies_in_force.set(problem is None)
+        if problem in (None, self._reported) or warn("GpuPolicyProblem", problem or ""):
+            self._reported = problem
 
     def current(self) -> Terms:
         """The terms in force. Never waits for the journal or for ``update``.

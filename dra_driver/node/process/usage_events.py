@@ -14,7 +14,7 @@ from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant,
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.health_events import Kind, Tell
+from dra_driver.node.process.node_events import Kind, Tell
 
 OVER_GRANT: Final = "GpuMemoryOverGrant"
 UNATTRIBUTED: Final = "GpuUsedByOthers"

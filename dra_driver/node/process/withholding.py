@@ -18,14 +18,12 @@ from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, WithheldPartitions, terms_of
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.mig.refusals import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
+from dra_driver.node.process.node_events import Warn
 
 log = logging.getLogger(__name__)
 
 TAINT: Final = Taint(key="gpu.dra-driver.io/creation-refused", value="in-use", effect="NoSchedule")
 EVENT: Final = "PartitionsWithheld"
-
-Warn = Callable[[str, str], bool]
-"""Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
 
 
 class PartitionWithholding:

@@ -3,13 +3,14 @@
 import logging
 from typing import Literal, Protocol
 
+from dra_driver.core.text import listed
 from dra_driver.kube.types import ObjectReference
 from dra_driver.node.slices.reconcile import ReconcileResult
 from dra_driver.node.slices.schedule import QUICK_EDITS
 
 log = logging.getLogger(__name__)
 
-_SHOWN = 4  # of a list that may be long
+SHOWN = 4  # of a list that may be long
 
 
 class NodeEventRecorder(Protocol):
@@ -57,11 +58,7 @@ def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> li
         )
     if done.dropped:
         problems.append(
-            f"the API server drops fields of ResourceSlices, because their feature gates are off: {shown(done.dropped)}"
+            "the API server drops fields of ResourceSlices, because their feature gates are off: "
+            + listed(done.dropped, SHOWN)
         )
     return problems
-
-
-def shown(paths: tuple[str, ...]) -> str:
-    """The first few paths."""
-    return ", ".join(paths[:_SHOWN]) + (", …" if len(paths) > _SHOWN else "")

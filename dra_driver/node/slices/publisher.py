@@ -23,6 +23,8 @@ from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, Serv
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.text import listed
+from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.newest_version import NewestVersion
@@ -68,18 +70,18 @@ class Publisher:
         self._driver, self._node = driver, node
         self._reconciler = Reconciler(api, driver, node, pool_name(node, driver))
         self._features, self._recorder, self._clock = features, recorder, clock
-        self._changed = threading.Condition()  # guards everything below
+        self._lock = threading.Lock()  # guards the fields down to `_problem`
         self._schedule = schedule or Schedule()
         self._desired = DesiredState()
         self._asked = features is None  # whether the features are known
         self._pending: list[tuple[str, str | None]] = []
-        self._woken = self._stopping = self._published = self._disturbed = False
+        self._published = self._disturbed = False
         self._problem: str | None = None
         self._watcher: Watcher | None = None
         self._listed = threading.Event()
         self._noticed = 0
         self._on_notice: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._worker = Worker("publisher", self.step, on_error=self._unexpected)
 
     @classmethod
     def connect(
@@ -109,13 +111,13 @@ class Publisher:
     @property
     def published(self) -> bool:
         """Whether the API server has the newest snapshot, as far as is known."""
-        with self._changed:
+        with self._lock:
             return self._published
 
     @property
     def problem(self) -> str | None:
         """Why the resource slices are not up to date, as a sentence for the node's owner; None without a problem."""
-        with self._changed:
+        with self._lock:
             return self._problem
 
     @property
@@ -126,7 +128,7 @@ class Publisher:
     @property
     def left_out(self) -> tuple[LeftOutGpu, ...]:
         """What of the GPUs is not published, with reasons; () before the first publication."""
-        with self._changed:
+        with self._lock:
             return self._desired.left_out
 
     def wait_listed(self, timeout_s: float) -> bool:
@@ -148,19 +150,15 @@ class Publisher:
         return neighbours.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
         if self._watcher is not None:
             self._watcher.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End both threads; a write in progress may end later. Resource slices stay. Idempotent."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._worker.stop(timeout_s)
         if self._watcher is not None:
             self._watcher.stop()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
 
     def set_snapshot(self, snapshot: Snapshot, terms: Terms = NO_TERMS) -> None:
         """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns before that is done.
@@ -168,12 +166,12 @@ class Publisher:
         Equal content causes no write, also when the snapshot differs in what is not published (a partition that was
         created for a claim).
         """
-        with self._changed:
+        with self._lock:
             if not self._desired.offer(snapshot, terms) or (self._asked and not self._desired.build(self.features)):
                 return
             self._published = False
             self._schedule.wanted(self._clock())
-            self._wake()
+        self._worker.wake()
 
     def notice(self, change: ReflectorChange) -> None:
         """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
@@ -183,17 +181,17 @@ class Publisher:
             self._listed.set()
         if change.item is not None and not neighbours.is_of(change.item, self._driver):
             return
-        with self._changed:
+        with self._lock:
             version = None if change.kind == "deleted" or change.item is None else _version(change)
             self._pending.append((change.name, version))
-            self._wake()
+        self._worker.wake()
 
     def step(self) -> float | None:
         """Run a pass when one is due. Returns the seconds until the next one, None when none is planned.
 
-        The thread calls it in a loop; tests call it instead of starting the thread.
+        One turn of the thread; tests call it instead of starting the thread.
         """
-        with self._changed:
+        with self._lock:
             self._sort_out_events()
             due_s = self._schedule.due_s()
             if not self._desired.has_inventory or due_s is None:
@@ -202,34 +200,16 @@ class Publisher:
                 return due_s - self._clock()
             disturbed, self._disturbed = self._disturbed, False
         self._pass(disturbed)
-        with self._changed:
+        with self._lock:
             self._sort_out_events()
             due_s = self._schedule.due_s()
             return None if due_s is None else max(0.0, due_s - self._clock())
 
-    def _run(self) -> None:
-        while True:
-            try:
-                wait_s = self.step()
-            except Exception:  # the thread must live; a bug in one pass is logged and retried like a failure
-                log.exception("publishing failed with an internal error")
-                metrics.internal_error("publisher")
-                wait_s = self._unexpected()
-            with self._changed:
-                self._changed.wait_for(lambda: self._woken or self._stopping, timeout=wait_s)
-                self._woken = False
-                if self._stopping:
-                    return
-
-    def _unexpected(self) -> float:
-        with self._changed:
+    def _unexpected(self) -> None:
+        metrics.internal_error("publisher")
+        with self._lock:
             self._schedule.failed(self._clock())
             self._problem = "publishing failed with an internal error; see the log"
-            return 1.0
-
-    def _wake(self) -> None:
-        self._woken = True
-        self._changed.notify()
 
     def _sort_out_events(self) -> None:
         """Ignore events of own writes. Their versions are only known between two passes."""
@@ -249,7 +229,7 @@ class Publisher:
         if done.lost and self._features is not None:
             self._withdraw(done, self._features, disturbed)
             return
-        with self._changed:
+        with self._lock:
             now = self._clock()
             self._schedule.succeeded(now)
             if disturbed and self._published and done.writes:
@@ -262,7 +242,7 @@ class Publisher:
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
         """The resource slices to publish, now that the API server was asked for its features."""
-        with self._changed:
+        with self._lock:
             self._asked = True
             if self._desired.build(self.features):
                 self._published = False
@@ -272,10 +252,10 @@ class Publisher:
         """The API server dropped a field that it seemed to keep: nothing that needs it may stay published."""
         log.warning(
             "API server drops gated fields; withdrawing what needs them",
-            extra={"features": ",".join(sorted(done.lost)), "dropped": problems.shown(done.dropped)},
+            extra={"features": ",".join(sorted(done.lost)), "dropped": listed(done.dropped, problems.SHOWN)},
         )
         news = features.lose(done.lost)
-        with self._changed:
+        with self._lock:
             self._disturbed = self._disturbed or disturbed
             self._published = False
             if news:
@@ -284,7 +264,7 @@ class Publisher:
                 self._schedule.failed(self._clock())  # a pass at once would give the same result
 
     def _failed(self, error: KubernetesApiError, disturbed: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._disturbed = self._disturbed or disturbed
             retry_after_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
             self._schedule.failed(self._clock(), retry_after_s)
@@ -295,7 +275,7 @@ class Publisher:
         return problems.warn(reason, message, self._node, self._reconciler.node_uid, self._recorder)
 
     def _report(self, problem: str | None, *, event: bool = True) -> None:
-        with self._changed:
+        with self._lock:
             before, self._problem = self._problem, problem
         problems.report_change(
             problem, before, self._node, self._reconciler.node_uid, self._recorder if event else None

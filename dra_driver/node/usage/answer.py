@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from dra_driver.config.usage_findings import time_text
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.time import rfc3339
 from dra_driver.node.usage.ledger import Row, UsageLedger, device_of
 from dra_driver.node.usage.rows import RowKey
 from dra_driver.node.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows
@@ -27,7 +27,7 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
     return {
         "version": VERSION,
         "node": joined.node,
-        "time": time_text(joined.at),
+        "time": rfc3339(joined.at),
         "windowSeconds": int(window_s),
         "knows": _knows(joined.knows),
         "gpus": [_gpu(gpu) for gpu in joined.gpus],
@@ -128,7 +128,7 @@ def _granted(assigned: AssignedUse, readings: Readings) -> int | None:
 
 
 def _text(at: datetime | None) -> str | None:
-    return time_text(at) if at is not None else None
+    return rfc3339(at) if at is not None else None
 
 
 def _peak(rows: Sequence[tuple[RowKey, Row]]) -> int | None:

@@ -15,6 +15,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import DEFAULT_OVERHEAD_BYTES, IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.time import parse_time
 from dra_driver.node.usage.values import AssignedClaim, AssignedGpu, AssignedUse, Assignments
 
 VERSION: Final = 1
@@ -41,7 +42,7 @@ def decode(content: bytes) -> Assignments:
     if version != VERSION:
         raise ConfigurationError(f"{FILE} has version {str(version)[:20]!r}, expected {VERSION}")
     node, driver = _text(document, "node"), _text(document, "driver")
-    started = _time(document.get("processStarted"))
+    started = parse_time(document.get("processStarted"))
     if node is None or driver is None or started is None:
         raise ConfigurationError(f"{FILE} does not say of which node, driver and process it is")
     return Assignments(
@@ -93,7 +94,7 @@ def _claim(found: _Found) -> AssignedClaim | None:
         return None
     return AssignedClaim(
         ref=ClaimRef(namespace=namespace, name=name, uid=ClaimUid(uid)),
-        prepared=_time(found.get("prepared")) or datetime.fromtimestamp(0, UTC),
+        prepared=parse_time(found.get("prepared")) or datetime.fromtimestamp(0, UTC),
         devices=_each(found.get("devices"), MAX_DEVICES, _device),
     )
 
@@ -133,11 +134,3 @@ def _text(found: _Found, name: str, longest: int = _MAX_NAME) -> str | None:
 def _number(found: _Found, name: str, most: int = _MOST) -> int | None:
     value = found.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
-
-
-def _time(value: Any) -> datetime | None:
-    try:
-        at = datetime.fromisoformat(value)
-        return at.astimezone(UTC) if at.tzinfo is not None else None
-    except (TypeError, ValueError, OverflowError):
-        return None

@@ -3,11 +3,9 @@
 Other packages import from here, not from the modules inside.
 """
 
-from dra_driver.scheduler.allocation.allocated import NO_USE, PoolKey, allocated_devices, pool_uses
 from dra_driver.scheduler.allocation.allocator import AllocationOutcome, Allocator, Question
-from dra_driver.scheduler.allocation.amounts import amount, nano
-from dra_driver.scheduler.allocation.capacity import consumption, shortage
-from dra_driver.scheduler.allocation.devices import PoolDevice, PoolSlice
+from dra_driver.scheduler.allocation.capacity import amount, consumption, nano, shortage
+from dra_driver.scheduler.allocation.devices import NO_USE, PoolDevice, PoolKey, PoolSlice, allocated_devices, pool_uses
 from dra_driver.scheduler.allocation.events import (
     CapacityShort,
     Cause,
@@ -30,14 +28,14 @@ from dra_driver.scheduler.allocation.extended import (
     extended_claim,
     resource_classes,
 )
-from dra_driver.scheduler.allocation.limits import Limits
 from dra_driver.scheduler.allocation.malformed import guarded
-from dra_driver.scheduler.allocation.nodes import node_matches
-from dra_driver.scheduler.allocation.pod_fit import (
+from dra_driver.scheduler.allocation.nodes import (
     MAX_PODS,
     NodeUsage,
+    node_matches,
     unfit_reason,
     unmodelled_constraints,
+    untolerated,
     usage_by_node,
 )
 from dra_driver.scheduler.allocation.pools import Pool
@@ -50,7 +48,7 @@ from dra_driver.scheduler.allocation.scheduler_quirks import (
     SchedulerFeatures,
     SchedulerQuirks,
 )
-from dra_driver.scheduler.allocation.taints import untolerated
+from dra_driver.scheduler.allocation.state import Limits
 
 __all__ = [
     "EXTENDED_CLAIM_ANNOTATION",

@@ -11,9 +11,8 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.scheduler.allocation.allocated import PoolKey, pool_uses
-from dra_driver.scheduler.allocation.events import PoolLeftOut, SearchRecorder
-from dra_driver.scheduler.allocation.limits import Limits, SearchBudget
+from dra_driver.scheduler.allocation.devices import PoolKey, pool_uses
+from dra_driver.scheduler.allocation.events import PoolLeftOut, SearchRecorder, Wire
 from dra_driver.scheduler.allocation.malformed import guarded
 from dra_driver.scheduler.allocation.node_equivalence import Solution, SolutionCache
 from dra_driver.scheduler.allocation.pools import ContentKey, PoolIndex, ReachablePools
@@ -22,9 +21,8 @@ from dra_driver.scheduler.allocation.result import allocation_result
 from dra_driver.scheduler.allocation.scheduler_quirks import V1_36, SchedulerFeatures, SchedulerQuirks, SchedulerRules
 from dra_driver.scheduler.allocation.search import Search
 from dra_driver.scheduler.allocation.selectors import DeviceSelector, SelectorSet
-from dra_driver.scheduler.allocation.state import AllocationState
+from dra_driver.scheduler.allocation.state import AllocationState, Limits, SearchBudget
 
-Wire = Mapping[str, Any]
 _DEFAULT_FEATURES: Final = SchedulerFeatures()
 _DEFAULT_LIMITS: Final = Limits()
 
@@ -63,7 +61,7 @@ class Question:
     def content_key(self, node: Wire) -> ContentKey | None:
         """A key that is equal for nodes with the same answer, except for pool and node names; None if not known.
 
-        Nodes are compared without reading their devices: by the templates of their ResourceSlices (`SharedContent`).
+        Compares nodes without reading their devices: by the templates of their ResourceSlices (`PoolSlice.content`).
         """
         if self._reads is None:
             return None

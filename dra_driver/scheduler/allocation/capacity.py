@@ -1,19 +1,95 @@
-"""What a request consumes of a device's capacities, and whether that much is left.
+"""Amounts of capacities, what a request consumes of them, and whether that much is left.
 
-Follows structured/internal/incubating/consumable_capacity.go of k8s.io/dynamic-resource-allocation (KEP-5075): request
-policies and sums of shares. Devices that cannot be shared pass the same check; there a request is a lower bound of the
-device's capacity.
+Amounts are in billionths, as in `quantity`. k8s.io/apimachinery pkg/api/resource (quantity.go, ParseQuantity) keeps two
+things besides the number, and both matter here: the spelling (a canonical spelling is printed unchanged) and the fields
+of the struct, which the scheduler compares in one place.
+
+Consumption follows structured/internal/incubating/consumable_capacity.go of k8s.io/dynamic-resource-allocation
+(KEP-5075): request policies and sums of shares. Devices that cannot be shared pass the same check; there a request is a
+lower bound of the capacity of the device.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.core.quantity import NANO, Quantity
-from dra_driver.scheduler.allocation.amounts import Amount, amount, in_milli, nano, units, whole
-from dra_driver.scheduler.allocation.events import CapacityShort
+from dra_driver.core.quantity import NANO, Format, Quantity, WrittenQuantity
+from dra_driver.scheduler.allocation.events import CapacityShort, Wire
 
-Wire = Mapping[str, Any]
+_INT64: Final = 2**63
+
+Form = tuple[int, int, Format, str]
+
+
+class Amount(NamedTuple):
+    """A quantity. ``form`` is value, power of ten, format and kept text of Go's struct; None if it equals no other."""
+
+    quantity: Quantity
+    form: Form | None
+
+    @property
+    def nano(self) -> int:
+        return self.quantity.nano
+
+    @property
+    def text(self) -> str:
+        return (self.form[3] if self.form else "") or str(self.quantity)
+
+
+def amount(text: Any) -> Amount:
+    """The amount in a field of an API object. Raises ValueError with a full sentence."""
+    return _amount(text if isinstance(text, str) else _number(text))
+
+
+def nano(text: Any) -> int:
+    """The billionths in a field of an API object. Raises ValueError with a full sentence."""
+    return _amount(text if isinstance(text, str) else _number(text)).quantity.nano
+
+
+def whole(value: int) -> Amount:
+    """``value`` whole units, printed with binary suffixes where that loses nothing (``NewQuantity(…, BinarySI)``)."""
+    return Amount(Quantity.from_bytes(value), (value, 0, Format.BINARY_SI, ""))
+
+
+def units(of: Amount) -> int:
+    """Whole units, fractions away from zero, as a 64-bit number (``Quantity.Value()``)."""
+    return max(-_INT64, min(_INT64 - 1, of.quantity.as_int()))
+
+
+def in_milli(of: Amount) -> int:
+    """Thousandths, fractions away from zero (``Quantity.MilliValue()``)."""
+    count = -(-abs(of.nano) // (NANO // 1000))
+    return count if of.nano >= 0 else -count
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{str(value)[:40]!r} is not a quantity: expected text such as 80Gi or 500m")
+
+
+@lru_cache(maxsize=16384)
+def _amount(text: str) -> Amount:
+    return Amount(Quantity.parse(text), _form(text))
+
+
+def _form(text: str) -> Form | None:
+    """The fields of Go's fast form of a quantity; None where Go keeps a pointer to a big decimal."""
+    if text == "0":
+        return 0, 0, Format.DECIMAL_SI, text
+    written = WrittenQuantity.parse(text)
+    small = written.small()
+    if small is None:
+        return None
+    value, scale = small
+    digits = written.whole + written.fraction
+    if written.format is Format.BINARY_SI:
+        kept = int(digits) & 7 != 0
+    else:
+        kept = scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0"
+    return (-value if written.negative else value), scale, written.format, text if kept else ""
+
+
 Consumed = dict[str, int]
 """Capacity name -> billionths."""
 
@@ -49,7 +125,6 @@ def shortage(
 
 
 def consumption(requests: Wire | None, capacities: Wire, *, fractions: bool = False) -> dict[str, Amount]:
-    """What a share consumes of every capacity of its device."""
     return {
         name: _consumption(requests.get(name) if requests else None, capacity, fractions)
         for name, capacity in capacities.items()

@@ -6,13 +6,11 @@ different.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, Final
 
 from dra_driver.scheduler.allocation.devices import PoolDevice
-from dra_driver.scheduler.allocation.events import ConstraintBroken
+from dra_driver.scheduler.allocation.events import ConstraintBroken, Wire
 
-Wire = Mapping[str, Any]
 Value = tuple[str, Any]
 _KINDS: Final = ("string", "int", "bool", "version")
 
@@ -45,7 +43,6 @@ class Constraint(ABC):
         """The values that the next device is compared with."""
 
     def broken_by(self, device: PoolDevice) -> ConstraintBroken:
-        """Why the device cannot be added."""
         seen = attribute_of(device, self.attribute)
         return ConstraintBroken(
             index=self.index,
@@ -57,8 +54,6 @@ class Constraint(ABC):
 
 
 class MatchAttribute(Constraint):
-    """All devices have the same value."""
-
     __slots__ = ("_count", "_first")
 
     kind = "matchAttribute"

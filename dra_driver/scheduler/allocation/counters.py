@@ -6,17 +6,14 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from dra_driver.core.quantity import Format, Quantity
-from dra_driver.scheduler.allocation.allocated import PoolKey
-from dra_driver.scheduler.allocation.amounts import amount, nano
-from dra_driver.scheduler.allocation.devices import Charges, PoolDevice
-from dra_driver.scheduler.allocation.events import CounterShort
-
-Wire = Mapping[str, Any]
+from dra_driver.scheduler.allocation.capacity import amount, nano
+from dra_driver.scheduler.allocation.devices import Charges, PoolDevice, PoolKey
+from dra_driver.scheduler.allocation.events import CounterShort, Wire
 
 
 class CounterSupply(Struct, frozen=True, eq=False):
@@ -79,7 +76,6 @@ class CounterAccount:
         return True
 
     def refund(self, charges: Charges) -> None:
-        """Undoes one charge."""
         self._move(charges, 1)
 
     def shortage(self, charges: Charges) -> CounterShort:
@@ -108,13 +104,10 @@ class CounterAccount:
 
 
 class Charge(NamedTuple):
-    """The charge of one device."""
-
     account: CounterAccount
     charges: Charges
 
     def refund(self) -> None:
-        """Undoes the charge. Call it once."""
         self.account.refund(self.charges)
 
 

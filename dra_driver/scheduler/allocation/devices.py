@@ -1,19 +1,70 @@
-"""Published devices and ResourceSlices in the form that the search works on.
+"""Published devices and ResourceSlices in the form that the search works on, and what is allocated of them.
 
 What is computed here is computed once per slice, for all nodes and requests. Records refer to the wire objects and do
-not change them.
+not change them. Allocation follows kubernetes/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go: a result with admin access allocates nothing, one
+with a share ID a share, any other the whole device.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Any, Final
 
 from msgspec import Struct, field
 
-from dra_driver.scheduler.allocation.allocated import NO_USE, PoolKey, PoolUse
-from dra_driver.scheduler.allocation.capacity import Consumed
-from dra_driver.scheduler.allocation.events import DeviceId
+from dra_driver.kube.devices import results_of
+from dra_driver.scheduler.allocation.capacity import Consumed, nano
+from dra_driver.scheduler.allocation.events import DeviceId, Wire
 
-Wire = Mapping[str, Any]
+PoolKey = tuple[str, str]
+
+
+class PoolUse(Struct):
+    """What is allocated in one pool, by device name. ``holders`` are the claims, ``namespace/name``."""
+
+    whole: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
+    consumed: dict[str, Consumed] = field(default_factory=dict)
+    holders: dict[str, list[str]] = field(default_factory=dict)
+
+
+NO_USE = PoolUse()
+"""The use of a pool without allocated devices. Not to be changed."""
+
+
+def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]:
+    """Use by driver and pool. Without ``shares`` (gate DRAConsumableCapacity off) a share counts as a whole device."""
+    uses: dict[PoolKey, PoolUse] = {}
+    for claim in claims:
+        for result in results_of(claim):
+            if result.get("adminAccess"):
+                continue
+            name = result["device"]
+            use = uses.setdefault((result["driver"], result["pool"]), PoolUse())
+            use.holders.setdefault(name, []).append(_name(claim))
+            if not shares or result.get("shareID") is None:
+                use.whole.add(name)
+                continue
+            use.shared.add(name)
+            if result.get("consumedCapacity") is not None:
+                total = use.consumed.setdefault(name, {})
+                for capacity, value in result["consumedCapacity"].items():
+                    total[capacity] = total.get(capacity, 0) + nano(value)
+    return uses
+
+
+def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
+    """Devices that are allocated, whole or in shares. A result with admin access allocates nothing."""
+    for claim in claims:
+        for result in results_of(claim):
+            if not result.get("adminAccess"):
+                yield DeviceId(result["driver"], result["pool"], result["device"])
+
+
+def _name(claim: Wire) -> str:
+    metadata = claim.get("metadata") or {}
+    return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+
+
 Charges = tuple[tuple[int, int], ...]
 """Index of a counter in the pool's supply, and billionths."""
 
@@ -49,29 +100,11 @@ class PoolDevice(Struct, eq=False):
         return self.wire if self.slice.per_device else self.slice.spec
 
 
-class ContentTemplate(Protocol):
-    """What lists of several slices have in common; ``varying`` as in `SharedContent`, None when it is not known."""
-
-    @property
-    def varying(self) -> frozenset[str] | None: ...
-
-
-class SharedContent(Protocol):
-    """A list of devices or counters that equals others, except for the values of some attributes.
-
-    Lists with one ``template`` differ in the values of the attributes in ``template.varying`` alone, which are texts.
-    Names of attributes are without a domain.
-    """
-
-    @property
-    def template(self) -> ContentTemplate: ...
-
-
 class PoolSlice(Struct, eq=False):
     """One ResourceSlice. ``order`` is its position in the input.
 
     ``content`` is equal for slices that share their devices and counters, except for values of the attributes in
-    ``varying`` (`SharedContent`). It is valid as long as the slices live.
+    ``varying``, which are texts. It is valid as long as the slices live.
     """
 
     wire: Wire
@@ -130,7 +163,11 @@ class Contents(Struct, eq=False):
 
 
 def _shared(items: Any) -> tuple[int, frozenset[str]]:
-    """A number for the content of a list, and the attributes that it does not cover. A list is equal to itself."""
+    """A number for the content of a list, and the attributes that it does not cover. A list is equal to itself.
+
+    Lists of `kube.state_templates` with one ``template`` differ only in the values of the attributes in
+    ``template.varying``, None when those are unknown. Names of attributes are without a domain.
+    """
     template = getattr(items, "template", None)
     if template is None or template.varying is None:
         return (id(items) if items else 0), _NOTHING

@@ -3,9 +3,13 @@
 A recorder gets a reason each time it applies: after backtracking the same device and reason occur again.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
+
+Wire = Mapping[str, Any]
+"""An object as an API server returns it, or a part of one. Not changed here."""
 
 
 class DeviceId(NamedTuple):

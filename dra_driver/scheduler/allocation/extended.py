@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from dra_driver.scheduler.allocation.amounts import amount
-
-Wire = Mapping[str, Any]
+from dra_driver.scheduler.allocation.capacity import amount
+from dra_driver.scheduler.allocation.events import Wire
 
 IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """With the name of a class appended: the extended resource that every class has implicitly."""

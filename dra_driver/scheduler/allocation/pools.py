@@ -11,13 +11,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from dra_driver.scheduler.allocation.allocated import NO_USE, PoolKey, PoolUse
 from dra_driver.scheduler.allocation.counters import CounterSupply, read_supply
-from dra_driver.scheduler.allocation.devices import PoolDevice, PoolSlice
+from dra_driver.scheduler.allocation.devices import NO_USE, PoolDevice, PoolKey, PoolSlice, PoolUse
+from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.nodes import reaches
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerRules
 
-Wire = Mapping[str, Any]
 ContentKey = tuple[Any, ...]
 
 

@@ -5,15 +5,14 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
+from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerFeatures
 from dra_driver.scheduler.allocation.selectors import DeviceSelector, SelectorSet, parse_selectors
-
-Wire = Mapping[str, Any]
 
 MAX_DEVICES: Final = 32
 """Most devices that one claim may have (AllocationResultsMaxSize)."""
@@ -51,16 +50,12 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ConstraintSpec(Struct, frozen=True, kw_only=True, eq=False):
-    """A constraint in the claim's spec."""
-
     attribute: str
     requests: frozenset[str]
     distinct: bool
 
 
 class DecodedClaim(Struct, frozen=True, kw_only=True, eq=False):
-    """One claim, decoded."""
-
     label: str
     wire: Wire
     requests: Sequence[DeviceRequest]

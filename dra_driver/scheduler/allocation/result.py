@@ -4,15 +4,15 @@ Follows the end of ``Allocate`` and ``createNodeSelector`` in structured/interna
 k8s.io/dynamic-resource-allocation. Fields that the API of 1.36 does not have are dropped, as decoding in Go drops them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from dra_driver.core.errors import AllocationError
+from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.requests import Alternative, DecodedClaim
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerFeatures, SchedulerQuirks, SchedulerRules
 from dra_driver.scheduler.allocation.state import Pick
 
-Wire = Mapping[str, Any]
 _TOLERATION: Final = ("key", "operator", "value", "effect", "tolerationSeconds")
 _REQUIREMENT: Final = ("key", "operator", "values")
 

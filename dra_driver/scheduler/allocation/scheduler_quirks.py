@@ -116,7 +116,6 @@ class SchedulerQuirks(Struct, frozen=True, kw_only=True):
 
     @property
     def functions_lacking(self) -> frozenset[str]:
-        """Functions that selectors cannot call."""
         return LACKS_BEFORE_1_36 if self.older_functions else LACKS_NONE
 
     @classmethod

@@ -10,9 +10,8 @@ from enum import Enum
 from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.scheduler.allocation.candidates import Candidates
 from dra_driver.scheduler.allocation.requests import MAX_DEVICES, Alternative, DeviceRequest
-from dra_driver.scheduler.allocation.state import AllocationState, Pick
+from dra_driver.scheduler.allocation.state import AllocationState, Candidates, Pick
 
 
 class _Answer(Enum):

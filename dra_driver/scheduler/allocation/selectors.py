@@ -5,7 +5,7 @@ scheduler, a compile error or run-time error has no effect before a device reach
 structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ from msgspec import Struct
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.allocation.devices import PoolDevice
+from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.cel import LACKS_NONE, DeviceView, Program, compile_selector, find_attribute_refs
 
-Wire = Mapping[str, Any]
 Key = tuple[Any, ...]
 Verdict = int
 SELECTED: Final = -1

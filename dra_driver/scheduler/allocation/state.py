@@ -1,19 +1,22 @@
-"""The state of one search: which devices it has allocated so far, and whether one more device can be allocated.
+"""The state of one search: allocated devices, the candidates of each request, and the rest of the budget.
 
 Follows ``allocateDevice`` and ``isSelectable`` of structured/internal/incubating/allocator_incubating.go in
 k8s.io/dynamic-resource-allocation: the checks of a device, their order, and deallocation, with the mistakes of
 Kubernetes 1.36 where `SchedulerQuirks` has them. `search` decides in which order devices are tried.
+
+Selectors are evaluated lazily, as in the scheduler: a device is checked once, when the search first reaches it while it
+is free. A selector that fails on a later device does no harm if earlier devices suffice. The budget bounds each search.
+The scheduler limits an attempt to ten seconds per node (FilterTimeout of its plugin dynamicresources).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.scheduler.allocation.amounts import Amount
-from dra_driver.scheduler.allocation.candidates import Candidates
-from dra_driver.scheduler.allocation.capacity import Consumed, consumption, shortage
+from dra_driver.scheduler.allocation.capacity import Amount, Consumed, consumption, shortage
 from dra_driver.scheduler.allocation.constraints import (
     Constraint,
     DistinctAttribute,
@@ -33,16 +36,152 @@ from dra_driver.scheduler.allocation.events import (
     NotSelected,
     Rejection,
     SearchRecorder,
+    Wire,
 )
-from dra_driver.scheduler.allocation.limits import SearchBudget
-from dra_driver.scheduler.allocation.nodes import reaches
+from dra_driver.scheduler.allocation.nodes import reaches, untolerated
 from dra_driver.scheduler.allocation.pools import Pool, ReachablePools
 from dra_driver.scheduler.allocation.requests import MAX_DEVICES, Alternative, ConstraintSpec, DecodedClaim, too_many
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerRules
 from dra_driver.scheduler.allocation.selectors import SELECTED
-from dra_driver.scheduler.allocation.taints import untolerated
 
-Wire = Mapping[str, Any]
+TIMEOUT_S: Final = 10.0
+MAX_STEPS: Final = 2_000_000
+_LOOK_EVERY: Final = 256
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Limits for one node: ``steps`` (devices checked) and seconds. ``clock`` returns seconds since any moment.
+
+    After checking every device ``reuse_after`` times, a search looks for the cached answer of an equivalent node.
+    Before that, computing the key of the node would take longer than the search.
+    """
+
+    reuse_after: int = 3
+    steps: int = MAX_STEPS
+    timeout_s: float = TIMEOUT_S
+    clock: Callable[[], float] = time.monotonic
+
+
+class SearchBudget:
+    """What is left of the limits for one search."""
+
+    __slots__ = ("_clock", "_end", "_limits", "_next_look", "steps")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._clock = limits.clock
+        self._end = limits.clock() + limits.timeout_s
+        self._next_look = _LOOK_EVERY
+        self.steps = 0
+
+    def step(self, where: str) -> None:
+        """Counts one device check. Raises AllocationError, naming the request, when the budget is spent."""
+        self.steps += 1
+        if self.steps >= self._next_look:
+            self._look(where)
+
+    def _look(self, where: str) -> None:
+        self._next_look = min(self.steps + _LOOK_EVERY, self._limits.steps)
+        if self.steps >= self._limits.steps:
+            raise AllocationError(
+                f"{where}: no answer after {self.steps} checks of devices; fewer devices, requests or constraints, or "
+                "narrower selectors make the search shorter"
+            )
+        if self._clock() > self._end:
+            raise AllocationError(
+                f"{where}: no answer after {self._limits.timeout_s:g} s (filter operation aborted); fewer devices, "
+                "requests or constraints, or narrower selectors make the search shorter"
+            )
+
+
+class Candidates:
+    """The candidates of one alternative in one search.
+
+    ``size`` is how many devices the request needs. For a request of all devices they are listed in ``every``.
+    """
+
+    __slots__ = (
+        "_alternative",
+        "_checks",
+        "_cursor",
+        "_devices",
+        "_found",
+        "_has_side_effects",
+        "_unchecked",
+        "_unsuitable",
+        "every",
+        "size",
+    )
+
+    def __init__(self, alternative: Alternative, devices: Sequence[PoolDevice], checks: "AllocationState") -> None:
+        self._alternative = alternative
+        self._devices = devices
+        self._checks = checks
+        self._cursor = 0
+        self._found: list[PoolDevice] = []
+        self._unchecked: set[PoolDevice] = set()
+        self._unsuitable: set[PoolDevice] = set()
+        self.every: list[PoolDevice] = []
+        self.size = alternative.count
+        self._has_side_effects = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
+
+    def list_all(self) -> None:
+        """Sets ``every`` and ``size`` for a request of all devices."""
+        checks, alternative = self._checks, self._alternative
+        self.every = [
+            device
+            for device in self._devices
+            if checks.is_suitable(alternative, device) and checks.has_capacity(alternative, device)
+        ]
+        self.size = len(self.every)
+
+    def next(self, position: int) -> tuple[PoolDevice, int] | None:
+        """The first device from ``position`` on that could be allocated now, and the position after it."""
+        found, checks, alternative = self._found, self._checks, self._alternative
+        while position < len(found) or self._extend():
+            device = found[position]
+            position += 1
+            if device in self._unsuitable or checks.is_taken_by_pod(alternative, device):
+                continue
+            if device in self._unchecked:
+                self._unchecked.discard(device)
+                if not checks.is_suitable(alternative, device):
+                    self._unsuitable.add(device)
+                    continue
+            if checks.has_capacity(alternative, device):
+                return device, position
+        return None
+
+    def is_short(self, position: int, needed: int) -> bool:
+        """Whether fewer than ``needed`` devices remain from ``position`` on. A cheap check: False if in doubt.
+
+        True only if all devices are checked and trying them has no effect on later tries. In 1.36 a failed try changes
+        counters and distinctAttribute, which later tries must see.
+        """
+        if self._cursor < len(self._devices) or self._has_side_effects:
+            return False
+        return len(self._found) - position < needed
+
+    def _extend(self) -> bool:
+        """Finds one more device that is suitable, or that is in use by the pod and cannot be checked yet."""
+        checks, alternative, devices = self._checks, self._alternative, self._devices
+        while self._cursor < len(devices):
+            device = devices[self._cursor]
+            self._cursor += 1
+            if checks.is_allocated(alternative, device):
+                continue
+            if checks.is_taken_by_pod(alternative, device):
+                self._unchecked.add(device)
+            elif not checks.is_suitable(alternative, device):
+                continue
+            self._found.append(device)
+            wire = device.wire
+            if wire.get("consumesCounters") or wire.get("allowMultipleAllocations"):
+                self._has_side_effects = True
+            return True
+        return False
+
+
 _NO_CAPACITY: Wire = {}
 
 
@@ -93,7 +232,6 @@ class AllocationState:
 
     @property
     def device_count(self) -> int:
-        """How many devices the node offers."""
         return len(self._devices)
 
     def prepare(self) -> None:
@@ -116,7 +254,7 @@ class AllocationState:
             candidates = self._candidates[alternative] = Candidates(alternative, self._devices, self)
         return candidates
 
-    # --- DeviceChecks of `candidates` ---
+    # --- checks for `Candidates` ---
 
     def is_allocated(self, alternative: Alternative, device: PoolDevice) -> bool:
         if not device.allocated or alternative.admin_access:

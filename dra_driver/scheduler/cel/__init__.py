@@ -3,16 +3,14 @@
 Expressions over other variables: ``Expression(text, names).evaluate(values)``, with values made by ``value_of``.
 
 Other packages import from here. Code that walks the syntax tree of an expression, as `lint` does, imports `parser`,
-`lexer`, `source` and `syntax`.
+`lexer` and `syntax`.
 """
 
-from dra_driver.scheduler.cel.attribute_refs import AttributeRefs, find_attribute_refs
-from dra_driver.scheduler.cel.conjuncts import split_conjuncts
+from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
 from dra_driver.scheduler.cel.cost import COST_LIMIT
 from dra_driver.scheduler.cel.device import DeviceView
-from dra_driver.scheduler.cel.expression import Expression, value_of
-from dra_driver.scheduler.cel.program import MAX_LENGTH, Program, compile_selector
-from dra_driver.scheduler.cel.versions import FUNCTION_GATE, FUNCTION_SINCE, LACKS_BEFORE_1_36, LACKS_NONE
+from dra_driver.scheduler.cel.program import MAX_LENGTH, Expression, Program, compile_selector, value_of
+from dra_driver.scheduler.cel.signatures import FUNCTION_GATE, FUNCTION_SINCE, LACKS_BEFORE_1_36, LACKS_NONE
 
 __all__ = [
     "COST_LIMIT",

@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from dra_driver.scheduler.cel import types as t
-from dra_driver.scheduler.cel.literals import resolve_number
+from dra_driver.scheduler.cel.lexer import SourceText, resolve_number
 from dra_driver.scheduler.cel.parser import qualified_name
-from dra_driver.scheduler.cel.signatures import Overload, functions
-from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel.signatures import FUNCTION_SINCE, Overload, functions
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,
@@ -25,7 +24,6 @@ from dra_driver.scheduler.cel.syntax import (
 )
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import UInt
-from dra_driver.scheduler.cel.versions import FUNCTION_SINCE
 from dra_driver.scheduler.cel.wellknown import MESSAGE_TYPES, MESSAGES, TYPE_NAMES
 
 _LITERAL_TYPES: Final[dict[type, Type]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dra_driver.core.semver import Semver
-from dra_driver.scheduler.cel.cost_bound import ORDINARY
+from dra_driver.scheduler.cel.cost import ORDINARY
 from dra_driver.scheduler.cel.libraries.kube import of_capacity
 from dra_driver.scheduler.cel.values import CelMap, DomainMap, StringMap, well_formed
 

@@ -6,13 +6,10 @@ compared with a constant, ``&&`` of two) have closures of their own, because the
 
 from typing import Any, Final
 
-from dra_driver.scheduler.cel.access import find, lookup
-from dra_driver.scheduler.cel.closures import Closure, Failure, decided, tested
-from dra_driver.scheduler.cel.equality import equal
-from dra_driver.scheduler.cel.eval_common import ClosureBuilder, Selection
+from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Failure, Selection, decided, tested
 from dra_driver.scheduler.cel.ir import Chain, Choice, Constant, Equality, Invoke, IrNode, Logic, Qualifier
-from dra_driver.scheduler.cel.values import MISSING, EvalError
-from dra_driver.scheduler.cel.work_limits import AbortedError, reset_work
+from dra_driver.scheduler.cel.operators import equal, find, lookup
+from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError, reset_work
 
 _QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 

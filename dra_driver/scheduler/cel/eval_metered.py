@@ -8,13 +8,10 @@ step where the order changes nothing. `eval_fast` evaluates expressions that can
 from typing import Any
 
 from dra_driver.scheduler.cel import cost as c
-from dra_driver.scheduler.cel.access import find, lookup
-from dra_driver.scheduler.cel.closures import Closure, tested
-from dra_driver.scheduler.cel.equality import equal
-from dra_driver.scheduler.cel.eval_common import ClosureBuilder, Selection
+from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Selection, tested
 from dra_driver.scheduler.cel.ir import Chain, Choice, Equality, Invoke, Qualifier
-from dra_driver.scheduler.cel.values import MISSING, EvalError
-from dra_driver.scheduler.cel.work_limits import AbortedError
+from dra_driver.scheduler.cel.operators import equal, find, lookup
+from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError
 
 
 class Meter:

@@ -99,7 +99,6 @@ def _described(rule: Any) -> list[Any]:
 
 
 def rendered() -> str:
-    """The text of ``tables.json``."""
     return json.dumps(build(), separators=(",", ":"), sort_keys=True) + "\n"
 
 

@@ -1,170 +1,355 @@
 """The intermediate representation of an expression: what is evaluated, in which order, with which implementation.
 
-A tree of small nodes that `ir_builder` makes of a checked syntax tree and the evaluators turn into closures.
-"""
+A tree of small nodes that `IrBuilder` makes of a checked syntax tree, by constant folding and the choice of
+implementations, and that the evaluators turn into closures. Follows cel-go interpreter/planner.go and decorators.go.
+Folding makes some run-time errors errors of compilation."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from dra_driver.scheduler.cel.dispatch import implementation
+from dra_driver.scheduler.cel.lexer import SourceText
+from dra_driver.scheduler.cel.libraries.strings import pattern
+from dra_driver.scheduler.cel.operators import check_key, list_contains
+from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Select
+from dra_driver.scheduler.cel.types import Type
+from dra_driver.scheduler.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt
 
 FIRST_SLOT: Final = 2
 """Slots of variables start here: an environment holds the device and the meter first."""
 
 
-class IrNode:
-    """Base of all nodes."""
-
-    __slots__ = ()
+class Constant(NamedTuple):
+    value: Any
 
 
-class Constant(IrNode):
-    __slots__ = ("value",)
+class Qualifier(NamedTuple):
+    """One ``.name``, ``[key]`` or ``[?key]`` of a chain. ``key`` is a node unless ``constant``."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class Qualifier:
-    """One ``.name``, ``[key]`` or ``[?key]`` of a chain. ``key`` is an IrNode unless ``constant``."""
-
-    __slots__ = ("constant", "key", "optional", "test")
-
-    def __init__(self, key: Any, constant: bool, optional: bool, test: bool = False) -> None:
-        self.key = key
-        self.constant = constant
-        self.optional = optional
-        self.test = test
+    key: Any
+    constant: bool
+    optional: bool
+    test: bool = False
 
 
-class Chain(IrNode):
+class Chain:
     """A variable (``slot``) or another node (``base``), and the selections from it."""
 
     __slots__ = ("base", "qualifiers", "slot", "test")
 
-    def __init__(self, slot: int, base: IrNode | None, test: bool = False) -> None:
+    def __init__(self, slot: int, base: "IrNode | None") -> None:
         self.slot = slot
         self.base = base
         self.qualifiers: list[Qualifier] = []
-        self.test = test
+        self.test = False
 
 
-class Choice(IrNode):
+class Choice:
     """``condition ? yes : no``; qualifiers that follow apply to both."""
 
     __slots__ = ("condition", "no", "test", "yes")
 
-    def __init__(self, condition: IrNode, yes: "Chain | Choice", no: "Chain | Choice", test: bool = False) -> None:
+    def __init__(self, condition: "IrNode", yes: "Chain | Choice", no: "Chain | Choice") -> None:
         self.condition = condition
         self.yes = yes
         self.no = no
-        self.test = test
+        self.test = False
 
 
-class Logic(IrNode):
+class Logic(NamedTuple):
     """``&&`` (``decides`` False) or ``||`` (True) over terms."""
 
-    __slots__ = ("decides", "terms")
-
-    def __init__(self, decides: bool, terms: tuple[IrNode, ...]) -> None:
-        self.decides = decides
-        self.terms = terms
+    decides: bool
+    terms: "tuple[IrNode, ...]"
 
 
-class Equality(IrNode):
-    __slots__ = ("left", "negated", "right")
-
-    def __init__(self, negated: bool, left: IrNode, right: IrNode) -> None:
-        self.negated = negated
-        self.left = left
-        self.right = right
+class Equality(NamedTuple):
+    negated: bool
+    left: "IrNode"
+    right: "IrNode"
 
 
-class Invoke(IrNode):
+class Invoke(NamedTuple):
     """A function call. ``stops``: evaluates no argument after a failed one. ``lenient``: accepts failed arguments."""
 
-    __slots__ = ("arguments", "call", "function", "lenient", "overload", "stops")
-
-    def __init__(
-        self,
-        function: str,
-        overload: str,
-        arguments: tuple[IrNode, ...],
-        call: Callable[..., Any],
-        *,
-        stops: bool = False,
-        lenient: bool = False,
-    ) -> None:
-        self.function = function
-        self.overload = overload
-        self.arguments = arguments
-        self.call = call
-        self.stops = stops
-        self.lenient = lenient
+    function: str
+    overload: str
+    arguments: "tuple[IrNode, ...]"
+    call: Callable[..., Any]
+    stops: bool
+    lenient: bool
 
 
-class Member(IrNode):
+class Member(NamedTuple):
     """``item in [constants]``, which costs nothing."""
 
-    __slots__ = ("contains", "item")
-
-    def __init__(self, item: IrNode, contains: Callable[[Any], bool]) -> None:
-        self.item = item
-        self.contains = contains
+    item: "IrNode"
+    contains: Callable[[Any], bool]
 
 
-class OrElse(IrNode):
+class OrElse(NamedTuple):
     """``or`` and ``orValue`` (which ``unwraps``)."""
 
-    __slots__ = ("first", "second", "unwraps")
-
-    def __init__(self, first: IrNode, second: IrNode, unwraps: bool) -> None:
-        self.first = first
-        self.second = second
-        self.unwraps = unwraps
+    first: "IrNode"
+    second: "IrNode"
+    unwraps: bool
 
 
-class MakeList(IrNode):
-    __slots__ = ("elements", "optional")
-
-    def __init__(self, elements: tuple[IrNode, ...], optional: frozenset[int]) -> None:
-        self.elements = elements
-        self.optional = optional
+class MakeList(NamedTuple):
+    elements: "tuple[IrNode, ...]"
+    optional: frozenset[int]
 
 
-class MakeMap(IrNode):
-    __slots__ = ("entries",)
-
-    def __init__(self, entries: tuple[tuple[IrNode, IrNode, bool], ...]) -> None:
-        self.entries = entries
+class MakeMap(NamedTuple):
+    entries: "tuple[tuple[IrNode, IrNode, bool], ...]"
 
 
-class MakeMessage(IrNode):
-    __slots__ = ("entries", "name")
-
-    def __init__(self, name: str, entries: tuple[tuple[str, IrNode, bool], ...]) -> None:
-        self.name = name
-        self.entries = entries
+class MakeMessage(NamedTuple):
+    name: str
+    entries: "tuple[tuple[str, IrNode, bool], ...]"
 
 
-class FoldLoop(IrNode):
+class FoldLoop(NamedTuple):
     """A fold (comprehension). ``variables`` are slots; the first read of ``accumulator`` sets it from ``initial``."""
 
-    __slots__ = ("accumulator", "condition", "initial", "over", "result", "step", "variables")
+    over: "IrNode"
+    variables: tuple[int, ...]
+    accumulator: int
+    initial: "IrNode"
+    condition: "IrNode"
+    step: "IrNode"
+    result: "IrNode"
 
-    def __init__(
-        self,
-        *,
-        over: IrNode,
-        variables: tuple[int, ...],
-        accumulator: int,
-        initial: IrNode,
-        condition: IrNode,
-        step: IrNode,
-        result: IrNode,
-    ) -> None:
-        self.over = over
-        self.variables = variables
-        self.accumulator = accumulator
-        self.initial = initial
-        self.condition = condition
-        self.step = step
-        self.result = result
+
+IrNode = (
+    Constant
+    | Chain
+    | Choice
+    | Logic
+    | Equality
+    | Invoke
+    | Member
+    | OrElse
+    | MakeList
+    | MakeMap
+    | MakeMessage
+    | FoldLoop
+)
+
+
+_CONVERSIONS: Final = frozenset(
+    ["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"]
+)
+_PATTERNS: Final = frozenset({"matches", "find", "findAll"})
+_PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
+
+
+SELECTOR_SLOTS: Final[Mapping[str, int]] = {"device": 0}
+
+
+class IrBuilder:
+    """Builds the IR of one tree. Not reused. Afterwards ``slots`` is the size of an environment."""
+
+    def __init__(self, source: SourceText, variables: Mapping[str, int] = SELECTOR_SLOTS) -> None:
+        self._source = source
+        self._scopes: list[dict[str, int]] = [dict(variables)]
+        self.accumulators: set[int] = set()
+        self.slots = max(FIRST_SLOT, 1 + max(variables.values(), default=0))
+
+    def build(self, node: Expr) -> IrNode:
+        """The IR of a node. Raises CelSyntaxError where the evaluation of a constant part fails."""
+        made: IrNode = getattr(self, "_" + type(node).__name__.lower())(node)
+        return made
+
+    def _literal(self, node: Literal) -> IrNode:
+        return Constant(node.value)
+
+    def _named(self, variable: Any) -> IrNode:
+        if variable.type_value is not None:
+            return Constant(TypeValue(variable.type_value))
+        for scope in reversed(self._scopes):
+            if variable.name in scope:
+                return Chain(scope[variable.name], None)
+        raise AssertionError(variable.name)
+
+    def _ident(self, node: Ident) -> IrNode:
+        return self._named(node.variable)
+
+    def _select(self, node: Select) -> IrNode:
+        if node.variable is not None:
+            return self._named(node.variable)
+        chain = self._chained(self.build(node.operand))
+        chain.test = chain.test or node.test
+        _qualify(chain, Qualifier(node.field, True, False, node.test))
+        return chain
+
+    def _chained(self, built: IrNode) -> Chain | Choice:
+        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
+
+    # --- calls
+
+    def _call(self, node: Call) -> IrNode:
+        arguments = [self.build(node.target)] if node.target is not None else []
+        arguments += [self.build(argument) for argument in node.arguments]
+        special = _SPECIAL.get(node.function)
+        if special is not None:
+            return special(self, node, arguments)
+        return self._invoke(node, arguments)
+
+    def _logic(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        return Logic(node.function == "_||_", tuple(arguments))
+
+    def _conditional(self, _node: Call, arguments: list[IrNode]) -> IrNode:
+        return Choice(arguments[0], self._side(arguments[1]), self._side(arguments[2]))
+
+    def _side(self, built: IrNode) -> Chain | Choice:
+        """A side of ``?:`` is resolved, not evaluated: ``has()`` there counts as its chain, as in cel-go."""
+        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
+
+    def _equality(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        return Equality(node.function == "_!=_", arguments[0], arguments[1])
+
+    def _index(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        chain, key = self._chained(arguments[0]), arguments[1]
+        optional = node.function != "_[_]"
+        if isinstance(key, Constant):
+            try:
+                check_key(key.value)
+            except EvalError as error:
+                raise self._source.error(node.offset, str(error)) from error
+            _qualify(chain, Qualifier(key.value, True, optional))
+        else:
+            _qualify(chain, Qualifier(key, False, optional))
+        return chain
+
+    def _or_else(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        return OrElse(arguments[0], arguments[1], node.function == "orValue")
+
+    def _in(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        items = arguments[1]
+        if len(node.overloads) == 1 and node.overloads[0].id == "in_list" and isinstance(items, Constant):
+            if not len(items.value):
+                return Constant(False)
+            if all(type(item) in _PRIMITIVE for item in items.value):
+                return Member(arguments[0], _membership(items.value))
+        return self._invoke(node, arguments)
+
+    def _invoke(self, node: Call, arguments: list[IrNode]) -> IrNode:
+        overloads = [o for o in node.overloads if o.method == (node.target is not None)]
+        name, single = node.function, overloads[0] if len(overloads) == 1 else None
+        nodes = [node.target, *node.arguments] if node.target is not None else node.arguments
+        call = implementation(name, overloads, known=all(map(_is_sure, nodes, arguments)))
+        overload = single.id if single is not None else ""
+        stops = len(arguments) > 2 or (len(arguments) == 2 and _takes_any_number(single, overloads))
+        constant = arguments[1].value if len(arguments) > 1 and isinstance(arguments[1], Constant) else None
+        if name in _PATTERNS and isinstance(constant, str):
+            self._folded(node, lambda: pattern(constant))
+            stops = True
+        if name in _CONVERSIONS and len(arguments) == 1 and isinstance(only := arguments[0], Constant):
+            value = only.value
+            return self._folded(node, lambda: call(value))
+        return Invoke(name, overload, tuple(arguments), call, stops, name == "@not_strictly_false")
+
+    def _folded(self, node: Expr, compute: Callable[[], Any]) -> Constant:
+        try:
+            return Constant(compute())
+        except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
+            raise self._source.error(node.offset, f"this constant expression fails: {error}") from error
+
+    # --- literals and folds
+
+    def _listliteral(self, node: ListLiteral) -> IrNode:
+        elements = tuple(self.build(element) for element in node.elements)
+        values = [element.value for element in elements if isinstance(element, Constant)]
+        if not node.optional and len(values) == len(elements):
+            return Constant(values)
+        return MakeList(elements, node.optional)
+
+    def _mapliteral(self, node: MapLiteral) -> IrNode:
+        entries = tuple((self.build(e.key), self.build(e.value), e.optional) for e in node.entries)
+        constant = [(k, v) for k, v, optional in entries if not optional]
+        pairs = [(k.value, v.value) for k, v in constant if isinstance(k, Constant) and isinstance(v, Constant)]
+        if len(pairs) == len(entries):
+            return self._folded(node, lambda: CelMap.of(pairs))
+        return MakeMap(entries)
+
+    def _message(self, node: Message) -> IrNode:
+        return MakeMessage(node.name, tuple((e.key, self.build(e.value), e.optional) for e in node.entries))
+
+    def _fold(self, node: Fold) -> IrNode:
+        over, initial = self.build(node.range), self.build(node.initial)
+        accumulator = self._slot()
+        self.accumulators.add(accumulator)
+        variables = tuple(self._slot() for _ in node.variables)
+        self._scopes.append({node.accumulator: accumulator})
+        self._scopes.append(dict(zip(node.variables, variables, strict=True)))
+        condition, step = self.build(node.condition), self.build(node.step)
+        self._scopes.pop()
+        result = self.build(node.result)
+        self._scopes.pop()
+        return FoldLoop(over, variables, accumulator, initial, condition, step, result)
+
+    def _slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+
+def _qualify(chain: Chain | Choice, qualifier: Qualifier) -> None:
+    if isinstance(chain, Choice):
+        _qualify(chain.yes, qualifier)
+        _qualify(chain.no, qualifier)
+    else:
+        chain.qualifiers.append(qualifier)
+
+
+def _takes_any_number(single: Any, overloads: list[Any]) -> bool:
+    """Whether a call with two arguments is of a function with any number of arguments, which stops at an error."""
+    if single is not None:
+        return bool(single.binding == "f")
+    return all(overload.binding != "s" for overload in overloads)
+
+
+def _is_sure(node: Expr, built: IrNode) -> bool:
+    """Whether the value certainly has the type that the checker determined.
+
+    Not for a value that may have passed through a variable: optionals lose layers there at run time.
+    """
+    if not _is_concrete(node.type):
+        return False
+    if isinstance(built, Chain):
+        return built.slot == 0 and built.base is None and not any(q.optional or q.test for q in built.qualifiers)
+    if isinstance(built, Invoke):
+        return isinstance(node, Call) and all(not overload.result.generic for overload in node.overloads)
+    return isinstance(built, Constant | Equality | Logic | Member)
+
+
+def _is_concrete(term: Type) -> bool:
+    return term.kind not in {"dyn", "any", "param"} and all(map(_is_concrete, term.parameters))
+
+
+def _membership(items: list[Any]) -> Callable[[Any], bool]:
+    texts = frozenset(item for item in items if type(item) is str)
+    mixed = [item for item in items if type(item) is not str]
+
+    def contains(item: Any) -> bool:
+        if type(item) is str:
+            return item in texts
+        CelMap({"": None}).find(item)  # aborts for what cannot be a key
+        return list_contains(mixed, item)
+
+    return contains
+
+
+_SPECIAL: Final[dict[str, Callable[[IrBuilder, Call, list[IrNode]], IrNode]]] = {
+    "_&&_": IrBuilder._logic,
+    "_||_": IrBuilder._logic,
+    "_?_:_": IrBuilder._conditional,
+    "_==_": IrBuilder._equality,
+    "_!=_": IrBuilder._equality,
+    "_[_]": IrBuilder._index,
+    "_[?_]": IrBuilder._index,
+    "_?._": IrBuilder._index,
+    "or": IrBuilder._or_else,
+    "orValue": IrBuilder._or_else,
+    "@in": IrBuilder._in,
+}

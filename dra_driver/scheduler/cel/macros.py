@@ -8,7 +8,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any, Final
 
-from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,

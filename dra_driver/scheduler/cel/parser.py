@@ -9,9 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.scheduler.cel import literals, macros
-from dra_driver.scheduler.cel.lexer import END, Token, tokens
-from dra_driver.scheduler.cel.source import SourceText
+from dra_driver.scheduler.cel import macros
+from dra_driver.scheduler.cel.lexer import END, SourceText, Token, decoded, leading_number, tokens
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,
@@ -263,7 +262,7 @@ class _Builder:
         (count, offset), member = parts
         if count % 2 == 0:
             return member  # type: ignore[no-any-return]
-        number = literals.leading_number(member) if count == 1 else None
+        number = leading_number(member) if count == 1 else None
         if number is not None:
             number.number = (number.number[0], "-" + number.number[1])  # type: ignore[index]
             return member  # type: ignore[no-any-return]
@@ -319,7 +318,7 @@ class _Builder:
         return parts[0]  # type: ignore[no-any-return]
 
     def literal(self, parts: list[Any], _first: Any) -> Expr:
-        return literals.decoded(self._source, parts[0])
+        return decoded(self._source, parts[0])
 
     def list_lit(self, parts: list[Any], first: Any) -> Expr:
         elements = parts[0] if parts else []

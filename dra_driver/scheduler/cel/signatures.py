@@ -6,13 +6,26 @@ Sources: cel-go common/stdlib/standard.go, cel/library.go, ext/{strings,lists,se
 k8s.io/apiserver pkg/cel/library and k8s.io/dynamic-resource-allocation cel/compile.go.
 
 Binding: ``u``, ``b`` and ``f`` check the types of their one, two or any number of arguments at run time; ``f``
-evaluates no argument after a failed one. ``s`` is shared by all overloads of the function, without a check.
-"""
+evaluates no argument after a failed one. ``s`` is shared by all overloads of the function, without a check."""
 
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from dra_driver.scheduler.cel.types import Type, parse_type, type_parameters
+
+FUNCTION_SINCE: Final = MappingProxyType({"includes": "1.36"})
+"""Function -> the first version that has it (IntroducedVersion, k8s.io/dynamic-resource-allocation cel/compile.go)."""
+
+FUNCTION_GATE: Final = MappingProxyType({"includes": "DRAListTypeAttributes"})
+"""Function -> the feature gate without which the API server refuses it in new objects. It is off by default in 1.36."""
+
+LACKS_NONE: Final[frozenset[str]] = frozenset()
+"""What a version lacks that has every function."""
+
+LACKS_BEFORE_1_36: Final = frozenset({"includes"})
+"""What 1.34 and 1.35 lack."""
+
 
 _TABLE: Final = """
 # operators

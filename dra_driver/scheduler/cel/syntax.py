@@ -10,8 +10,6 @@ from typing import Any
 class Expr:
     """Base of all nodes. ``parenthesized`` distinguishes ``-(1).abs`` from ``-1.abs``."""
 
-    __slots__ = ("offset", "parenthesized", "type")
-
     type: Any
 
     def __init__(self, offset: int) -> None:
@@ -23,8 +21,6 @@ class Expr:
 class Literal(Expr):
     """A constant value; ``number`` is the text of a numeric token until its sign is known."""
 
-    __slots__ = ("number", "value")
-
     def __init__(self, offset: int, value: Any, number: tuple[str, str] | None = None) -> None:
         super().__init__(offset)
         self.value = value
@@ -34,8 +30,6 @@ class Literal(Expr):
 class Ident(Expr):
     """A name. ``variable`` is the Variable or type that the checker found."""
 
-    __slots__ = ("name", "variable")
-
     def __init__(self, offset: int, name: str) -> None:
         super().__init__(offset)
         self.name = name
@@ -44,8 +38,6 @@ class Ident(Expr):
 
 class Select(Expr):
     """``operand.field``, or with ``test`` the ``has(operand.field)`` that a macro made."""
-
-    __slots__ = ("field", "operand", "test", "variable")
 
     def __init__(self, offset: int, operand: Expr, field: str, test: bool = False) -> None:
         super().__init__(offset)
@@ -58,8 +50,6 @@ class Select(Expr):
 class Call(Expr):
     """A function, method (``target``) or operator. ``overloads`` are the candidates that the checker left."""
 
-    __slots__ = ("arguments", "function", "overloads", "target")
-
     def __init__(self, offset: int, function: str, arguments: list[Expr], target: Expr | None = None) -> None:
         super().__init__(offset)
         self.function = function
@@ -71,8 +61,6 @@ class Call(Expr):
 class ListLiteral(Expr):
     """``[a, ?b]``; ``optional`` holds the positions written with a question mark."""
 
-    __slots__ = ("elements", "optional")
-
     def __init__(self, offset: int, elements: list[Expr], optional: frozenset[int] = frozenset()) -> None:
         super().__init__(offset)
         self.elements = elements
@@ -81,8 +69,6 @@ class ListLiteral(Expr):
 
 class MapEntry:
     """One entry of a map or message literal."""
-
-    __slots__ = ("key", "offset", "optional", "value")
 
     def __init__(self, offset: int, key: Any, value: Expr, optional: bool) -> None:
         self.offset = offset
@@ -94,8 +80,6 @@ class MapEntry:
 class MapLiteral(Expr):
     """``{k: v, ?k: v}``."""
 
-    __slots__ = ("entries",)
-
     def __init__(self, offset: int, entries: list[MapEntry]) -> None:
         super().__init__(offset)
         self.entries = entries
@@ -103,8 +87,6 @@ class MapLiteral(Expr):
 
 class Message(Expr):
     """``google.protobuf.Int64Value{value: 1}``; keys of the entries are field names."""
-
-    __slots__ = ("entries", "name")
 
     def __init__(self, offset: int, name: str, entries: list[MapEntry]) -> None:
         super().__init__(offset)
@@ -117,8 +99,6 @@ class Fold(Expr):
 
     ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty.
     """
-
-    __slots__ = ("accumulator", "condition", "initial", "range", "result", "step", "variables")
 
     def __init__(
         self,

@@ -7,10 +7,10 @@ literals and format strings), as Kubernetes configures them.
 from collections.abc import Callable
 from typing import Any, Final
 
+from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.libraries.convert import to_duration, to_timestamp
 from dra_driver.scheduler.cel.libraries.format import parse_format
 from dra_driver.scheduler.cel.libraries.strings import pattern
-from dra_driver.scheduler.cel.source import SourceText
 from dra_driver.scheduler.cel.syntax import Call, Expr, ListLiteral, Literal, MapLiteral, children
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import EvalError

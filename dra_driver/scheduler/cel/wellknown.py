@@ -8,8 +8,17 @@ from typing import Any, Final
 
 from dra_driver.scheduler.cel import types as t
 from dra_driver.scheduler.cel.types import Type
-from dra_driver.scheduler.cel.values import LISTS, MAPS, CelMap, Duration, EvalError, Timestamp, UInt, type_name
-from dra_driver.scheduler.cel.work_limits import AbortedError
+from dra_driver.scheduler.cel.values import (
+    LISTS,
+    MAPS,
+    AbortedError,
+    CelMap,
+    Duration,
+    EvalError,
+    Timestamp,
+    UInt,
+    type_name,
+)
 
 
 def _nullable(term: Type) -> Type:

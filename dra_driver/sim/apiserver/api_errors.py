@@ -18,7 +18,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.validation import StatusCause
 
 
 def _details(kind: ResourceKind, name: str) -> Obj:
@@ -30,18 +30,13 @@ def _details(kind: ResourceKind, name: str) -> Obj:
 
 
 def not_found(kind: ResourceKind, name: str) -> NotFoundError:
-    """404: the object does not exist."""
-    error = NotFoundError(f'{kind.qualified} "{name}" not found', status=404, reason="NotFound")
-    error.details = _details(kind, name)
-    return error
+    message = f'{kind.qualified} "{name}" not found'
+    return NotFoundError(message, status=404, reason="NotFound", details=_details(kind, name))
 
 
-def already_exists(kind: ResourceKind, name: str, hint: str = "") -> AlreadyExistsError:
-    """409: the name is in use."""
-    message = f'{kind.qualified} "{name}" already exists{hint}'
-    error = AlreadyExistsError(message, status=409, reason="AlreadyExists")
-    error.details = _details(kind, name)
-    return error
+def already_exists(kind: ResourceKind, name: str) -> AlreadyExistsError:
+    message = f'{kind.qualified} "{name}" already exists'
+    return AlreadyExistsError(message, status=409, reason="AlreadyExists", details=_details(kind, name))
 
 
 MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
@@ -51,23 +46,20 @@ def conflict(kind: ResourceKind, name: str, why: str = MODIFIED, *, subresource:
     """409: another client wrote first, or a precondition does not hold."""
     collection = f"{kind.qualified}/{subresource}" if subresource else kind.qualified
     message = f'Operation cannot be fulfilled on {collection} "{name}": {why}'
-    error = ConflictError(message, status=409, reason="Conflict")
-    error.details = _details(kind, name) | {"kind": collection.partition(".")[0] if not kind.group else kind.plural}
-    return error
+    details = _details(kind, name) | {"kind": collection.partition(".")[0] if not kind.group else kind.plural}
+    return ConflictError(message, status=409, reason="Conflict", details=details)
 
 
 def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, found: str) -> ConflictError:
     """409: a delete requires another UID or resourceVersion; ``what`` is ``UID`` or ``ResourceVersion``."""
     happened = "deleted and then recreated" if what == "UID" else "modified"
-    why = (
-        f"the {what} in the precondition ({asked}) does not match the {what} in record ({found}). "
-        f"The object might have been {happened}"
-    )
     shown_kind = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
-    message = f'Operation cannot be fulfilled on {shown_kind} "{name}": {why}'
-    error = ConflictError(message, status=409, reason="Conflict")
-    error.details = _details(kind, name) | {"kind": kind.kind}
-    return error
+    message = (
+        f'Operation cannot be fulfilled on {shown_kind} "{name}": the {what} in the precondition ({asked}) does not '
+        f"match the {what} in record ({found}). The object might have been {happened}"
+    )
+    details = _details(kind, name) | {"kind": kind.kind}
+    return ConflictError(message, status=409, reason="Conflict", details=details)
 
 
 def invalid_object(
@@ -78,11 +70,10 @@ def invalid_object(
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     shown_name = kind_name or kind.kind
     shown_kind = f"{shown_name}.{kind.group}" if kind.group else shown_name
-    error = InvalidObjectError(f'{shown_kind} "{name}" is invalid: {listed}', status=422, reason="Invalid")
     causes = [{"reason": item.reason, "message": item.message, "field": item.field} for item in problems]
-    details: Obj = {"name": name} if name else {}
-    error.details = details | ({"group": kind.group} if kind.group else {}) | {"kind": shown_name, "causes": causes}
-    return error
+    details = _details(kind, name) | {"kind": shown_name, "causes": causes}
+    message = f'{shown_kind} "{name}" is invalid: {listed}'
+    return InvalidObjectError(message, status=422, reason="Invalid", details=details)
 
 
 def bad_request(message: str) -> InvalidObjectError:
@@ -92,25 +83,23 @@ def bad_request(message: str) -> InvalidObjectError:
 
 def forbidden(kind: ResourceKind, name: str, why: str, causes: Sequence[Obj] = ()) -> ForbiddenError:
     """403: an admission rule forbids the write."""
-    error = ForbiddenError(f'{kind.qualified} "{name}" is forbidden: {why}', status=403, reason="Forbidden")
-    error.details = _details(kind, name) | ({"causes": list(causes)} if causes else {})
-    return error
+    details = _details(kind, name) | ({"causes": list(causes)} if causes else {})
+    return ForbiddenError(
+        f'{kind.qualified} "{name}" is forbidden: {why}', status=403, reason="Forbidden", details=details
+    )
 
 
 def expired(asked: int, oldest: int) -> GoneError:
-    """410: the history does not reach back to the revision that was asked for."""
+    """410: the history does not reach back to the requested revision."""
     return GoneError(f"too old resource version: {asked} ({oldest})", status=410, reason="Expired")
 
 
 def status_error(status: int, reason: str, message: str, details: Obj | None = None) -> KubernetesApiError:
     """Any other error (401, 404 of a path, 405, 406, 413, 415, 504)."""
-    error = KubernetesApiError(message, status=status, reason=reason)
-    error.details = details
-    return error
+    return KubernetesApiError(message, status=status, reason=reason, details=details)
 
 
 def status_body(error: KubernetesApiError) -> Obj:
-    """The error as a metav1.Status object."""
     body: Obj = {
         "kind": "Status",
         "apiVersion": "v1",

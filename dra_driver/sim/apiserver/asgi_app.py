@@ -46,7 +46,6 @@ class ApiApplication:
         self._closing.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
@@ -109,7 +108,6 @@ class ApiApplication:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, plan: WatchPlan) -> AsyncIterator[bytes]:
-        """The lines of a watch, until its timeout."""
         frames, loop, signal = Frames(plan, self._clock), asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -1,17 +1,22 @@
-"""Discovery documents: groups, versions and kinds, in the aggregated and in the older form.
+"""Discovery and OpenAPI v3 documents, built from `kinds` and the field table of `schema`.
 
-Built from `kinds`. Shapes: apidiscovery.k8s.io/v2 APIGroupDiscoveryList, metav1.APIGroupList and
-metav1.APIResourceList.
+Shapes: metav1.APIGroupList and metav1.APIResourceList. Clients that prefer the aggregated form
+(apidiscovery.k8s.io/v2) fall back to them. OpenAPI has the parts that kubectl uses for server-side validation, patches
+and `explain`: it reads the ``fieldValidation`` parameter of the PATCH operation (k8s.io/cli-runtime
+pkg/resource/query_param_verifier_v3.go) and merge keys (kubectl pkg/cmd/apply/patcher.go).
 """
 
+import hashlib
 from collections.abc import Iterable
+from functools import cache
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
+from dra_driver.sim.apiserver.messages import Reply
+from dra_driver.sim.apiserver.patching import PATCH_TYPES
+from dra_driver.sim.apiserver.schema import FieldType, fields_of, type_of
 
-_AGGREGATED = "g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _REVIEWS = (("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews"),)
 
@@ -21,77 +26,22 @@ def _subresource_verbs(subresource: str) -> list[str]:
     return only.get(subresource, ["get", "patch", "update"])
 
 
-def _subresource_kind(kind: ResourceKind, subresource: str) -> tuple[str, str, str]:
-    if subresource == "binding":
-        return ("", "v1", "Binding")
-    if subresource == "proxy":
-        return ("", "v1", "PodProxyOptions")
-    if subresource == "eviction":
-        return ("policy", "v1", "Eviction")
-    if subresource == "scale":
-        return ("autoscaling", "v1", "Scale")
-    return (kind.group, kind.version, kind.kind)
+# Subresources with another kind than their object. Clients of a scale or an eviction read its group here.
+_SUBRESOURCE_KINDS: dict[str, Obj] = {
+    "binding": {"kind": "Binding"},
+    "proxy": {"kind": "PodProxyOptions"},
+    "eviction": {"group": "policy", "version": "v1", "kind": "Eviction"},
+    "scale": {"group": "autoscaling", "version": "v1", "kind": "Scale"},
+}
 
 
 def _groups() -> dict[tuple[str, str], list[ResourceKind]]:
-    """Kinds by group and version, the core group first."""
     found: dict[tuple[str, str], list[ResourceKind]] = {}
     for kind in ALL_KINDS:
-        for group_version in ((kind.group, kind.version), *kind.served_also_as):
-            found.setdefault(group_version, []).append(kind)
+        found.setdefault((kind.group, kind.version), []).append(kind)
     for group, version, *_ in _REVIEWS:
         found.setdefault((group, version), [])
     return dict(sorted(found.items()))
-
-
-def _response_kind(group: str, version: str, kind: str) -> Obj:
-    return {"group": group, "version": version, "kind": kind}
-
-
-def _aggregated_kind(kind: ResourceKind, group: str, version: str) -> Obj:
-    entry: Obj = {
-        "resource": kind.plural,
-        "responseKind": _response_kind(group, version, kind.kind),
-        "scope": "Namespaced" if kind.namespaced else "Cluster",
-        "singularResource": kind.singular,
-        "verbs": _VERBS,
-    }
-    if kind.short_names:
-        entry["shortNames"] = list(kind.short_names)
-    if kind.categories:
-        entry["categories"] = list(kind.categories)
-    if kind.subresources:
-        entry["subresources"] = [
-            {
-                "subresource": name,
-                "responseKind": _response_kind(*_subresource_kind(kind, name)),
-                "verbs": _subresource_verbs(name),
-            }
-            for name in kind.subresources
-        ]
-    return entry
-
-
-def _aggregated_review(group: str, version: str, kind: str, plural: str) -> Obj:
-    return {
-        "resource": plural,
-        "responseKind": _response_kind(group, version, kind),
-        "scope": "Cluster",
-        "singularResource": kind.lower(),
-        "verbs": ["create"],
-    }
-
-
-def aggregated(*, core: bool) -> Obj:
-    """APIGroupDiscoveryList of the core group (``/api``) or of all others (``/apis``)."""
-    items = []
-    for (group, version), kinds in _groups().items():
-        if (group == "") is core:
-            resources = [_aggregated_kind(kind, group, version) for kind in kinds]
-            resources += [_aggregated_review(*review) for review in _REVIEWS if review[:2] == (group, version)]
-            versions = [{"version": version, "freshness": "Current", "resources": resources}]
-            items.append({"metadata": {"name": group, "creationTimestamp": None}, "versions": versions})
-    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
 
 
 def _api_group(group: str, version: str) -> Obj:
@@ -117,7 +67,7 @@ def _legacy_rows(kind: ResourceKind) -> Iterable[Obj]:
             "name": f"{kind.plural}/{name}",
             "singularName": "",
             "namespaced": kind.namespaced,
-            "kind": _subresource_kind(kind, name)[2],
+            **_SUBRESOURCE_KINDS.get(name, {"kind": kind.kind}),
             "verbs": _subresource_verbs(name),
         }
 
@@ -136,17 +86,13 @@ def _legacy_resources(group: str, version: str) -> Obj | None:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": rows}
 
 
-def discovery(request: ApiRequest) -> Reply | None:
+def discovery(path: str) -> Reply | None:
     """The reply for ``/api``, ``/apis`` and the paths of groups and versions; None for other paths."""
-    parts = [part for part in request.path.split("/") if part]
-    if len(parts) == 1 and _AGGREGATED in request.accept.replace(" ", ""):
-        body = dump(aggregated(core=parts == ["api"]))
-        return Reply(body=body, media_type=f"application/json;{_AGGREGATED}")
-    document = _legacy(parts)
+    document = _document_at([part for part in path.split("/") if part])
     return None if document is None else Reply.of(document)
 
 
-def _legacy(parts: list[str]) -> Obj | None:
+def _document_at(parts: list[str]) -> Obj | None:
     groups = sorted({group_version for group_version in _groups() if group_version[0]})
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
@@ -159,4 +105,109 @@ def _legacy(parts: list[str]) -> Obj | None:
         return {"kind": "APIGroup", "apiVersion": "v1", **found[0]} if found else None
     if len(parts) == 3 and parts[0] == "apis":
         return _legacy_resources(parts[1], parts[2])
+    return None
+
+
+_SCALARS: dict[str, Obj] = {
+    "Quantity": {"type": "string"},
+    "Time": {"type": "string", "format": "date-time"},
+    "MicroTime": {"type": "string", "format": "date-time"},
+    "IntOrString": {"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]},
+    "any": {"type": "object"},
+}
+
+
+def _ref(name: str) -> Obj:
+    if name in _SCALARS:
+        return dict(_SCALARS[name])
+    return {"$ref": f"#/components/schemas/{name}"} if fields_of(name) else {"type": name}
+
+
+def _field(field: FieldType) -> Obj:
+    if field.is_list:
+        schema: Obj = {"type": "array", "items": _field(field.inner)}
+    elif field.is_map:
+        schema = {"type": "object", "additionalProperties": _field(field.inner)}
+    else:
+        reference = _ref(field.name)
+        schema = {"allOf": [reference]} if "$ref" in reference else reference
+    options = {
+        "x-kubernetes-list-type": field.list_type,
+        "x-kubernetes-list-map-keys": list(field.keys),
+        "x-kubernetes-patch-strategy": ",".join(part for part in field.patch if part),
+        "x-kubernetes-patch-merge-key": field.patch_key,
+    }
+    return schema | {key: value for key, value in options.items() if value}
+
+
+def _reachable(names: Iterable[str]) -> list[str]:
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and fields_of(name):
+            found.add(name)
+            waiting += [field.name for field in fields_of(name).values()]
+    return sorted(found)
+
+
+def _path_of(kind: ResourceKind) -> str:
+    root = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
+    return f"{root}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}/{{name}}"
+
+
+def _operations(kind: ResourceKind, group_version_kind: Obj) -> Obj:
+    parameters = [
+        {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
+        for name in ("dryRun", "fieldManager", "fieldValidation", "force")
+    ]
+    content = {media_type: {"schema": {"type": "object"}} for media_type in PATCH_TYPES}
+    patch = {
+        "operationId": f"patch{kind.kind}",
+        "parameters": parameters,
+        "requestBody": {"content": content, "required": True},
+        "responses": {"200": {"description": "OK"}},
+        "x-kubernetes-action": "patch",
+        "x-kubernetes-group-version-kind": group_version_kind,
+    }
+    return {"patch": patch}
+
+
+@cache
+def _document(group: str, version: str) -> bytes:
+    kinds = [kind for kind in ALL_KINDS if (kind.group, kind.version) == (group, version)]
+    schemas: Obj = {
+        name: {"type": "object", "properties": {key: _field(field) for key, field in fields_of(name).items()}}
+        for name in _reachable(type_of(kind).name for kind in kinds)
+    }
+    paths: Obj = {}
+    for kind in kinds:
+        group_version_kind = {"group": group, "version": version, "kind": kind.kind}
+        schemas[type_of(kind).name]["x-kubernetes-group-version-kind"] = [group_version_kind]
+        paths[_path_of(kind)] = _operations(kind, group_version_kind)
+    info = {"title": "Kubernetes", "version": "v1.36.2"}
+    return dump({"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}})
+
+
+def _root(group: str, version: str) -> str:
+    return f"apis/{group}/{version}" if group else f"api/{version}"
+
+
+@cache
+def openapi_index() -> bytes:
+    """The list of documents at ``/openapi/v3``."""
+    served = sorted({(kind.group, kind.version) for kind in ALL_KINDS})
+    paths = {}
+    for group, version in served:
+        digest = hashlib.sha256(_document(group, version)).hexdigest().upper()
+        root = _root(group, version)
+        paths[root] = {"serverRelativeURL": f"/openapi/v3/{root}?hash={digest}"}
+    return dump({"paths": paths})
+
+
+def openapi_document(path: str) -> bytes | None:
+    """The document at ``/openapi/v3/`` + ``path``, None for an unknown path."""
+    for kind in ALL_KINDS:
+        if path == _root(kind.group, kind.version):
+            return _document(kind.group, kind.version)
     return None

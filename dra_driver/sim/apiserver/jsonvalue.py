@@ -42,7 +42,6 @@ def copy_json(value: Any) -> Any:
 
 
 def dump(value: Any) -> bytes:
-    """Compact UTF-8 JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 

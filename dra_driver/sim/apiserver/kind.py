@@ -1,16 +1,15 @@
-"""The description of one kind of object: names, scope, write rules and columns. `kinds` has all kinds.
+"""The description of one kind of object: names, scope and write rules. `kinds` has all kinds.
 
 Names follow Kubernetes' discovery documents (metav1.APIResource) and registry strategies (rest.RESTCreateStrategy and
 its siblings).
 """
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable
 
 from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.validation import StatusCause, dns_subdomain
 
 
 class Review(Struct, frozen=True, kw_only=True):
@@ -38,23 +37,6 @@ class WriteRules(Struct, frozen=True, kw_only=True):
     prepare_create: Callable[[Obj], None] = lambda _obj: None
     prepare_update: Callable[[Obj, Obj, str], None] = lambda _obj, _old, _sub: None
     validate: Callable[[Obj, Review], list[StatusCause]] = lambda _obj, _review: []
-    warn: Callable[[Obj], list[str]] = lambda _obj: []
-
-
-class Column(Struct, frozen=True):
-    """A column of `kubectl get`; one of ``priority`` 1 is shown with ``-o wide`` only."""
-
-    name: str
-    type: str = "string"
-    priority: int = 0
-    format: str = ""
-
-
-class Printer(Struct, frozen=True):
-    """Columns, and the function that fills them: ``cells(obj, now)`` returns one value per column."""
-
-    columns: Sequence[Column]
-    cells: Callable[[Obj, datetime], list[object]]
 
 
 class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
@@ -66,11 +48,11 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     ``keeps_status_on_create`` is for kinds that are created with a status (nodes).
     """
 
-    group: str
-    version: str
     kind: str
     plural: str
-    name_rule: Callable[[str], list[str]]
+    group: str = ""
+    version: str = "v1"
+    name_rule: Callable[[str], list[str]] = dns_subdomain
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     namespaced: bool = True
@@ -83,8 +65,6 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     selectable: tuple[str, ...] = ()
     default_propagation: str = "Background"
     rules: WriteRules = field(default_factory=WriteRules)
-    printer: Printer | None = None
-    served_also_as: tuple[tuple[str, str], ...] = ()
 
     @property
     def api_version(self) -> str:
@@ -93,7 +73,6 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def singular(self) -> str:
-        """The kind in lower case."""
         return self.kind.lower()
 
     @property

@@ -1,4 +1,7 @@
-"""Requests and replies as values, independent of the web server."""
+"""Requests, replies and the targets of URL paths as values, independent of the web server.
+
+Paths: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,6 +12,8 @@ from msgspec import Struct, field
 
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
+from dra_driver.sim.apiserver.kind import ResourceKind
+from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES
 from dra_driver.sim.apiserver.protobody import MEDIA_TYPE as PROTOBUF
 from dra_driver.sim.apiserver.protobody import decode_body
 
@@ -29,7 +34,6 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def accept(self) -> str:
-        """The Accept header; empty means anything."""
         return self.headers.get("accept", "")
 
     @property
@@ -52,7 +56,6 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
         return False
 
     def check_accept(self) -> None:
-        """Raise 406 if Accept has none of the media types that this server writes."""
         choices = [choice.partition(";")[0].strip() for choice in self.accept.split(",")]
         if self.accept and not any(choice in _ACCEPTABLE for choice in choices):
             listed = ", ".join(_ACCEPTABLE[:3])
@@ -86,8 +89,6 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """A complete reply."""
-
     body: bytes
     status: int = 200
     media_type: str = JSON
@@ -95,5 +96,50 @@ class Reply(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, value: Any, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
-        """A JSON reply."""
         return cls(body=dump(value), status=status, warnings=warnings)
+
+
+_KINDS = {(kind.group, kind.version, kind.plural): kind for kind in ALL_KINDS}
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """The object or collection of a path. ``name`` is "" for a collection."""
+
+    kind: ResourceKind
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+
+def is_known_group(path: str) -> bool:
+    """Whether the path is below a served group and version; for other paths the real server returns no Status."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:1] == ["api"]:
+        return len(parts) > 2 and parts[1] == "v1"
+    return len(parts) > 3 and any((group, version) == (parts[1], parts[2]) for group, version, _ in _KINDS)
+
+
+def target_of(path: str) -> Target | None:
+    """Parse ``path``; None if the API has no such path."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:1] == ["api"]:
+        group, rest = "", parts[1:]
+    elif parts[:1] == ["apis"] and len(parts) > 1:
+        group, rest = parts[1], parts[2:]
+    else:
+        return None
+    if not rest:
+        return None
+    version, rest = rest[0], rest[1:]
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in NAMESPACES.subresources:
+        namespace, rest = rest[1], rest[2:]
+    kind = _KINDS.get((group, version, rest[0])) if rest else None
+    if kind is None or len(rest) > 3 or (namespace and not kind.namespaced):
+        return None
+    if kind.namespaced and not namespace and len(rest) > 1:
+        return None
+    if len(rest) > 2 and rest[2] not in kind.subresources:
+        return None
+    name, subresource = (*rest[1:], "", "")[:2]
+    return Target(kind=kind, namespace=namespace, name=name, subresource=subresource)

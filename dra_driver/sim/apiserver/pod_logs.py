@@ -1,6 +1,8 @@
-"""Container logs: the simulated kubelet writes them, `kubectl logs` reads them.
+"""What the processes of simulated pods offer: container logs, and the ports at which they answer on this machine.
 
-Keeps the newest `MAX_LOG_BYTES` per container, and drops a pod's logs when the pod is deleted.
+The simulated kubelet writes logs, `kubectl logs` reads them; the newest `MAX_LOG_BYTES` of a container are kept.
+Processes that the embedded cluster runs for a node, such as its usage exporter, have a pod in the API and a port on
+loopback. Only the cluster adds ports: no object of the API can lead a request anywhere. Both end with the pod.
 """
 
 import threading
@@ -16,8 +18,6 @@ Line = tuple[datetime, str]
 
 
 class PodLogs:
-    """Log lines by namespace, pod and container. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the lines
         self._lines: dict[tuple[str, str], dict[str, list[Line]]] = {}
@@ -33,12 +33,31 @@ class PodLogs:
                 excess -= len(lines.pop(0)[1]) + 1
 
     def read(self, namespace: str, pod: str, container: str) -> list[Line]:
-        """Lines of one container, oldest first; empty without any output."""
         with self._lock:
             return list(self._lines.get((namespace, pod), {}).get(container, ()))
 
     def forget_removed(self, change: ObjectChange) -> None:
-        """A listener of the store: drops the logs of a deleted pod."""
         if change.kind is PODS and change.type == "DELETED":
             with self._lock:
                 self._lines.pop(change.key, None)
+
+
+class PodPorts:
+    """Ports on 127.0.0.1 by namespace, pod and the pod's own port. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the ports
+        self._ports: dict[tuple[str, str], dict[int, int]] = {}
+
+    def serve(self, namespace: str, pod: str, port: int, local_port: int) -> None:
+        with self._lock:
+            self._ports.setdefault((namespace, pod), {})[port] = local_port
+
+    def find(self, namespace: str, pod: str, port: int) -> int | None:
+        with self._lock:
+            return self._ports.get((namespace, pod), {}).get(port)
+
+    def forget_removed(self, change: ObjectChange) -> None:
+        if change.kind is PODS and change.type == "DELETED":
+            with self._lock:
+                self._ports.pop(change.key, None)

@@ -32,7 +32,6 @@ _OTHER_KINDS = {
 
 @cache
 def _table() -> dict[str, dict[int, tuple[str, str]]]:
-    """Field name and type by type and number."""
     text = files("dra_driver.sim.apiserver").joinpath("protobuf.json").read_text(encoding="utf-8")
     return {
         name: {int(number): (entry.split()[0], entry.split()[1]) for number, entry in fields.items()}

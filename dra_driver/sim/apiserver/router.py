@@ -8,14 +8,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from dra_driver.sim.apiserver import budgets, openapi, pod_subresources
+from dra_driver.sim.apiserver import pod_subresources
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
-from dra_driver.sim.apiserver.discovery import discovery
+from dra_driver.sim.apiserver.discovery import discovery, openapi_document, openapi_index
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.patch.mergepatch import merge
-from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
-from dra_driver.sim.apiserver.paths import Target, is_known_group, target_of
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target, is_known_group, target_of
+from dra_driver.sim.apiserver.patching import JSON_PATCH, merge
 from dra_driver.sim.apiserver.pod_proxy import ProxyPlan, is_proxy, plan_proxy
 from dra_driver.sim.apiserver.pod_subresources import LogPlan
 from dra_driver.sim.apiserver.store import Store
@@ -40,8 +38,6 @@ RouterReply = Reply | WatchPlan | LogPlan | ProxyPlan
 
 
 class Router:
-    """Serves requests from one store."""
-
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._verbs = Verbs(store, clock)
@@ -67,13 +63,13 @@ class Router:
         if path == "/version":
             return Reply.of(VERSION)
         if path == "/openapi/v3":
-            return Reply(body=openapi.index())
+            return Reply(body=openapi_index())
         if path.startswith("/openapi/v3/"):
-            body = openapi.document(path.removeprefix("/openapi/v3/"))
+            body = openapi_document(path.removeprefix("/openapi/v3/"))
             return None if body is None else Reply(body=body)
         if path == _REVIEWS_PATH and request.method == "POST":
             return self._review(request)
-        return discovery(request)
+        return discovery(request.path)
 
     def _review(self, request: ApiRequest) -> Reply:
         """Allow everything: clients with the token have all rights."""
@@ -110,7 +106,7 @@ class Router:
             return pod_subresources.bind(self._store, request, target)
         if (target.subresource, request.method) == ("eviction", "POST"):
             deletion = pod_subresources.eviction(request, target)
-            budgets.before_eviction(self._store, target, deletion.object())
+            pod_subresources.before_eviction(self._store, target, deletion.object())
             self._verbs.delete(deletion, replace(target, subresource=""))
             return pod_subresources.accepted()
         if target.subresource == "scale" and request.method == "GET":

@@ -58,17 +58,14 @@ class FieldType(Struct, frozen=True, kw_only=True):
 
     @property
     def inner(self) -> "FieldType":
-        """The type of an item of this list or map."""
         return FieldType(name=self.name, wraps=self.wraps[1:])
 
     @property
     def is_list(self) -> bool:
-        """Whether the outermost container is a list."""
         return self.wraps[:1] == ("[]",)
 
     @property
     def is_map(self) -> bool:
-        """Whether the outermost container is a map with free keys."""
         return self.wraps[:1] == ("{}",)
 
 
@@ -93,7 +90,6 @@ def _parse(text: str) -> FieldType:
 
 @cache
 def table() -> dict[str, Any]:
-    """The content of the file: ``kinds`` and ``types``."""
     text = files("dra_driver.sim.apiserver").joinpath("schema.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return {part: {**loaded[part], **_OWN[part]} for part in ("kinds", "types")}
@@ -106,7 +102,6 @@ def fields_of(type_name: str) -> dict[str, FieldType]:
 
 
 def type_of(kind: ResourceKind) -> FieldType:
-    """The type of a whole object."""
     return FieldType(name=table()["kinds"].get(f"{kind.api_version}/{kind.kind}", ANY))
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, mapping
-from dra_driver.sim.apiserver.names import label_key, label_value
+from dra_driver.sim.apiserver.validation import label_key, label_value
 
 Match = Callable[[Obj], bool]
 

@@ -67,7 +67,6 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """The base URL, valid after `start`."""
         return f"https://{ADDRESS}:{self._port}"
 
     @property

@@ -31,7 +31,6 @@ class Record:
 
     @property
     def json(self) -> bytes:
-        """The object as compact JSON."""
         if self._json is None:
             self._json = dump(self.obj)
         return self._json
@@ -56,7 +55,6 @@ class ObjectChange:
 
 
 def object_key(kind: ResourceKind, obj: Obj) -> Key:
-    """The key of ``obj``."""
     metadata = obj["metadata"]
     return (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
 
@@ -73,7 +71,6 @@ class ObjectState:
         self._history: deque[ObjectChange] = deque(maxlen=history_length)
 
     def get(self, kind: ResourceKind, key: Key) -> Record | None:
-        """The current version, None if the object does not exist."""
         return self._objects.get(kind, {}).get(key)
 
     def records(self, kind: ResourceKind, namespace: str = "") -> list[Record]:
@@ -109,7 +106,6 @@ class ObjectState:
         return record
 
     def by_uid(self, uid: str) -> tuple[ResourceKind, Key] | None:
-        """Kind and key of the object with this UID, None if it does not exist."""
         return self._by_uid.get(uid)
 
     def owned_by(self, uid: str) -> list[tuple[ResourceKind, Record]]:

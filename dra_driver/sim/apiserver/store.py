@@ -4,8 +4,8 @@ The same objects and rules as over HTTP (validation, defaults, resourceVersion c
 collection); errors are those of `dra_driver.core.errors`. Semantics follow the Kubernetes API conventions.
 
     store.create(PODS, {"metadata": {"name": "p", "namespace": "default"}, "spec": {...}})
-    with store.watch([PODS, RESOURCE_CLAIMS]) as events:      # existing objects first, as ADDED
-        while event := events.next(timeout_s=1.0): ...
+    with store.watch([PODS, RESOURCE_CLAIMS], wake=changed.set) as changes:   # existing objects first, as ADDED
+        while changed.wait(): changed.clear(); changes.take_all()
 """
 
 import threading
@@ -17,16 +17,15 @@ from dra_driver.sim.apiserver.api_errors import not_found
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
-from dra_driver.sim.apiserver.patch.patching import Patch, apply_patch
-from dra_driver.sim.apiserver.pod_logs import PodLogs
-from dra_driver.sim.apiserver.pod_ports import PodPorts
+from dra_driver.sim.apiserver.patching import Patch, apply_patch
+from dra_driver.sim.apiserver.pod_logs import PodLogs, PodPorts
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
-from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Key, ObjectChange, ObjectState, Record
-from dra_driver.sim.apiserver.subscription import Event, Subscription
-from dra_driver.sim.apiserver.writes import ObjectWriter, OnUnknown, ignore_unknown
+from dra_driver.sim.apiserver.state import HISTORY_LENGTH, ObjectChange, ObjectState, Record, object_key
+from dra_driver.sim.apiserver.subscription import Subscription
+from dra_driver.sim.apiserver.writes import PLAIN_WRITE, ObjectWriter, WriteOptions
 
-__all__ = ["DeleteOptions", "Event", "Listing", "Patch", "Store", "Subscription"]
+__all__ = ["DeleteOptions", "Listing", "Patch", "Store", "Subscription"]
 
 INITIAL_NAMESPACES = ("default", "kube-public", "kube-system")
 
@@ -69,16 +68,13 @@ class Store:
 
     @property
     def revision(self) -> int:
-        """The resourceVersion of the latest write."""
         with self._lock:
             return self._state.revision
 
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj:
-        """The object. Raises NotFoundError."""
         return self._copied(self.read(kind, name, namespace))
 
     def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj | None:
-        """The object, None if it does not exist."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
         return self._copied(record) if record else None
@@ -96,14 +92,11 @@ class Store:
         obj: Obj,
         *,
         namespace: str = "",
-        dry_run: bool = False,
-        on_unknown: OnUnknown = ignore_unknown,
+        options: WriteOptions = PLAIN_WRITE,
     ) -> Obj:
         """Store a new object and return it as stored. Sets name (from generateName), uid and defaults; drops status."""
         with self._lock:
-            return self._copied(
-                self._writes.create(kind, copy_json(obj), namespace, dry_run=dry_run, on_unknown=on_unknown)
-            )
+            return self._copied(self._writes.create(kind, copy_json(obj), namespace, options))
 
     def update(
         self,
@@ -111,21 +104,18 @@ class Store:
         obj: Obj,
         *,
         subresource: str = "",
-        dry_run: bool = False,
-        on_unknown: OnUnknown = ignore_unknown,
+        options: WriteOptions = PLAIN_WRITE,
     ) -> Obj:
         """Replace the object. Raises ConflictError if metadata.resourceVersion is set and not the current version."""
         metadata = obj.get("metadata", {})
         key = (metadata.get("namespace", "default") if kind.namespaced else "", metadata.get("name", ""))
         with self._lock:
-            written = self._writes.update(
-                kind, copy_json(obj), key, subresource=subresource, dry_run=dry_run, on_unknown=on_unknown
-            )
+            written = self._writes.update(kind, copy_json(obj), key, subresource=subresource, options=options)
             return self._copied(written)
 
-    def update_status(self, kind: ResourceKind, obj: Obj, *, dry_run: bool = False) -> Obj:
+    def update_status(self, kind: ResourceKind, obj: Obj, options: WriteOptions = PLAIN_WRITE) -> Obj:
         """Replace the status. Of the rest of ``obj``, only name, namespace and resourceVersion are used."""
-        return self.update(kind, obj, subresource="status", dry_run=dry_run)
+        return self.update(kind, obj, subresource="status", options=options)
 
     def patch(
         self,
@@ -135,8 +125,7 @@ class Store:
         *,
         namespace: str = "",
         subresource: str = "",
-        dry_run: bool = False,
-        on_unknown: OnUnknown = ignore_unknown,
+        options: WriteOptions = PLAIN_WRITE,
     ) -> Obj:
         """Change the object by a JSON, merge, strategic merge or apply patch.
 
@@ -151,11 +140,9 @@ class Store:
             new = apply_patch(kind, old, patch, now=rfc3339(self._clock()), subresource=subresource)
             if record is None:
                 new.setdefault("metadata", {}).setdefault("name", name)
-                return self._copied(self._writes.create(kind, new, namespace, dry_run=dry_run, on_unknown=on_unknown))
+                return self._copied(self._writes.create(kind, new, namespace, options))
             key = (namespace, name)
-            written = self._writes.update(
-                kind, new, key, subresource=subresource, dry_run=dry_run, on_unknown=on_unknown
-            )
+            written = self._writes.update(kind, new, key, subresource=subresource, options=options)
             return self._copied(written)
 
     def delete(self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
@@ -236,9 +223,7 @@ class Store:
 
     @staticmethod
     def _added(kind: ResourceKind, record: Record) -> ObjectChange:
-        metadata = record.obj["metadata"]
-        key: Key = (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
-        return ObjectChange("ADDED", kind, key, record, None)
+        return ObjectChange("ADDED", kind, object_key(kind, record.obj), record, None)
 
     @staticmethod
     def _copied(record: Record) -> Obj:

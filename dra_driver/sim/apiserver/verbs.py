@@ -4,22 +4,19 @@ Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, ca
 Errors are those of `dra_driver.core.errors`. `watching` and `pod_subresources` have the other verbs.
 """
 
-from datetime import datetime
-
 from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
-from dra_driver.sim.apiserver.event_view import from_events_v1
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, PATCH_TYPES, Patch
-from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import StatusCause, unsupported
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
+from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.apiserver.validation import StatusCause, forbidden_field, required, unsupported
+from dra_driver.sim.apiserver.writes import WriteOptions
 
 _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")
@@ -47,28 +44,20 @@ def selection(request: ApiRequest, target: Target) -> list[Match]:
     return [match for match in matches if match]
 
 
-def _options_invalid(options: str, problem: StatusCause) -> Exception:
+def options_invalid(options: str, problem: StatusCause) -> Exception:
     text = f'{options}.meta.k8s.io "" is invalid: {problem}'
     cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
     return status_error(422, "Invalid", text, {"group": "meta.k8s.io", "kind": options, "causes": [cause]})
 
 
 class Verbs:
-    """The verbs on one store. Thread-safe."""
-
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
-    @property
-    def now(self) -> datetime:
-        """The current time, for ages in tables."""
-        return self._clock()
-
     def get(self, request: ApiRequest, target: Target) -> Reply:
-        """Get one object."""
         self._check_revision(request)
-        return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self.now)
+        return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self._clock())
 
     def list(self, request: ApiRequest, target: Target) -> Reply:
         """List a collection. ``limit`` is ignored: lists are always complete."""
@@ -78,21 +67,17 @@ class Verbs:
         matches = selection(request, target)
         records, revision = self._store.read_all(target.kind, target.namespace)
         chosen = [record for record in records if all(match(record.obj) for match in matches)]
-        return views.many(request, target, chosen, revision, self.now)
+        return views.many(request, target, chosen, revision, self._clock())
 
     def create(self, request: ApiRequest, target: Target) -> Reply:
-        """Create an object; 201."""
-        obj, checks = self._body(request, target), _FieldValidation(request, target)
-        dry_run = self._dry_run(request, "CreateOptions")
-        stored = self._store.create(
-            target.kind, obj, namespace=target.namespace, dry_run=dry_run, on_unknown=checks.on_unknown
-        )
-        warnings = (*checks.warnings, *target.kind.rules.warn(stored))
-        return views.one(request, target, Record(stored, 0), self.now, status=201, warnings=warnings)
+        checks = _FieldValidation(request, target)
+        options = self._write_options(request, "CreateOptions", checks)
+        stored = self._store.create(target.kind, request.object(), namespace=target.namespace, options=options)
+        return self._written(request, target, stored, checks, created=True)
 
     def update(self, request: ApiRequest, target: Target) -> Reply:
         """Replace the object or one of its subresources."""
-        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        obj, checks = request.object(), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
         wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})
         for field, value in wanted.items():
@@ -101,12 +86,9 @@ class Verbs:
                     f"the {field} of the object ({metadata[field]}) does not match the {field} on the URL ({value})"
                 )
         known = self._known(target)
-        dry_run = self._dry_run(request, "UpdateOptions")
-        stored = self._store.update(
-            target.kind, obj, subresource=target.subresource, dry_run=dry_run, on_unknown=checks.on_unknown
-        )
-        warnings = (*checks.warnings, *target.kind.rules.warn(stored))
-        return views.one(request, target, Record(stored, 0), self.now, status=200 if known else 201, warnings=warnings)
+        options = self._write_options(request, "UpdateOptions", checks)
+        stored = self._store.update(target.kind, obj, subresource=target.subresource, options=options)
+        return self._written(request, target, stored, checks, created=not known)
 
     def patch(self, request: ApiRequest, target: Target) -> Reply:
         """Patch the object; 201 if an apply patch created it."""
@@ -117,11 +99,10 @@ class Verbs:
         checks, is_apply = _FieldValidation(request, target), request.content_type == APPLY_PATCH
         manager, force = request.query.get("fieldManager", ""), request.query.get("force")
         if is_apply and not manager:
-            problem = StatusCause("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
-            raise _options_invalid("PatchOptions", problem)
+            raise options_invalid("PatchOptions", required("fieldManager", "is required for apply patch"))
         if force is not None and not is_apply:
-            problem = StatusCause("force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch")
-            raise _options_invalid("PatchOptions", problem)
+            problem = forbidden_field("force", "may not be specified for non-apply patch")
+            raise options_invalid("PatchOptions", problem)
         known = self._known(target)
         stored = self._store.patch(
             target.kind,
@@ -129,18 +110,24 @@ class Verbs:
             Patch(body=request.document(), type=request.content_type, manager=manager, force=force == "true"),
             namespace=target.namespace,
             subresource=target.subresource,
-            dry_run=self._dry_run(request, "PatchOptions"),
-            on_unknown=checks.on_unknown,
+            options=self._write_options(request, "PatchOptions", checks),
         )
-        warnings = (*checks.warnings, *target.kind.rules.warn(stored))
-        return views.one(request, target, Record(stored, 0), self.now, status=200 if known else 201, warnings=warnings)
+        return self._written(request, target, stored, checks, created=not known)
+
+    def _write_options(self, request: ApiRequest, name: str, checks: "_FieldValidation") -> WriteOptions:
+        return WriteOptions(dry_run=self._dry_run(request, name), on_unknown=checks.on_unknown)
+
+    def _written(
+        self, request: ApiRequest, target: Target, stored: Obj, checks: "_FieldValidation", *, created: bool
+    ) -> Reply:
+        status = 201 if created else 200
+        return views.one(request, target, Record(stored, 0), self._clock(), status=status, warnings=checks.warnings)
 
     def delete(self, request: ApiRequest, target: Target) -> Reply:
-        """Delete the object, or mark it for deletion if something blocks that."""
         options = self._delete_options(request)
         removed, last = self._store.remove(target.kind, target.name, target.namespace, options)
         if not removed or target.kind.returns_deleted:
-            return views.one(request, target, Record(last, 0), self.now)
+            return views.one(request, target, Record(last, 0), self._clock())
         details = {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
         details["uid"] = last["metadata"]["uid"]
         success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -157,23 +144,18 @@ class Verbs:
                 self._store.delete(target.kind, metadata["name"], metadata.get("namespace", ""), options)
             except NotFoundError:
                 continue  # deleted as a dependent of an earlier one
-        return views.many(request, target, chosen, revision, self.now)
+        return views.many(request, target, chosen, revision, self._clock())
 
     def _known(self, target: Target) -> bool:
         return self._store.find(target.kind, target.name, target.namespace) is not None
-
-    def _body(self, request: ApiRequest, target: Target) -> Obj:
-        obj = request.object()
-        return from_events_v1(obj) if target.is_other_view else obj
 
     def _check_revision(self, request: ApiRequest) -> None:
         """Check resourceVersion: replies have the newest state, which satisfies all but future and exact revisions."""
         sent, match = request.query.get("resourceVersion", ""), request.query.get("resourceVersionMatch", "")
         if not sent:
             if match and not request.flag("sendInitialEvents"):
-                text = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
-                problem = StatusCause("resourceVersionMatch", "FieldValueForbidden", text)
-                raise _options_invalid("ListOptions", problem)
+                text = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+                raise options_invalid("ListOptions", forbidden_field("resourceVersionMatch", text))
             return
         revision, current = revision_number(sent), self._store.revision
         if revision > current:
@@ -184,7 +166,7 @@ class Verbs:
     def _dry_run(self, request: ApiRequest, options: str) -> bool:
         value = request.query.get("dryRun", "")
         if value not in {"", "All"}:
-            raise _options_invalid(options, unsupported("dryRun", [value], ["All"]))
+            raise options_invalid(options, unsupported("dryRun", [value], ["All"]))
         return value == "All"
 
     def _delete_options(self, request: ApiRequest) -> DeleteOptions:
@@ -193,7 +175,7 @@ class Verbs:
         propagation = body.get("propagationPolicy") or request.query.get("propagationPolicy", "")
         if propagation and propagation not in _PROPAGATIONS:
             problem = unsupported("propagationPolicy", propagation, [*_PROPAGATIONS, "nil"])
-            raise _options_invalid("DeleteOptions", problem)
+            raise options_invalid("DeleteOptions", problem)
         return DeleteOptions(
             uid=dig(body, "preconditions", "uid", default=""),
             resource_version=dig(body, "preconditions", "resourceVersion", default=""),
@@ -212,7 +194,7 @@ class _FieldValidation:
         self.warnings: tuple[str, ...] = ()
         if self._policy not in {"Ignore", "Warn", "Strict"}:
             problem = unsupported("fieldValidation", self._policy, ["Ignore", "Strict", "Warn"])
-            raise _options_invalid("CreateOptions", problem)
+            raise options_invalid("CreateOptions", problem)
 
     def on_unknown(self, paths: list[str]) -> None:
         """Called by the store with the paths of fields that it will drop. Raises InvalidObjectError if Strict."""

@@ -13,14 +13,12 @@ from msgspec import Struct
 from dra_driver.core.errors import GoneError
 from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
-from dra_driver.sim.apiserver.messages import ApiRequest
-from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import StatusCause
+from dra_driver.sim.apiserver.messages import ApiRequest, Target
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
-from dra_driver.sim.apiserver.tables import partial, table
-from dra_driver.sim.apiserver.verbs import selection
-from dra_driver.sim.apiserver.views import include_option, view_of
+from dra_driver.sim.apiserver.validation import forbidden_field
+from dra_driver.sim.apiserver.verbs import options_invalid, selection
+from dra_driver.sim.apiserver.views import include_option, partial, table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 1800
@@ -44,11 +42,11 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
     sent, initial = request.query.get("resourceVersion", ""), request.query.get("sendInitialEvents")
     match = request.query.get("resourceVersionMatch", "")
     if match and initial is None:
-        text = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-        raise _list_options(StatusCause("resourceVersionMatch", "FieldValueForbidden", text))
+        text = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+        raise options_invalid("ListOptions", forbidden_field("resourceVersionMatch", text))
     if initial is not None and match != "NotOlderThan":
-        text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        raise _list_options(StatusCause("resourceVersionMatch", "FieldValueForbidden", text))
+        text = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        raise options_invalid("ListOptions", forbidden_field("resourceVersionMatch", text))
     streams = request.flag("sendInitialEvents")
     from_start = streams or (not sent and initial is None) or (sent == "0" and initial is None)
     timeout = request.query.get("timeoutSeconds", "")
@@ -69,12 +67,6 @@ def _watch_revision(text: str) -> int:
     # The real server returns 500 here, and 400 for a list.
     wrong = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
     raise status_error(500, "", wrong)
-
-
-def _list_options(problem: StatusCause) -> Exception:
-    cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
-    details = {"group": "meta.k8s.io", "kind": "ListOptions", "causes": [cause]}
-    return status_error(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {problem}', details)
 
 
 class Frames:
@@ -98,7 +90,7 @@ class Frames:
         metadata: Obj = {"resourceVersion": str(revision)}
         if initial_end:
             metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
-        obj = {"kind": kind.kind, "apiVersion": self._plan.target.group_version, "metadata": metadata}
+        obj = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
         if self._as_table:
             obj = self._table(obj)
         elif self._as_partial:
@@ -106,7 +98,6 @@ class Frames:
         return _frame("BOOKMARK", dump(obj))
 
     def gone(self, error: GoneError) -> bytes:
-        """The last line of a watch whose history is lost."""
         return _frame("ERROR", dump(status_body(error)))
 
     def _line(self, change: ObjectChange) -> bytes | None:
@@ -130,8 +121,6 @@ class Frames:
             return dump(self._table(record.obj))
         if self._as_partial:
             return dump(partial(record.obj))
-        if self._plan.target.is_other_view:
-            return dump(view_of(self._plan.target, record.obj))
         return record.json
 
     def _table(self, obj: Obj) -> Obj:

@@ -7,6 +7,9 @@ pkg/registry/rest/{create,update}.go.
 import uuid
 from collections.abc import Callable
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from dra_driver.sim.apiserver.api_errors import (
     already_exists,
     bad_request,
@@ -19,12 +22,11 @@ from dra_driver.sim.apiserver.api_errors import (
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
 from dra_driver.sim.apiserver.kind import ResourceKind, Review
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
-from dra_driver.sim.apiserver.names import generated_name
-from dra_driver.sim.apiserver.problems import invalid
 from dra_driver.sim.apiserver.removal import Removal
 from dra_driver.sim.apiserver.rules.meta import meta_problems, meta_update_problems
 from dra_driver.sim.apiserver.schema import decode
 from dra_driver.sim.apiserver.state import Key, ObjectState, Record, object_key
+from dra_driver.sim.apiserver.validation import generated_name, invalid
 
 _SERVER_OWNED = (
     "uid",
@@ -38,12 +40,15 @@ _SERVER_OWNED = (
 # maxNameGenerationCreateAttempts).
 _NAME_ATTEMPTS = 8
 
-# Called with the paths of fields that are not in the schema, before they are dropped; may raise to refuse the write.
-OnUnknown = Callable[[list[str]], None]
+
+class WriteOptions(Struct, frozen=True, kw_only=True):
+    """``on_unknown`` gets the paths of fields that are not in the schema, before they are dropped; may raise."""
+
+    dry_run: bool = False
+    on_unknown: Callable[[list[str]], None] = lambda _paths: None
 
 
-def ignore_unknown(_paths: list[str]) -> None:
-    """Drop unknown fields silently (fieldValidation=Ignore)."""
+PLAIN_WRITE = WriteOptions()
 
 
 class ObjectWriter:
@@ -62,13 +67,11 @@ class ObjectWriter:
         kind: ResourceKind,
         obj: Obj,
         namespace: str,
-        *,
-        dry_run: bool = False,
-        on_unknown: OnUnknown = ignore_unknown,
+        options: WriteOptions = PLAIN_WRITE,
     ) -> Record:
         """Store a new object. ``namespace`` is that of the request, "" if the object has it."""
         self._check_type(kind, obj)
-        on_unknown(decode(kind, obj))
+        options.on_unknown(decode(kind, obj))
         self._place(kind, obj, namespace)
         self._fill_new(kind, obj)
         kind.rules.default(obj)
@@ -85,7 +88,7 @@ class ObjectWriter:
         key = object_key(kind, obj)
         if self._state.get(kind, key) is not None:
             raise already_exists(kind, key[1])
-        if dry_run:
+        if options.dry_run:
             return Record(obj, self._state.revision)
         record = self._state.put(kind, obj)
         self._removal.collect_if_orphaned(kind, key)
@@ -98,16 +101,15 @@ class ObjectWriter:
         key: Key,
         *,
         subresource: str = "",
-        dry_run: bool = False,
-        on_unknown: OnUnknown = ignore_unknown,
+        options: WriteOptions = PLAIN_WRITE,
     ) -> Record:
         """Replace the stored object or its status by ``obj``; returns the stored version."""
         self._check_type(kind, obj)
-        on_unknown(decode(kind, obj))
+        options.on_unknown(decode(kind, obj))
         old = self._state.get(kind, key)
         if old is None:
             if kind.create_on_update and not subresource:
-                return self.create(kind, obj, key[0], dry_run=dry_run)
+                return self.create(kind, obj, key[0], replace(options, on_unknown=PLAIN_WRITE.on_unknown))
             raise not_found(kind, key[1])
         self._check_preconditions(kind, obj, old, subresource)
         kind.rules.default(obj)
@@ -121,7 +123,7 @@ class ObjectWriter:
             return old  # a write without a change is not stored, and watches do not see it
         if self._bumps(kind, new, old.obj, subresource):
             new["metadata"]["generation"] = old.obj["metadata"].get("generation", 0) + 1
-        if dry_run:
+        if options.dry_run:
             return Record(new, old.revision)
         record = self._state.put(kind, new)
         self._removal.finish(kind, key)
@@ -152,8 +154,7 @@ class ObjectWriter:
         if not isinstance(obj.get("metadata", {}), dict):
             raise bad_request(f"{kind.kind}: metadata must be an object, got {type(obj['metadata']).__name__}")
         found = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
-        served = {kind.api_version, *("/".join(also) for also in kind.served_also_as)}
-        if found[0] not in served or found[1] != kind.kind:
+        if found != (kind.api_version, kind.kind):
             raise bad_request(
                 f"{found[1]} in version {found[0]!r} cannot be handled as a {kind.kind}: expected {kind.api_version}"
             )

@@ -10,7 +10,7 @@ from dra_driver.scheduler.allocation import EXTENDED_CLAIM_ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
-from dra_driver.sim.loop import ControllerLoop
+from dra_driver.sim.loop import Controller
 from dra_driver.sim.objects import (
     CLAIM_ANNOTATION,
     FINALIZER,
@@ -21,28 +21,16 @@ from dra_driver.sim.objects import (
     owner_reference,
     uid,
 )
-from dra_driver.sim.recorder import StoreEventRecorder
 
 # Claims generated for one pod: from a template by this controller, or for extended resources by the scheduler.
 _GENERATED = frozenset({CLAIM_ANNOTATION, EXTENDED_CLAIM_ANNOTATION})
 
 
-class ClaimController:
-    """The controller's thread. Start it once, stop it once."""
-
+class ClaimController(Controller):
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._recorder = StoreEventRecorder(store, "resource_claim")
-        self._loop = ControllerLoop(
-            "claim-controller", store, (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES), self.step
-        )
+        kinds = (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES)
+        super().__init__("claim-controller", store, kinds, "resource_claim")
         self._reported: set[tuple[str, str]] = set()
-
-    def start(self) -> None:
-        self._loop.start()
-
-    def stop(self) -> None:
-        self._loop.stop()
 
     def step(self) -> float | None:
         """Reconcile all pods and claims once; returns 1 s when a write failed."""

@@ -13,9 +13,8 @@ from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, parse_time, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
-from dra_driver.sim.loop import ControllerLoop
+from dra_driver.sim.loop import Controller
 from dra_driver.sim.objects import claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
-from dra_driver.sim.recorder import StoreEventRecorder
 
 NO_EXECUTE = "NoExecute"
 _EVENT = "DeviceTaintManagerEviction"
@@ -24,21 +23,11 @@ Device = tuple[str, str, str]
 """Driver, pool and name."""
 
 
-class DeviceTaintController:
-    """The controller's thread. Start it once, stop it once."""
-
+class DeviceTaintController(Controller):
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
-        self._store = store
+        super().__init__("device-taints", store, (RESOURCE_SLICES, RESOURCE_CLAIMS, PODS), "device-taint-eviction")
         self._clock = clock
-        self._recorder = StoreEventRecorder(store, "device-taint-eviction")
         self._planned: set[str] = set()
-        self._loop = ControllerLoop("device-taints", store, (RESOURCE_SLICES, RESOURCE_CLAIMS, PODS), self.step)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    def stop(self) -> None:
-        self._loop.stop()
 
     def step(self) -> float | None:
         """Delete the pods that are due; returns seconds until the next one is, None if none is expected."""

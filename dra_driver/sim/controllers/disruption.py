@@ -8,25 +8,16 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, map
 from dra_driver.sim.apiserver.kinds import JOBS, POD_DISRUPTION_BUDGETS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.selectors import object_match
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.loop import ControllerLoop
+from dra_driver.sim.loop import Controller
 from dra_driver.sim.objects import is_deleted, is_finished, is_ready, owned_by, set_condition
 
 # How long a pod whose eviction was counted is not counted as healthy, in case its deletion never comes.
 _EVICTION_COUNTS = timedelta(minutes=2)
 
 
-class DisruptionController:
-    """The controller's thread. Start it once, stop it once."""
-
+class DisruptionController(Controller):
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._loop = ControllerLoop("disruption-controller", store, (POD_DISRUPTION_BUDGETS, PODS), self.step)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    def stop(self) -> None:
-        self._loop.stop()
+        super().__init__("disruption-controller", store, (POD_DISRUPTION_BUDGETS, PODS))
 
     def step(self) -> float | None:
         """Reconcile all budgets once; returns 10 s while an eviction is counted whose pod is still there."""
@@ -89,7 +80,6 @@ def _wanted(spec: Obj, pods: Sequence[Obj], scale: int) -> tuple[int, int]:
 
 
 def _scaled(value: int | str, of: int) -> int:
-    """A number, or a percentage rounded up."""
     if isinstance(value, int):
         return value
     percent = value.removesuffix("%")

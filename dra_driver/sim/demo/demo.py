@@ -7,7 +7,7 @@ fails if an example does not meet its expectations or leaves something behind.
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dra_driver.core.errors import ConfigurationError
@@ -15,18 +15,15 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo import forms, health, moving, pending
-from dra_driver.sim.demo.cluster_pool import ClusterPool
+from dra_driver.sim.demo.chapter import Say, columns, table
 from dra_driver.sim.demo.policies import PolicyChapter
-from dra_driver.sim.demo.render import columns, table
-from dra_driver.sim.demo.requirements import Requirements, group_examples
+from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples
 from dra_driver.sim.demo.scenario import ExampleResult, Scenario
 from dra_driver.sim.demo.usage import UsageChapter
 
 NODES_OF_DEMO = {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}
 CLASSES = Path("deploy/base/deviceclasses.yaml")
 EXAMPLES = Path("examples")
-
-Say = Callable[[str], None]
 
 
 def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
@@ -85,7 +82,7 @@ def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tu
     with PolicyChapter(cluster, say) as chapter:
         chapter.apply()
         results = _run_all(cluster, examples[:first], say)
-        chapter.show()
+        chapter.show_outcome()
         results += _run_all(cluster, examples[first:], say)
         chapter.restored()
     return results, not chapter.problem
@@ -139,7 +136,6 @@ def _devices(cluster: Cluster) -> str:
 
 
 def _value(device: Obj, attribute: str) -> str:
-    """The attribute's value, of any type, "-" without it."""
     return str(next(iter(dig(device, "attributes", attribute, default={"": "-"}).values())))
 
 

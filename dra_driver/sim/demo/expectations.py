@@ -14,8 +14,7 @@ expectations. `requirements` reads which cluster an example needs.
     # expect: deployment/NAME Available             every replica available
     # expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
     # expect: pods A B same MIG device              and: different MIG devices
-    # expect: containers POD/C1 POD/C2 same GPU     and the other three
-"""
+    # expect: containers POD/C1 POD/C2 same GPU     and the other three"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -25,12 +24,29 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError, DraError
-from dra_driver.kube.published.listing import Devices, difference, observed_devices
+from dra_driver.kube.published.listing import Devices, described_devices, difference, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
-from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.client import Client
-from dra_driver.sim.demo.observed import allocated_devices
-from dra_driver.sim.objects import condition, is_ready
+from dra_driver.sim.objects import claim_names, condition, extended_claim_name, is_ready
+
+
+def allocated_devices(pod: Obj, client: Client) -> Devices:
+    """The devices allocated to the pod's claims, as ResourceSlices describe them; a share counts as its GPU."""
+    claims = filter(None, [name for _, name in claim_names(pod)] + [extended_claim_name(pod)])
+    results = [
+        result
+        for name in claims
+        for result in entries(
+            client.find(RESOURCE_CLAIMS, name, pod["metadata"]["namespace"]),
+            "status",
+            "allocation",
+            "devices",
+            "results",
+        )
+    ]
+    return described_devices(results, client.list(RESOURCE_SLICES, ""))
+
 
 _LINE: Final = re.compile(r"^#[ \t]*expect:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _NAME: Final = r"[a-z0-9][a-z0-9.-]*"

@@ -1,21 +1,19 @@
-"""A chapter of the demonstration: a GpuPolicy is applied as an object, what became of it is shown, and it is deleted.
+"""Chapter: a GpuPolicy is applied as an object, its outcome is shown, and it is deleted.
 
-Nodes and the controller write what they know a few seconds later, and a deleted policy counts for five seconds more: so
-the chapter has three parts, and examples run between them.
+Nodes and the controller report a few seconds later, and a deleted policy counts for five more seconds. So the chapter
+has three parts, and examples run between them.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Mapping
 from typing import Final
 
-from dra_driver.core.errors import DraError, RetryableError
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
+from dra_driver.core.errors import RetryableError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import GPU_NODES, GPU_POLICIES
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo.chapter import WAIT_S, Say
-from dra_driver.sim.demo.render import table
+from dra_driver.sim.demo.chapter import Chapter, Say
 from dra_driver.sim.node.node_process import ControllerSubprocess
 
 TITLE: Final = "--- a policy as an object"
@@ -23,15 +21,15 @@ NAME: Final = "vision"
 _TEAM: Final = {"name": "team", "string": "vision"}
 
 
-class PolicyChapter:
-    """`apply`, `show` and `restored` in this order, each once, with a running controller inside the context.
+class PolicyChapter(Chapter):
+    """`apply`, `show_outcome` and `restored` in this order, each once, with a running controller inside the context.
 
-    The policy is for one GPU, which claims may still have whole: examples that run meanwhile do not miss it.
-    ``problem`` is the first unmet expectation, "" without one; the parts after it do nothing but delete the policy.
+    The policy is for one GPU, which claims may still have whole, so examples that run between the parts do not need it.
+    ``problem`` is the first unmet expectation, "" without one; the parts after it only delete the policy.
     """
 
     def __init__(self, cluster: Cluster, say: Say) -> None:
-        self._cluster, self._say = cluster, say
+        super().__init__(cluster, say, "")
         self._controller = ControllerSubprocess(cluster.kubeconfig, cluster.folder / "policies-controller.log")
         self._node, self._gpu, self._uuid = "", "", ""
         self._before: dict[str, Obj] = {}
@@ -41,69 +39,54 @@ class PolicyChapter:
         self._controller.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._controller.stop()
 
     def apply(self) -> None:
         """Create the policy, and expect that its GPU is offered as it says."""
-        self._part("a GpuPolicy changes what is published", self._apply)
+        self.part(f"{TITLE}: a GpuPolicy changes what is published", self._apply)
 
-    def show(self) -> None:
-        """Expect that the node and the controller say that the policy is in force, show both tables, and delete it."""
-        self._part("kubectl shows what became of it", self._show)
-        self._cluster.client.delete(GPU_POLICIES, NAME, "")
+    def show_outcome(self) -> None:
+        """Expect that the node and the controller report the policy in force, show both tables, and delete it."""
+        self.part(f"{TITLE}: kubectl shows its outcome", self._show)
+        self.cluster.client.delete(GPU_POLICIES, NAME, "")
         self._controller.ask_to_stop()
         if not self.problem:
-            self._say(f"$ kubectl delete gpupolicy {NAME}\n    It counts for five seconds more; examples go on.\n")
+            self.say(f"$ kubectl delete gpupolicy {NAME}\n    It counts for five more seconds; examples continue.\n")
 
     def restored(self) -> None:
         """Expect that the GPU is offered as it was before the policy."""
-        self._part("the policy is gone", self._restored)
-
-    def _part(self, title: str, story: Callable[[], None]) -> None:
-        if self.problem:
-            return
-        self._say(f"{TITLE}: {title}")
-        try:
-            story()
-        except DraError as error:
-            self.problem = str(error)
-            self._say(f"    problem  {self.problem}\n")
+        self.part(f"{TITLE}: the policy is deleted", self._restored)
 
     def _apply(self) -> None:
-        self._node, self._gpu, self._uuid = last_gpu(self._cluster.slices())
+        self._node, self._gpu, self._uuid = last_gpu(self.cluster.slices())
         self._before = self._offer()
         policy = policy_for(self._uuid)
-        self._say(f"$ kubectl apply -f {NAME}.yaml    # spec: {json.dumps(policy['spec'])}")
-        self._cluster.client.create(policy, "")
-        self._expect(lambda: unlike_policy(self._offer(), self._gpu), "the GPU to be published as the policy says")
-        self._say(f"    before   {self._described(self._before)}")
-        self._say(f"    now      {self._described(self._offer())}\n")
+        self.say(f"$ kubectl apply -f {NAME}.yaml    # spec: {json.dumps(policy['spec'])}")
+        self.cluster.client.create(policy, "")
+        self.expect(lambda: unlike_policy(self._offer(), self._gpu), "the GPU to be published as the policy says")
+        self.say(f"    before   {self._described(self._before)}")
+        self.say(f"    now      {self._described(self._offer())}\n")
 
     def _show(self) -> None:
-        self._expect(lambda: not_said_by_node(self._found(GPU_NODES, self._node), self._gpu), "the GpuNode")
-        self._expect(lambda: not_said_by_status(self._found(GPU_POLICIES, NAME)), "the status of the policy")
+        self.expect(lambda: not_said_by_node(self._found(GPU_NODES, self._node), self._gpu), "the GpuNode")
+        self.expect(lambda: not_said_by_status(self._found(GPU_POLICIES, NAME)), "the status of the policy")
         for kind in (GPU_NODES, GPU_POLICIES):
-            self._say(f"$ kubectl get {kind.plural}\n{table(kind, self._cluster.store.list(kind).items, utc_now())}\n")
+            self.show(kind, self.cluster.store.list(kind).items)
 
     def _restored(self) -> None:
         def changed() -> str | None:
             offer = self._offer()
             return None if offer == self._before else f"it is {self._described(offer)}"
 
-        self._expect(changed, "the GPU to be published as before the policy")
-        self._say(f"    again    {self._described(self._offer())}\n")
-
-    def _expect(self, check: Callable[[], str | None], what: str) -> None:
-        self._cluster.wait(check, WAIT_S, what)
+        self.expect(changed, "the GPU to be published as before the policy")
+        self.say(f"    again    {self._described(self._offer())}\n")
 
     def _found(self, kind: ResourceKind, name: str) -> Obj:
-        return self._cluster.client.find(kind, name, "") or {}
+        return self.cluster.client.find(kind, name, "") or {}
 
     def _offer(self) -> dict[str, Obj]:
-        return offer_of(self._cluster.slices(self._node), self._uuid)
+        return offer_of(self.cluster.slices(self._node), self._uuid)
 
     def _described(self, offer: Mapping[str, Obj]) -> str:
         whole = offer.get(self._gpu)

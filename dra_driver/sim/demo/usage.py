@@ -1,25 +1,21 @@
-"""A chapter of the demonstration: three claims share one GPU, one takes more than its grant, and one does nothing.
+"""Chapter: three claims share one GPU, one exceeds its grant, and one is idle.
 
-Nothing is made up: a real usage exporter looks at simulated processes, its findings go by the node process and the
-GpuNode to the controller, which evicts the one pod. That takes about 40 s, so the chapter has a cluster of its own,
-which starts first; the rest of the demonstration runs meanwhile, between its two parts. The controller starts with the
-first part, so that nothing is evicted before it was shown.
+A real usage exporter samples simulated processes. Its findings go through the node process and the GpuNode to the
+controller, which evicts the one pod. That takes about 40 s, so the chapter has its own cluster, which starts first; the
+rest of the demonstration runs between its two parts. The controller starts with the first part, so that nothing is
+evicted before it was shown.
 """
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from dra_driver.core.errors import DraError, RetryableError
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
-from dra_driver.sim.apiserver.kinds import EVENTS, PODS
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo.chapter import WAIT_S, Say, end_namespace
-from dra_driver.sim.demo.render import table
+from dra_driver.sim.demo.chapter import Chapter, Say
 from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
 
@@ -36,27 +32,26 @@ EVICTED: Final = "GpuEviction"
 IDLE_S: Final = 20
 EVICTED_S: Final = 120.0
 _GIB: Final = 2**30
-_COMMAND_S: Final = 60.0
 
 
-class UsageChapter:
+class UsageChapter(Chapter):
     """`told` and `ended` in this order, each once, inside the context, which starts and stops the cluster.
 
-    ``root`` is the folder with the examples. ``problem`` is the first unmet expectation, "" without one; later parts do
-    nothing then.
+    ``root`` is the directory with the examples.
     """
 
     def __init__(self, root: Path, say: Say) -> None:
-        self._root, self._say = root, say
-        self._cluster = Cluster(NODES, policies=[root / POLICY], usage=True)
+        super().__init__(Cluster(NODES, policies=[root / POLICY], usage=True), say, NAMESPACE)
+        self._root = root
         self._children = ExitStack()
         self._before: dict[str, str] = {}
-        self.problem = ""
 
     def __enter__(self) -> "UsageChapter":
         try:
-            self._children.callback(self._cluster.stop)
-            self._start()
+            self._children.callback(self.cluster.stop)
+            self.cluster.start()
+            self.cluster.apply(self._root / "deploy/base/deviceclasses.yaml")
+            self.cluster.apply(self._root / PODS_OF_CHAPTER, NAMESPACE)
         except DraError as error:
             self.problem = f"the cluster with usage exporters does not start: {error}"
         except BaseException:
@@ -64,83 +59,56 @@ class UsageChapter:
             raise
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._children.close()
 
     def told(self) -> None:
-        """Expect that the exporter sees what each pod uses, and that the one over its grant is told."""
-        self._part("one is over its grant, and is told", self._told)
+        """Expect that the exporter sees the use of each pod, and that the pod over its grant gets events."""
+        self.part(f"{TITLE}: one exceeds its grant, and gets a warning", self._told)
 
     def ended(self) -> None:
-        """Expect that it is evicted and the others are not, and that the idle claim is found."""
-        self._part("it is evicted, and the others go on", self._ended)
-
-    def _start(self) -> None:
-        self._cluster.start()
-        self._cluster.apply(self._root / "deploy/base/deviceclasses.yaml")
-        self._cluster.apply(self._root / PODS_OF_CHAPTER, NAMESPACE)
+        """Expect that this pod is evicted, that the others keep running, and that the idle claim is found."""
+        self.part(f"{TITLE}: it is evicted, and the others keep running", self._ended)
 
     def _start_controller(self) -> None:
-        log = self._cluster.folder / "controller.log"
-        controller = ControllerSubprocess(self._cluster.kubeconfig, log, ["--evict-over-grant", "true"])
+        log = self.cluster.folder / "controller.log"
+        controller = ControllerSubprocess(self.cluster.kubeconfig, log, ["--evict-over-grant", "true"])
         controller.start()
         self._children.callback(controller.stop)
 
-    def _part(self, title: str, story: Callable[[], None]) -> None:
-        self._say(f"{TITLE}: {title}")
-        try:
-            if not self.problem:
-                story()
-        except DraError as error:
-            self.problem = str(error)
-        if self.problem:
-            self._say(f"    problem  {self.problem}\n")
-
     def _told(self) -> None:
-        self._expect(lambda: not_running(self._running(), USED_GIB), "the pods to run")
-        self._expect(lambda: unlike_used(self._seen(), USED_GIB), "the exporter to see what each pod uses")
+        self.expect(lambda: not_running(self._running(), USED_GIB), "the pods to run")
+        self.expect(lambda: unlike_used(self._seen(), USED_GIB), "the exporter to see what each pod uses")
         self._before = self._running()
         self._start_controller()
-        self._say(f"    {', '.join(self._before)} have 12 GiB of one GPU each. The policy, {POLICY},")
-        self._say("    evicts a pod whose claim has more than that for 10 s after the pod was told.\n")
-        self._kubectl("usage")
-        self._expect(lambda: not_told(self._events(GREEDY), *TOLD), "the pod over its grant to be told", EVICTED_S)
+        self.say(f"    {', '.join(self._before)} have 12 GiB of one GPU each. The policy {POLICY}")
+        self.say("    evicts a pod whose claim exceeds that for 10 s after the warning.\n")
+        self._kubectl_dra("usage")
+        self.expect(lambda: not_told(self._events(GREEDY), *TOLD), "the pod over its grant to be told", EVICTED_S)
         self._say_events(GREEDY, *TOLD)
-        self._say("    Examples go on meanwhile.\n")
+        self.say("    Examples continue.\n")
 
     def _ended(self) -> None:
-        self._expect(lambda: not_told(self._events(GREEDY), EVICTED), "the pod over its grant to be evicted", EVICTED_S)
-        self._expect(lambda: "it still runs" if GREEDY in self._pods() else None, "the evicted pod to end")
+        self.expect(lambda: not_told(self._events(GREEDY), EVICTED), "the pod over its grant to be evicted", EVICTED_S)
+        self.expect(lambda: "it still runs" if GREEDY in self._by_name() else None, "the evicted pod to end")
         self._say_events(GREEDY, EVICTED)
         wanted = {name: used for name, used in USED_GIB.items() if name != GREEDY}
-        self._expect(lambda: unlike_used(self._seen(), wanted), "the exporter to see that it ended")
-        self._expect(lambda: disturbed(self._before, self._running(), wanted), "the other pods to go on")
+        self.expect(lambda: unlike_used(self._seen(), wanted), "the exporter to see that it ended")
+        self.expect(lambda: disturbed(self._before, self._running(), wanted), "the other pods to keep running")
         for name in wanted:
             if said := [reason for reason in self._events(name) if reason in (*TOLD, EVICTED)]:
                 raise RetryableError(f"pod {name} keeps its grant, and was told {', '.join(said)}")
-        self._say(f"$ kubectl get pods -n {NAMESPACE}\n{table(PODS, self._pods().values(), utc_now())}\n")
-        self._kubectl("usage")
-        self._expect(lambda: not_idle_yet(self._answer(), SLEEPY), "the exporter to see the claim unused for a while")
-        idle = self._kubectl("idle", "--idle-for", f"{IDLE_S}s")
-        if problem := not_found_idle(idle, SLEEPY):
+        self.show(PODS, self.pods(), f" -n {NAMESPACE}")
+        self._kubectl_dra("usage")
+        self.expect(
+            lambda: not_idle_yet(self._answer(), SLEEPY), f"the exporter to see the claim unused for {IDLE_S} s"
+        )
+        if problem := not_found_idle(self._kubectl_dra("idle", "--idle-for", f"{IDLE_S}s"), SLEEPY):
             raise RetryableError(problem)
-        end_namespace(self._cluster, NAMESPACE)
+        self.end()
 
-    def _kubectl(self, *command: str) -> str:
-        """Run ``kubectl dra`` as a person would, and say what it prints. Raises RetryableError when it fails."""
-        arguments = [*command, "-n", NAMESPACE]
-        whole = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments]
-        whole += ["--kubeconfig", str(self._cluster.kubeconfig)]
-        try:
-            done = subprocess.run(whole, cwd=self._root, capture_output=True, text=True, timeout=_COMMAND_S, check=True)
-        except subprocess.CalledProcessError as error:
-            raise RetryableError(f"kubectl dra {' '.join(arguments)} failed: {error.stderr.strip()}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise RetryableError(f"kubectl dra {' '.join(arguments)} did not run: {error}") from error
-        self._say(f"$ kubectl dra {' '.join(arguments)}\n{done.stderr}{done.stdout}")
-        return done.stdout
+    def _kubectl_dra(self, *arguments: str) -> str:
+        return self.command("kubectl dra", *arguments, "-n", NAMESPACE, *self.kubeconfig, folder=self._root)
 
     def _seen(self) -> dict[str, float]:
         """GiB that the exporter sees by pod; {} while it does not answer."""
@@ -148,35 +116,26 @@ class UsageChapter:
 
     def _answer(self) -> Mapping[str, object]:
         """The exporter's ``/usage``; {} while it does not answer."""
-        exporter = next(iter(self._cluster.nodes.values())).exporter
+        exporter = next(iter(self.cluster.nodes.values())).exporter
         try:
             return exporter.usage() if exporter is not None else {}
         except RetryableError:
             return {}
 
-    def _pods(self) -> dict[str, Obj]:
-        return {pod["metadata"]["name"]: pod for pod in self._cluster.store.list(PODS, NAMESPACE).items}
+    def _by_name(self) -> dict[str, Obj]:
+        return {pod["metadata"]["name"]: pod for pod in self.pods()}
 
     def _running(self) -> dict[str, str]:
         """UIDs of pods that run and were never restarted, by name."""
-        return {
-            name: pod["metadata"]["uid"] for name, pod in self._pods().items() if is_ready(pod) and _restarts(pod) == 0
-        }
+        pods = self._by_name().items()
+        return {name: pod["metadata"]["uid"] for name, pod in pods if is_ready(pod) and _restarts(pod) == 0}
 
     def _events(self, pod: str) -> dict[str, str]:
-        """What was said about a pod, by reason."""
-        return {
-            str(item["reason"]): str(item["message"])
-            for item in self._cluster.store.list(EVENTS, NAMESPACE).items
-            if item["involvedObject"].get("kind") == "Pod" and item["involvedObject"].get("name") == pod
-        }
+        return {reason: message for name, reason, message in self.events() if name == pod}
 
     def _say_events(self, pod: str, *reasons: str) -> None:
         events = self._events(pod)
-        self._say("".join(f"    event    {pod}: {reason}: {events[reason]}\n" for reason in reasons))
-
-    def _expect(self, check: Callable[[], str | None], what: str, within_s: float = WAIT_S) -> None:
-        self._cluster.wait(check, within_s, what)
+        self.say("".join(f"    event    {pod}: {reason}: {events[reason]}\n" for reason in reasons))
 
 
 def used_by_pod(answer: Mapping[str, object]) -> dict[str, float]:
@@ -198,7 +157,6 @@ def not_idle_yet(answer: Mapping[str, object], pod: str) -> str | None:
 
 
 def unlike_used(seen: Mapping[str, float], wanted: Mapping[str, float]) -> str | None:
-    """How use differs from what is expected; None if it does not."""
     return None if seen == wanted else f"it sees {dict(seen) or 'nothing'} (GiB by pod)"
 
 
@@ -208,7 +166,6 @@ def not_running(running: Iterable[str], names: Iterable[str]) -> str | None:
 
 
 def not_told(events: Mapping[str, str], *reasons: str) -> str | None:
-    """Which events are missing."""
     missing = [reason for reason in reasons if reason not in events]
     return f"no event {', '.join(missing)}, only {', '.join(events) or 'none'}" if missing else None
 

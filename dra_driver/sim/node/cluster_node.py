@@ -1,15 +1,40 @@
-"""One node of the embedded cluster: kubelet, node process and MPS host, and the check for what claims left on it."""
+"""One node of the embedded cluster: kubelet, node process, MPS host, exporter, and the check for leftovers."""
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Final
 
+from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.node.exporter_pod import show_exporter
-from dra_driver.sim.node.exporter_process import ExporterSubprocess
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
-from dra_driver.sim.node.node_process import DriverSubprocess, MpsHostSubprocess, NodeSubprocess
+from dra_driver.sim.node.node_process import DriverSubprocess, ExporterSubprocess, MpsHostSubprocess, NodeSubprocess
+
+NAMESPACE: Final = "dra-driver"
+PORT: Final = 8082
+"""The port of the chart's exporter; what answers for it is the process' own port on loopback."""
+_LABELS: Final = {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": "exporter"}
+
+
+def show_exporter(store: Store, node: str, number: int, local_port: int) -> str:
+    """Create the pod on ``node`` and let the API server's proxy lead to ``local_port``; returns the pod's UID."""
+    with suppress(AlreadyExistsError):
+        store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+    name = f"dra-driver-exporter-{number}"
+    store.ports.serve(NAMESPACE, name, PORT, local_port)
+    return str(store.create(PODS, _pod(name, node), namespace=NAMESPACE)["metadata"]["uid"])
+
+
+def _pod(name: str, node: str) -> Obj:
+    container = {"name": "exporter", "image": "dra-driver", "ports": [{"name": "metrics", "containerPort": PORT}]}
+    return {
+        "metadata": {"name": name, "labels": _LABELS},
+        "spec": {"nodeName": node, "containers": [container], "tolerations": [{"operator": "Exists"}]},
+    }
+
 
 DRIVER = "gpu.nvidia.com"
 SIMULATED_STATE = "simulated-gpus.json"
@@ -61,7 +86,6 @@ class ClusterNode:
         self.kubelet.start()
 
     def claim_files(self) -> list[Path]:
-        """CDI documents of claims on this node."""
         return sorted(self.folders.cdi.glob(f"k8s.{DRIVER}-claim_*"))
 
     def journal_rows(self) -> int:
@@ -92,7 +116,6 @@ class ClusterNode:
         ]
 
     def _container_folders(self) -> list[str]:
-        """UIDs of the pods that have one."""
         return [path.name for path in self.folders.views.iterdir()]
 
     def leftovers(self) -> list[str]:

@@ -1,9 +1,13 @@
-"""A container of the embedded cluster: a folder with the files that it would see, and a check run on that folder.
+"""A container of the embedded cluster: a directory with the files that it would see, and a check run on that directory.
 
 Device nodes become empty files and mounts become symbolic links, so no privilege is needed and the host does not
-change. The check is the mounted ``nvidia-smi -L``, run with DRA_SIM_SYSROOT set to the folder. The container's log is
-its output, followed by the container's ``CUDA_*`` variables by name. The pod's commands and CDI hooks are not run.
-Error messages are those of containerd and runc. A crash leaves a folder that the next `create` replaces.
+change. The check is the mounted ``nvidia-smi -L``, run with DRA_SIM_SYSROOT set to the directory. The log of the
+container is its output, followed by the ``CUDA_*`` variables by name. Commands of the pod and CDI hooks are not run.
+Error messages are those of containerd and runc. A crash leaves a directory that the next `create` replaces.
+
+CDI documents are read as a container runtime does: priorities of directories, conflicts, and the order of edits (CDI
+specification; cncf-tags/container-device-interface pkg/cdi, cache.go and container-edits.go). Does not import
+`dra_driver.hardware.cdi`, which writes such files: a shared mistake would hide itself.
 """
 
 import json
@@ -12,20 +16,102 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.errors import RetryableError
-from dra_driver.sim.node.cdi_files import Edits, Wire, inject
 from dra_driver.sim.node.kubelet_state import DeviceResponse
+
+Wire = dict[str, Any]
+
+
+class _Found(Struct, frozen=True):
+    path: Path
+    document: Wire
+    device: Wire
+
+
+class Edits(Struct, kw_only=True):
+    """Container edits collected for one container, in the order of application."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    device_nodes: dict[str, Wire] = field(default_factory=dict)
+    mounts: dict[str, Wire] = field(default_factory=dict)
+    hooks: list[Wire] = field(default_factory=list)
+
+    def add(self, wire: Wire) -> None:
+        """Add one ``containerEdits``: variables replace by name, device nodes by path, mounts by target."""
+        for item in wire.get("env") or ():
+            name, _, value = item.partition("=")
+            self.env[name] = value
+        for node in wire.get("deviceNodes") or ():
+            self.device_nodes[node["path"]] = node
+        for mount in wire.get("mounts") or ():
+            self.mounts.pop(mount["containerPath"], None)
+            self.mounts[mount["containerPath"]] = mount
+        self.hooks.extend(wire.get("hooks") or ())
+
+    @property
+    def sorted_mounts(self) -> list[Wire]:
+        """Mounts by depth of their target, so that no mount hides a deeper one."""
+        return sorted(self.mounts.values(), key=lambda mount: mount["containerPath"].rstrip("/").count("/"))
+
+
+def inject(directories: Sequence[Path], names: Iterable[str]) -> Edits:
+    """The edits for qualified device names. Raises RetryableError with containerd's message if one does not resolve.
+
+    Later ``directories`` win over earlier ones. Repeated names count once.
+    """
+    devices = _load(directories)
+    wanted = list(dict.fromkeys(names))
+    missing = [name for name in wanted if name not in devices]
+    if missing:
+        raise RetryableError(
+            "failed to create containerd container: CDI device injection failed: unresolvable CDI devices "
+            + ", ".join(missing)
+        )
+    edits, seen = Edits(), set()
+    for name in wanted:
+        found = devices[name]
+        if found.path not in seen:
+            seen.add(found.path)
+            edits.add(found.document.get("containerEdits") or {})
+        edits.add(found.device.get("containerEdits") or {})
+    return edits
+
+
+def _load(directories: Sequence[Path]) -> dict[str, _Found]:
+    """Resolvable devices by qualified name; leaves out a name that two documents of one directory define."""
+    devices: dict[str, _Found] = {}
+    for directory in directories:
+        here: dict[str, list[_Found]] = {}
+        for path in sorted(directory.glob("*.json")):
+            document = _read(path)
+            for device in document.get("devices") or ():
+                found = _Found(path, document, device)
+                here.setdefault(f"{document.get('kind')}={device.get('name')}", []).append(found)
+        for name, definitions in here.items():
+            devices.pop(name, None)
+            if len(definitions) == 1:
+                devices[name] = definitions[0]
+    return devices
+
+
+def _read(path: Path) -> Wire:
+    """The document, an empty one if it cannot be read: it must not affect the others."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
 
 CHECK_TIMEOUT_S = 10.0
 MAX_LOG_BYTES = 64 * 1024
 
 
 class CheckResult(Struct, frozen=True, kw_only=True):
-    """Output and exit code of the container's check."""
-
     exit_code: int
     output: str
 
@@ -70,7 +156,6 @@ class ContainerView:
 
     @property
     def exists(self) -> bool:
-        """Whether `create` has finished."""
         return (self._folder / "config.json").exists()
 
     @property

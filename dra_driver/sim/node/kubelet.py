@@ -12,23 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
-from dra_driver.core._pb.pluginregistration import api_pb2 as registration
+from dra_driver.conformance import plugin as registry
+from dra_driver.conformance.plugin import DRA_SERVICES, PluginInfo, PrepareAnswer
+from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import RetryableError
+from dra_driver.core.unix_grpc import CallError
+from dra_driver.core.worker import Worker
 from dra_driver.sim.node.device_health import HealthCache
-from dra_driver.sim.node.dra_plugin import CHANNEL_OPTIONS, SERVICES, DraPlugin, call_unary
+from dra_driver.sim.node.dra_plugin import DraPlugin
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
-from dra_driver.sim.node.registry import Identity, check_served, find_sockets
 
 log = logging.getLogger(__name__)
 
-DIAL_TIMEOUT_S: Final = 10.0
-GET_INFO_TIMEOUT_S: Final = 1.0
-NOTIFY_TIMEOUT_S: Final = 5.0
+_LIMITS: Final = TimeLimits()
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 122.0
 
@@ -36,7 +35,7 @@ LONGEST_BACKOFF_S: Final = 122.0
 class _Socket:
     """State of one registration socket: its plugin once registered, else when to try again."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: tuple[int, int]) -> None:
         self.identity = identity
         self.plugin: DraPlugin | None = None
         self.backoff = Backoff(first_s=FIRST_BACKOFF_S, longest_s=LONGEST_BACKOFF_S)
@@ -72,18 +71,14 @@ class DraManager:
         self._absent_since: dict[str, float] = {}
         self._claim_locks: dict[str, threading.Lock] = {}  # one per claim, for as long as this kubelet lives
         self._sockets: dict[Path, _Socket] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
+        self._worker = Worker("kubelet-registry", self._look)
 
     def start(self) -> None:
-        """Start the thread that looks for plugins."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Close all connections; claims stay prepared, as when a kubelet stops. Idempotent."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(DIAL_TIMEOUT_S)
+        self._worker.stop(_LIMITS.dial_s)
         with self._lock:
             plugins = [plugin for instances in self._plugins.values() for plugin in instances]
             self._plugins = {}
@@ -117,7 +112,9 @@ class DraManager:
             wanted = [claim for claim in claims if not self.state.is_prepared(claim.uid)]
             for driver in sorted({driver for claim in wanted for driver in claim.drivers}):
                 of_driver = [claim for claim in wanted if driver in claim.drivers]
-                self._check(of_driver, answers := self.plugin(driver).prepare(of_driver), "NodePrepareResources")
+                answers = self.plugin(driver).prepare(of_driver)
+                errors = {uid: answer.error for uid, answer in answers.items()}
+                self._check(of_driver, errors, "NodePrepareResources")
                 for claim in of_driver:
                     self.state.set_prepared(claim.uid, driver, _devices(driver, answers[claim.uid]))
 
@@ -141,28 +138,24 @@ class DraManager:
             yield
 
     @staticmethod
-    def _check(claims: Sequence[NodeClaim], answers: dict[str, Any], method: str) -> None:
+    def _check(claims: Sequence[NodeClaim], errors: dict[str, str], method: str) -> None:
         asked = {claim.uid: claim for claim in claims}
-        for uid, answer in answers.items():
+        for uid, error in errors.items():
             if uid not in asked:
                 raise RetryableError(f"{method} returned a claim that was not requested: {uid}")
-            if answer.error:
+            if error:
                 label = f"{asked[uid].namespace}/{asked[uid].name}"
-                raise RetryableError(f"{method} failed for ResourceClaim {label}: {answer.error}")
-        if len(answers) < len(asked):
-            raise RetryableError(f"{method} skipped {len(asked) - len(answers)} ResourceClaims")
+                raise RetryableError(f"{method} failed for ResourceClaim {label}: {error}")
+        if len(errors) < len(asked):
+            raise RetryableError(f"{method} skipped {len(asked) - len(errors)} ResourceClaims")
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._scan_sockets()
-                self._wipe_absent()
-            except Exception:  # thread boundary: an unexpected file must not stop registration
-                log.exception("plugin registration failed")
-            self._stop.wait(self._interval_s)
+    def _look(self) -> float:
+        self._scan_sockets()
+        self._wipe_absent()
+        return self._interval_s
 
     def _scan_sockets(self) -> None:
-        found = dict(find_sockets(self._registry))
+        found = dict(registry.sockets(self._registry))
         for path in [path for path, known in self._sockets.items() if found.get(path) != known.identity]:
             self._deregister(self._sockets.pop(path))
         for path, identity in found.items():
@@ -172,59 +165,57 @@ class DraManager:
 
     def _register(self, path: Path, known: _Socket) -> None:
         try:
-            known.plugin = self._handshake(path)
+            known.plugin = self._handshake(path, known.identity)
         except RetryableError as error:
             backoff_s = known.backoff.next_s()
             known.not_before = monotonic() + backoff_s
             log.warning("plugin not registered", extra={"socket": path, "reason": error, "retry_s": backoff_s})
 
-    def _handshake(self, path: Path) -> DraPlugin:
-        check_served(path, GET_INFO_TIMEOUT_S)
-        with grpc.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS) as channel:
-            try:
-                grpc.channel_ready_future(channel).result(DIAL_TIMEOUT_S)
-            except grpc.FutureTimeoutError as error:
-                raise RetryableError(f"no process accepts connections at {path}") from error
-            info = call_unary(
-                channel, registration, "Registration", "GetInfo", registration.InfoRequest(), GET_INFO_TIMEOUT_S
-            )
-            try:
-                service = self._validate(info)
-            except RetryableError as error:
-                self._notify(channel, registered=False, error=str(error))
-                raise
-            plugin = DraPlugin(info.name, info.endpoint or str(path), service, self.health)
-            with self._lock:
-                self._plugins.setdefault(info.name, []).append(plugin)
-                self._absent_since.pop(info.name, None)
-            try:
-                self._notify(channel, registered=True)
-            except RetryableError:
-                self._remove(plugin)
-                raise
+    def _handshake(self, path: Path, identity: tuple[int, int]) -> DraPlugin:
+        registrar = registry.ask(path, identity, _LIMITS)
+        if registrar.info is None:
+            raise RetryableError(registrar.problem)
+        info = registrar.info
+        try:
+            service = self._validate(info)
+        except RetryableError as error:
+            self._notify(path, error=str(error))
+            raise
+        plugin = DraPlugin(info, service, self.health)
+        with self._lock:
+            self._plugins.setdefault(info.name, []).append(plugin)
+            self._absent_since.pop(info.name, None)
+        try:
+            self._notify(path)
+        except RetryableError:
+            self._remove(plugin)
+            raise
         log.info("plugin registered", extra={"driver": info.name, "endpoint": plugin.endpoint, "service": service})
         return plugin
 
-    def _validate(self, info: Any) -> str:
+    def _validate(self, info: PluginInfo) -> str:
         """The service to call: the first entry of the driver's list that a kubelet supports."""
         if info.type != "DRAPlugin":
             raise RetryableError(f"no handler registered for plugin type: {info.type}")
-        service: str | None = next((version for version in info.supported_versions if version in SERVICES), None)
+        service: str | None = next((version for version in info.versions if version in DRA_SERVICES), None)
         if service is None:
-            listed = list(info.supported_versions)
-            raise RetryableError(f"DRA plugin {info.name} supports none of {list(SERVICES)}, only {listed}")
+            listed = list(info.versions)
+            raise RetryableError(f"DRA plugin {info.name} supports none of {list(DRA_SERVICES)}, only {listed}")
         with self._lock:
             for other in self._plugins.get(info.name, ()):
-                if info.endpoint and other.endpoint == info.endpoint:
+                if other.endpoint == info.endpoint:
                     raise RetryableError(
                         f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}"
                     )
         return service
 
     @staticmethod
-    def _notify(channel: grpc.Channel, *, registered: bool, error: str = "") -> None:
-        status = registration.RegistrationStatus(plugin_registered=registered, error=error)
-        call_unary(channel, registration, "Registration", "NotifyRegistrationStatus", status, NOTIFY_TIMEOUT_S)
+    def _notify(path: Path, error: str = "") -> None:
+        """Tell the plugin that it is registered, or why it is not."""
+        try:
+            registry.notify(path, _LIMITS, registered=not error, error=error)
+        except CallError as failure:
+            raise RetryableError(str(failure)) from failure
 
     def _deregister(self, known: _Socket) -> None:
         if known.plugin is not None:
@@ -252,15 +243,15 @@ class DraManager:
                 self._on_wipe(name)
 
 
-def _devices(driver: str, answer: Any) -> tuple[DeviceResponse, ...]:
+def _devices(driver: str, answer: PrepareAnswer) -> tuple[DeviceResponse, ...]:
     return tuple(
         DeviceResponse(
             driver=driver,
-            request_names=tuple(device.request_names),
-            pool=device.pool_name,
-            device=device.device_name,
-            cdi_ids=tuple(device.cdi_device_ids),
-            share_id=getattr(device, "share_id", ""),  # not in v1beta1
+            request_names=device.requests,
+            pool=device.pool,
+            device=device.device,
+            cdi_ids=device.cdi_ids,
+            share_id=device.share_id or "",
         )
         for device in answer.devices
     )

@@ -93,7 +93,6 @@ class KubeletState:
         return self.devices(uids[0]) if uids else ()
 
     def claims_of(self, pod_uid: str) -> list[NodeClaim]:
-        """The claims that the pod uses."""
         with self._lock:
             return [entry.claim for entry in self._entries.values() if pod_uid in entry.pods]
 
@@ -113,14 +112,12 @@ class KubeletState:
             return last
 
     def forget(self, uids: Iterable[str]) -> None:
-        """Remove claims that are unprepared."""
         with self._lock:
             for uid in uids:
                 self._entries.pop(uid, None)
             self._save()
 
     def pods(self) -> frozenset[str]:
-        """Pods that use a claim on this node."""
         with self._lock:
             return frozenset(pod for entry in self._entries.values() for pod in entry.pods)
 

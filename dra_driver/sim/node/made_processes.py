@@ -54,7 +54,6 @@ class MadeProcesses:
         return pid
 
     def end(self, pod_uid: str, container: str) -> None:
-        """The container has ended. Idempotent."""
         identity = container_id(pod_uid, container)
         for cgroup in self._proc.glob("[0-9]*/cgroup"):
             with suppress(FileNotFoundError):  # of another container that ends now
@@ -65,5 +64,4 @@ class MadeProcesses:
 
 
 def container_id(pod_uid: str, container: str) -> str:
-    """64 hexadecimal digits, as containerd's."""
     return hashlib.sha256(f"{pod_uid}/{container}".encode()).hexdigest()

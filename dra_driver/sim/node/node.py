@@ -16,13 +16,12 @@ from dra_driver.scheduler.allocation import MAX_PODS
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.loop import ControllerLoop
+from dra_driver.sim.loop import Controller
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.made_processes import MadeProcesses
 from dra_driver.sim.node.pod_resources import PodResourcesServer, answer_of
 from dra_driver.sim.node.pod_worker import PodHost, PodWorker
 from dra_driver.sim.objects import is_finished, uid
-from dra_driver.sim.recorder import StoreEventRecorder
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +48,11 @@ class NodeFolders:
         self.exporter_log = root / "exporter.log"
 
     def make(self) -> None:
-        """Create missing folders."""
         for folder in (self.registry, self.plugins, self.cdi, self.views, self.shm):
             folder.mkdir(parents=True, exist_ok=True)
 
 
-class SimulatedKubelet:
+class SimulatedKubelet(Controller):
     """The kubelet of one node. Start it once, stop it once; a new instance over the same folders is a restart.
 
     `stop` leaves containers running and claims prepared, as stopping a real kubelet does.
@@ -72,11 +70,10 @@ class SimulatedKubelet:
         restart_s: float = 2.0,
         wiping_delay_s: float = 30.0,
     ) -> None:
+        super().__init__(f"kubelet-{name}", store, (PODS,), "kubelet", name)
         self.name = name
         self.folders = folders
-        self._store = store
         self._number = number
-        self._stop = threading.Event()
         folders.make()
         self.dra = DraManager(
             folders.registry,
@@ -85,37 +82,36 @@ class SimulatedKubelet:
             on_wipe=self._wipe,
             on_health=self._show_health,
         )
+        self._stopping = threading.Event()
         self._host = PodHost(
             store=store,
             dra=self.dra,
-            recorder=StoreEventRecorder(store, "kubelet", name),
+            recorder=self._recorder,
             views=folders.views,
             cdi_directories=(folders.cdi,),
             host_ip=f"10.0.{number}.1",
             prepare_retry_s=prepare_retry_s,
             unprepare_retry_s=unprepare_retry_s,
             restart_s=restart_s,
-            stop=self._stop,
+            stop=self._stopping,
             processes=MadeProcesses(folders.proc, folders.log_links),
         )
         self._pod_resources = PodResourcesServer(folders.pod_resources, self._container_devices)
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()
         self._next_ip = 2
-        self._loop = ControllerLoop(f"kubelet-{name}", store, (PODS,), self.step)
 
     def start(self) -> None:
-        """Register the node, delete its slices, start all threads."""
         self._register_node()
         self._wipe("")
         self.dra.start()
         self._pod_resources.start()
-        self._loop.start()
+        super().start()
 
     def stop(self) -> None:
         """Stop all threads; pods keep running. Idempotent."""
-        self._stop.set()
-        self._loop.stop()
+        self._stopping.set()
+        super().stop()
         workers = list(self._workers.values())
         for worker in workers:
             worker.wake()
@@ -153,7 +149,7 @@ class SimulatedKubelet:
     def _worker_ended(self, pod_uid: str) -> None:
         self._finished.add(pod_uid)
         self._workers.pop(pod_uid, None)
-        self._loop.wake()
+        self.wake()
 
     def _clean_up(self, present: dict[str, Obj]) -> bool:
         """Remove container folders and claims of deleted or finished pods; returns whether a retry is needed."""

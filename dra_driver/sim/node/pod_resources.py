@@ -39,7 +39,6 @@ class PodResourcesServer:
         self._server.start()
 
     def stop(self) -> None:
-        """Idempotent."""
         self._server.stop(STOP_S).wait(STOP_S)
 
 

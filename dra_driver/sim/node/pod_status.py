@@ -37,7 +37,6 @@ States = Mapping[str, ContainerState]
 
 
 def phase(pod: Obj, states: States) -> str:
-    """The pod's phase from the states of its containers."""
     init = [states[item["name"]] for item in entries(pod, "spec", "initContainers")]
     main = [states[item["name"]] for item in entries(pod, "spec", "containers")]
     never = dig(pod, "spec", "restartPolicy") == "Never"
@@ -49,7 +48,6 @@ def phase(pod: Obj, states: States) -> str:
 
 
 def fill(pod: Obj, states: States, now: datetime, *, host_ip: str, pod_ip: str) -> None:
-    """Set ``pod["status"]`` from the states of the containers."""
     status = pod.setdefault("status", {})
     current = phase(pod, states)
     status["phase"] = current
@@ -135,7 +133,6 @@ def read_state(status: Obj) -> ContainerState:
 
 
 def all_waiting(pod: Obj) -> dict[str, ContainerState]:
-    """The states of all containers before any was started."""
     names: Sequence[str] = [
         item["name"] for part in ("initContainers", "containers") for item in entries(pod, "spec", part)
     ]

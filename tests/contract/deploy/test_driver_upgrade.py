@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dra_driver.node.process.detach_request import LABELS, PAUSED
-from dra_driver.scheduler.allocation.pod_fit import NodeUsage, unfit_reason
+from dra_driver.scheduler.allocation.nodes import NodeUsage, unfit_reason
 from tests.fakes import chart
 
 CLIENT, DRA = LABELS

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo.cluster_pool import ClusterPool
 from dra_driver.sim.demo.demo import CLASSES, checkout
-from dra_driver.sim.demo.requirements import read_requirements
+from dra_driver.sim.demo.requirements import ClusterPool, read_requirements
 from dra_driver.sim.demo.scenario import ExampleResult, Scenario
 
 HEADER = "# cluster: gpu-a=1xh100-sxm5-80gb\n"

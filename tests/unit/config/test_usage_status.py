@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert
 from msgspec.structs import replace
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from dra_driver.config.status import node_status_of, usage_in_words
 from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, ToldPod, ToldUsage
 from dra_driver.core.wire import to_wire
-from tests.unit.node.process.test_usage_believed import TOLD
 from tests.unit.node.process.test_usage_events import FOREIGN, IDLE
+from tests.unit.node.process.test_usage_validation import TOLD
 
 ALL = ToldUsage(over_grant=(TOLD,), idle=(IDLE,), unattributed=(FOREIGN,), checked_at="2026-07-01T12:00:00Z")
 
@@ -85,7 +85,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(st.sampled_from(["overGrant", "unattributed", "idle", "checkedAt"]), st.sampled_from(["pods", "since"]), JSON)
 def test_no_value_anywhere_breaks_the_reader(section: str, field: str, value: Any) -> None:
     """The controller reads what any node has written."""

@@ -191,13 +191,13 @@ def test_how_long_it_leads_begins_again_after_a_break(leases: Leases, clock: Clo
 def test_a_stopped_election_does_not_lead(leases: Leases, clock: Clock) -> None:
     first = replica(leases, clock)
     first.step()
-    first.stop()
+    first.worker.stop(0)
     assert not first.leads()
 
 
 def test_a_thread_that_hangs_is_seen(leases: Leases, clock: Clock) -> None:
     first = replica(leases, clock)
     first.step()
-    assert first.hung is None
+    assert first.worker.hung is None
     clock.now += 46
-    assert "not moved for 46 s" in str(first.hung)
+    assert "not moved for 46 s" in str(first.worker.hung)

@@ -331,11 +331,3 @@ def test_a_pod_that_was_replaced_is_no_failure(world: World) -> None:
     world.refusal = ConflictError("UID")
     world.run_until(61 + FIRST_RETRY_S)
     assert world.events == []
-
-
-def test_a_thread_that_hangs_is_seen(world: World) -> None:
-    world.evictions.step()
-    world.seconds += 100
-    assert world.evictions.hung is None
-    world.seconds += 30
-    assert "not moved for 130 s" in str(world.evictions.hung)

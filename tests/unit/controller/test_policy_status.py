@@ -199,10 +199,3 @@ def test_a_status_that_is_not_served_is_asked_for_less_and_less(cluster: Cluster
     cluster.failure = None
     cluster.run(600)
     assert cluster.condition() == "NothingSelected"
-
-
-def test_a_hung_thread_is_noticed(cluster: Cluster) -> None:
-    cluster.run(PERIOD_S)
-    assert cluster.writer.hung is None
-    cluster.seconds += 1000
-    assert cluster.writer.hung is not None

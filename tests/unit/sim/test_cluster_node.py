@@ -11,8 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
-from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
-from dra_driver.sim.node.exporter_pod import show_exporter
+from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode, show_exporter
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DriverSubprocess
 

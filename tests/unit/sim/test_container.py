@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import RetryableError
-from dra_driver.sim.node.cdi_files import inject
-from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
+from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names, inject
 from dra_driver.sim.node.kubelet_state import DeviceResponse
 
 KIND = "k8s.gpu.example.com/claim"

@@ -7,12 +7,12 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.scheduler.allocation import MAX_PODS, NodeUsage, unfit_reason
-from dra_driver.sim import manifests
+from dra_driver.sim import client as manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import Cluster, check_cel
-from dra_driver.sim.demo.render import table
+from dra_driver.sim.demo.chapter import table
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import condition, set_condition
 from dra_driver.sim.recorder import StoreEventRecorder

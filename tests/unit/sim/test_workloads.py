@@ -7,9 +7,7 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
-from dra_driver.sim.controllers.deployments import DeploymentController
-from dra_driver.sim.controllers.jobs import JobController
-from dra_driver.sim.controllers.replicasets import ReplicaSetController
+from dra_driver.sim.controllers.workloads import DeploymentController, JobController, ReplicaSetController
 from dra_driver.sim.objects import condition
 
 

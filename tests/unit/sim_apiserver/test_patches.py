@@ -4,10 +4,7 @@ import pytest
 
 from dra_driver.core.errors import ConflictError, InvalidObjectError, KubernetesApiError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS, RESOURCE_CLAIMS
-from dra_driver.sim.apiserver.patch.jsonpatch import apply_json_patch
-from dra_driver.sim.apiserver.patch.mergepatch import merge
-from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, Patch
-from dra_driver.sim.apiserver.patch.strategicpatch import strategic_merge
+from dra_driver.sim.apiserver.patching import APPLY_PATCH, Patch, apply_json_patch, merge, strategic_merge
 from dra_driver.sim.apiserver.schema import type_of
 from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod

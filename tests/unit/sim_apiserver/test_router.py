@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import KubernetesApiError
-from dra_driver.sim.apiserver.discovery import aggregated
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.paths import target_of
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, target_of
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, log_text
 from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.store import Store
@@ -40,7 +38,6 @@ def _json(reply: Any) -> Any:
         ("/api/v1/namespaces/a", ("namespaces", "", "a", "")),
         ("/api/v1/namespaces/a/finalize", ("namespaces", "", "a", "finalize")),
         ("/apis/resource.k8s.io/v1/resourceslices/s", ("resourceslices", "", "s", "")),
-        ("/apis/events.k8s.io/v1/namespaces/a/events", ("events", "a", "", "")),
     ],
 )
 def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> None:
@@ -69,19 +66,12 @@ def test_paths_that_name_nothing(path: str) -> None:
 
 
 def test_discovery_and_openapi_cover_every_kind() -> None:
-    """Each kind is in the aggregated document and has a patch operation with fieldValidation."""
+    """Each kind is in the resources of its group and has a patch operation with fieldValidation."""
     store = Store()
-    listed = {
-        (item["metadata"]["name"], resource["resource"])
-        for core in (True, False)
-        for item in aggregated(core=core)["items"]
-        for version in item["versions"]
-        for resource in version["resources"]
-    }
     index = _json(_ask(store, "GET", "/openapi/v3"))["paths"]
     for kind in ALL_KINDS:
-        assert (kind.group, kind.plural) in listed
         root = f"apis/{kind.group}/{kind.version}" if kind.group else "api/v1"
+        assert kind.plural in {item["name"] for item in _json(_ask(store, "GET", f"/{root}"))["resources"]}
         document = _json(_ask(store, "GET", index[root]["serverRelativeURL"].partition("?")[0]))
         patches = [path["patch"] for path in document["paths"].values()]
         mine = [item for item in patches if item["x-kubernetes-group-version-kind"]["kind"] == kind.kind]
@@ -96,8 +86,8 @@ def test_references_in_openapi_resolve() -> None:
     assert refs <= schemas
 
 
-def test_older_clients_discover_group_by_group() -> None:
-    """Without the aggregated form, there are lists of groups and resources."""
+def test_clients_discover_group_by_group() -> None:
+    """There are lists of groups and resources; the kind of a scale has a group of its own."""
     store = Store()
     assert _json(_ask(store, "GET", "/api"))["versions"] == ["v1"]
     groups = {group["name"] for group in _json(_ask(store, "GET", "/apis"))["groups"]}
@@ -105,6 +95,8 @@ def test_older_clients_discover_group_by_group() -> None:
     names = [item["name"] for item in _json(_ask(store, "GET", "/apis/resource.k8s.io/v1"))["resources"]]
     assert "resourceclaims/status" in names
     assert _json(_ask(store, "GET", "/apis/apps"))["preferredVersion"]["version"] == "v1"
+    apps = {item["name"]: item for item in _json(_ask(store, "GET", "/apis/apps/v1"))["resources"]}
+    assert apps["deployments/scale"]["group"] == "autoscaling"
 
 
 def test_methods_that_do_not_exist_are_not_allowed() -> None:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.errors import InvalidObjectError
-from dra_driver.sim.apiserver.names import (
+from dra_driver.sim.apiserver.selectors import field_match, label_match, object_match
+from dra_driver.sim.apiserver.validation import (
     c_identifier,
     dns_1035_label,
     dns_label,
@@ -15,7 +16,6 @@ from dra_driver.sim.apiserver.names import (
     label_value,
     path_segment,
 )
-from dra_driver.sim.apiserver.selectors import field_match, label_match, object_match
 
 LABELS = {"metadata": {"labels": {"app": "x", "tier": "web", "n": "5"}}}
 

@@ -6,8 +6,9 @@ import pytest
 
 from dra_driver.core.errors import AlreadyExistsError, ConflictError, GoneError, InvalidObjectError, NotFoundError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
+from dra_driver.sim.apiserver.patching import JSON_PATCH
 from dra_driver.sim.apiserver.store import Patch, Store
+from dra_driver.sim.apiserver.writes import WriteOptions
 from tests.unit.sim_apiserver.builders import claim, config_map, node, pod, resource_slice
 
 
@@ -66,7 +67,7 @@ def test_a_write_without_a_change_is_not_stored() -> None:
     made = store.create(CONFIG_MAPS, config_map("a"))
     with store.watch([CONFIG_MAPS], since=store.revision) as events:
         assert store.update(CONFIG_MAPS, made) == made
-        assert events.next(timeout_s=0) is None
+        assert events.take_all() == []
 
 
 def test_status_is_written_through_its_subresource_only() -> None:
@@ -94,10 +95,10 @@ def test_generation_counts_changes_of_the_spec() -> None:
 def test_dry_runs_are_checked_and_not_stored() -> None:
     """They fail like the write would, and store nothing."""
     store = Store()
-    assert store.create(CONFIG_MAPS, config_map("a"), dry_run=True)["metadata"]["uid"]
+    assert store.create(CONFIG_MAPS, config_map("a"), options=WriteOptions(dry_run=True))["metadata"]["uid"]
     assert store.find(CONFIG_MAPS, "a", "default") is None
     with pytest.raises(InvalidObjectError):
-        store.create(RESOURCE_CLAIMS, claim(deviceClassName=""), dry_run=True)
+        store.create(RESOURCE_CLAIMS, claim(deviceClassName=""), options=WriteOptions(dry_run=True))
 
 
 def test_lists_are_in_key_order_and_selected() -> None:
@@ -126,14 +127,13 @@ def test_a_watch_starts_with_existing_objects() -> None:
     with store.watch([NODES]) as events:
         store.create(NODES, node("n2"))
         store.delete(NODES, "n1")
-        seen = [events.next(timeout_s=0) for _ in range(3)]
-        assert [(event.type, event.object["metadata"]["name"]) for event in seen if event] == [
+        seen = events.take_all()
+        assert [(change.type, change.key[1]) for change in seen] == [
             ("ADDED", "n1"),
             ("ADDED", "n2"),
             ("DELETED", "n1"),
         ]
-        assert seen[-1] is not None
-        assert seen[-1].resource_version == store.revision
+        assert seen[-1].record.revision == store.revision
 
 
 def test_a_watch_resumes_or_fails_with_gone() -> None:
@@ -143,7 +143,7 @@ def test_a_watch_resumes_or_fails_with_gone() -> None:
     for name in "ab":
         store.create(NODES, node(name))
     with store.watch([NODES], since=since) as events:
-        assert [event.object["metadata"]["name"] for event in (events.next(0), events.next(0)) if event] == ["a", "b"]
+        assert [change.key[1] for change in events.take_all()] == ["a", "b"]
     for name in "cd":
         store.create(NODES, node(name))
     with pytest.raises(GoneError, match="too old resource version"):
@@ -157,34 +157,18 @@ def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
         store.create(NODES, node())
         store.create(CONFIG_MAPS, config_map("a"))
         store.create(CONFIG_MAPS, {"metadata": {"name": "b", "namespace": "kube-system"}})
-        event = events.next(timeout_s=0)
-        assert event is not None
-        assert event.object["metadata"]["name"] == "b"
-        assert events.next(timeout_s=0) is None
+        assert [change.key[1] for change in events.take_all()] == ["b"]
 
 
-def test_closing_a_watch_ends_its_reader() -> None:
-    """A thread that iterates over the watch returns, and later writes do not reach the watch."""
-    store = Store()
-    events = store.watch([NODES], since=store.revision)
-    seen: list[str] = []
-    first = threading.Event()
-
-    def read() -> None:
-        for event in events:
-            seen.append(event.type)
-            first.set()
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    store.create(NODES, node())
-    assert first.wait(5)
-    events.close()
-    reader.join(timeout=5)
-    assert not reader.is_alive()
+def test_a_closed_watch_gets_no_changes() -> None:
+    """Each write wakes an open watch; later writes do not reach a closed one."""
+    store, woken = Store(), []
+    with store.watch([NODES], since=store.revision, wake=lambda: woken.append(1)) as events:
+        store.create(NODES, node())
+        assert [change.type for change in events.take_all()] == ["ADDED"]
     store.delete(NODES, "n1")
-    assert seen == ["ADDED"]
     assert events.take_all() == []
+    assert woken == [1]
 
 
 def test_concurrent_writers_lose_no_update() -> None:

@@ -10,35 +10,24 @@ The caller holds the locks of the claim's GPUs from `inspect_partitions` until t
 After a failure the caller's `teardown` removes what was done so far.
 """
 
-from typing import Protocol
-
 from msgspec.structs import replace
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.model.terms import Form
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, gpus_of
-from dra_driver.node.claims.hardware.deadline import Deadline
 from dra_driver.node.claims.hardware.fabric import require_fabric
-from dra_driver.node.claims.hardware.orphans import RestoreDependencies, RestoreJournal, restore_gpu_for_claim
-from dra_driver.node.claims.hardware.partitions import CreateDependencies, CreateJournal, create_partitions
+from dra_driver.node.claims.hardware.orphans import restore_gpu_for_claim
+from dra_driver.node.claims.hardware.partitions import create_partitions
 from dra_driver.node.claims.hardware.settings import settings_of
 from dra_driver.node.claims.planning import PreparePlan, partition_daemons
-from dra_driver.node.claims.waiting import CallBudget
+from dra_driver.node.claims.waiting import CallBudget, Deadline
 
 TEARDOWN_RESERVE_S = 5.0
 """Seconds of a call's time that are kept for the teardown after a failure."""
 
 
-class ApplyJournal(RestoreJournal, CreateJournal, Protocol):
-    """What `apply_plan` needs of the journal."""
-
-
-class ApplyDependencies(RestoreDependencies, CreateDependencies, Protocol):
-    @property
-    def journal(self) -> ApplyJournal: ...
-
-
-def apply_plan(deps: ApplyDependencies, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> PreparePlan:
+def apply_plan(deps: ClaimDependencies, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> PreparePlan:
     """Carry out the plan, which `inspect_partitions` has seen and which is recorded under ``attempt``.
 
     Returns it with the ids of all partitions. Raises `HardwareError`, `StorageError`, and `RetryableError` when another

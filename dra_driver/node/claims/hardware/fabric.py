@@ -5,31 +5,17 @@ Partitions do not use the fabric. A probe that ended with an error is no reason 
 itself, and new claims are kept away by a taint.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterator
 
 from dra_driver.core.errors import FabricNotReadyError, HardwareError
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.node.claims.dependencies import HasHardware
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.planning import PreparePlan
 
 READY = Fabric(state=FabricState.COMPLETED)
-
-
-class FabricJournal(Protocol):
-    """What `require_fabric` reads of the journal."""
-
-    def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]: ...
-
-
-class FabricDependencies(HasHardware, Protocol):
-    """What `require_fabric` needs."""
-
-    @property
-    def journal(self) -> FabricJournal: ...
 
 
 def needs_fabric_check(todo: PreparePlan) -> bool:
@@ -37,7 +23,7 @@ def needs_fabric_check(todo: PreparePlan) -> bool:
     return any(not _is_certain(gpu, gpu.fabric) for gpu in _whole_gpus(todo) if gpu.fabric is not None)
 
 
-def require_fabric(deps: FabricDependencies, todo: PreparePlan, restored: Collection[GpuUuid] | None = None) -> None:
+def require_fabric(deps: ClaimDependencies, todo: PreparePlan, restored: Collection[GpuUuid] | None = None) -> None:
     """Raise `FabricNotReadyError` for a GPU of the plan on which CUDA cannot start yet.
 
     Costs nothing on boards without NVSwitches, and no call of the hardware for a GPU that the plan's snapshot shows
@@ -75,7 +61,7 @@ def _is_certain(gpu: Gpu, fabric: Fabric) -> bool:
     return fabric.is_probed and not _is_divided(gpu)
 
 
-def _now(deps: FabricDependencies, gpu: GpuUuid, last: Fabric) -> Fabric:
+def _now(deps: ClaimDependencies, gpu: GpuUuid, last: Fabric) -> Fabric:
     """The state now; the last known one where it cannot be read, which says nothing about the fabric."""
     if deps.hardware is None:
         return last

@@ -9,24 +9,16 @@ older version of the driver freed, which does not know of partitions and setting
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.node.claims.dependencies import HasSnapshot
-from dra_driver.node.claims.hardware.deadline import Deadline
-from dra_driver.node.claims.hardware.partitions import OrphanDependencies, OrphanJournal, remove_orphaned_partitions
-from dra_driver.node.claims.hardware.settings import (
-    GpuSetting,
-    NotedSetting,
-    SettingDependencies,
-    SettingJournal,
-    settings_of,
-)
-from dra_driver.node.claims.hardware.settings.setting import STEP_S
-from dra_driver.node.claims.waiting import ClaimBusyError
+from dra_driver.node.claims.dependencies import ClaimDependencies
+from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
+from dra_driver.node.claims.hardware.settings import STEP_S, GpuSetting, NotedSetting, settings_of
+from dra_driver.node.claims.journal import Journal
+from dra_driver.node.claims.waiting import ClaimBusyError, Deadline
 
 log = logging.getLogger(__name__)
 
@@ -34,28 +26,8 @@ LOCK_S = 1.0
 """Seconds to wait for a GPU's lock; a GPU in use is left to the next round."""
 
 
-class RestoreJournal(SettingJournal, Protocol):
-    """What `restore_gpu_for_claim` reads of the journal."""
-
-    def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]: ...
-
-
-class RestoreDependencies(SettingDependencies, Protocol):
-    @property
-    def journal(self) -> RestoreJournal: ...
-
-
-class ReclaimJournal(RestoreJournal, OrphanJournal, Protocol):
-    """What `reclaim_orphans` needs of the journal."""
-
-
-class ReclaimDependencies(RestoreDependencies, OrphanDependencies, HasSnapshot, Protocol):
-    @property
-    def journal(self) -> ReclaimJournal: ...
-
-
 def restore_gpu_for_claim(
-    deps: RestoreDependencies, uid: ClaimUid, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline
+    deps: ClaimDependencies, uid: ClaimUid, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline
 ) -> None:
     """Restore the GPU for claim ``uid``, which is about to use all or a share of it.
 
@@ -80,7 +52,7 @@ def restore_gpu_for_claim(
             setting.restore_for_claim(gpu, locked, deadline)
 
 
-def reclaim_orphans(deps: ReclaimDependencies, problems: list[str]) -> None:
+def reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> None:
     """Remove all orphaned partitions, settings and daemons. Skips GPUs that another call has locked.
 
     Appends a sentence to ``problems`` for each that cannot be removed now. Raises `StorageError` when the journal
@@ -108,7 +80,7 @@ def ownership_unknown(what: str) -> ClaimBusyError:
 
 
 def _with_gpus_locked(
-    deps: ReclaimDependencies, problems: list[str], gpus: Sequence[GpuUuid], work: Callable[[], None]
+    deps: ClaimDependencies, problems: list[str], gpus: Sequence[GpuUuid], work: Callable[[], None]
 ) -> None:
     with deps.gpu_locks.acquire(gpus, LOCK_S) as acquired:
         if not acquired:
@@ -119,7 +91,7 @@ def _with_gpus_locked(
             problems.append(f"{', '.join(gpus)} cannot be restored yet: {error}")
 
 
-def _reclaim_settings(journal: ReclaimJournal, settings: Sequence[GpuSetting], gpu: GpuUuid) -> None:
+def _reclaim_settings(journal: Journal, settings: Sequence[GpuSetting], gpu: GpuUuid) -> None:
     """Restore each noted setting that no claim needs. The caller holds the GPU's lock."""
     assignments, keys = journal.assignments(gpu), journal.noted_gpus().get(gpu, frozenset())
     for setting in settings:

@@ -7,25 +7,22 @@ appears in its place later is not taken for the driver's own.
 
 import logging
 from collections.abc import Iterator
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError, GpuBusyError, HardwareError, NoRoomError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.node.claims.dependencies import HasClock, HasHardware, require_hardware
+from dra_driver.hardware.mig.manager import MigManager
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import (
-    AssignedDevice,
     AssignedPartition,
-    Assignment,
     AttemptToken,
     InstanceIds,
-    OrphanedPartition,
 )
-from dra_driver.node.claims.hardware.deadline import Deadline
-from dra_driver.node.claims.hardware.ownership import destroy_if_owned
+from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.waiting import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -33,43 +30,7 @@ STEP_S = 5.0
 """Seconds to try a busy GPU within one attempt; the call itself tries again while it has time (`waiting`)."""
 
 
-class OrphanJournal(Protocol):
-    """Partitions that this driver created for a claim that has no entry any more."""
-
-    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]: ...
-    def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None: ...
-
-
-class OrphanDependencies(HasHardware, HasClock, Protocol):
-    @property
-    def journal(self) -> OrphanJournal: ...
-
-
-class InspectJournal(Protocol):
-    def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]: ...
-    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]: ...
-
-
-class InspectDependencies(HasHardware, Protocol):
-    @property
-    def journal(self) -> InspectJournal: ...
-
-
-class AmendJournal(Protocol):
-    def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: tuple[AssignedDevice, ...]) -> bool: ...
-
-
-class CreateJournal(OrphanJournal, AmendJournal, Protocol):
-    @property
-    def rebuild_pending(self) -> bool: ...
-
-
-class CreateDependencies(OrphanDependencies, Protocol):
-    @property
-    def journal(self) -> CreateJournal: ...
-
-
-def inspect_partitions(deps: InspectDependencies, todo: PreparePlan) -> PreparePlan:
+def inspect_partitions(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
     """The plan with, for each partition, whether it exists already. Changes nothing.
 
     Raises `NoRoomError` for a foreign instance that no program can use. For an instance of this driver the journal's
@@ -92,7 +53,7 @@ def inspect_partitions(deps: InspectDependencies, todo: PreparePlan) -> PrepareP
 
 
 def create_partitions(
-    deps: CreateDependencies, todo: PreparePlan, attempt: AttemptToken, deadline: Deadline
+    deps: ClaimDependencies, todo: PreparePlan, attempt: AttemptToken, deadline: Deadline
 ) -> PreparePlan:
     """Create the partitions that do not exist, in the order of the allocation. Returns the plan with their ids."""
     hardware = require_hardware(deps)
@@ -114,12 +75,12 @@ def create_partitions(
 
 
 def remove_orphaned_partitions(
-    deps: OrphanDependencies, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None
+    deps: ClaimDependencies, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None
 ) -> None:
     """Remove the GPU's partitions whose claim has no entry, or only those of claim ``of``.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
-    `MigControl`. Waits ``within_s`` for all of them together.
+    `MigManager`. Waits ``within_s`` for all of them together.
     """
     hardware, deadline = require_hardware(deps), Deadline(deps.clock, deps.clock.now() + within_s)
     for orphan in deps.journal.orphaned_partitions():
@@ -133,7 +94,7 @@ def remove_orphaned_partitions(
         log.warning("orphaned partition removed", extra={"partition": str(orphan.partition.id)})
 
 
-def _create_partition(deps: CreateDependencies, part: AssignedPartition, deadline: Deadline) -> MigInstance:
+def _create_partition(deps: ClaimDependencies, part: AssignedPartition, deadline: Deadline) -> MigInstance:
     """Create it; after `NoRoomError` remove the GPU's orphaned partitions and try once more.
 
     Orphans that overlap it were removed before. Another orphan may still have engines that it needs (one ``+me`` has
@@ -156,7 +117,7 @@ def _create_partition(deps: CreateDependencies, part: AssignedPartition, deadlin
     return mig.create(part.id, part.size, within_s=deadline.left_s())
 
 
-def _mark_not_created(journal: AmendJournal, todo: PreparePlan, attempt: AttemptToken, positions: list[int]) -> None:
+def _mark_not_created(journal: Journal, todo: PreparePlan, attempt: AttemptToken, positions: list[int]) -> None:
     """Record that these partitions were not created. When that fails they stay recorded as created, and teardown looks
     for them; that only matters to a foreign instance that appears in such a place before the teardown."""
     for position in positions:
@@ -175,8 +136,31 @@ def _partitions(todo: PreparePlan) -> Iterator[tuple[int, AssignedPartition]]:
             yield position, device.partition
 
 
-def _is_recorded_as_created(journal: InspectJournal, part: AssignedPartition) -> bool:
+def _is_recorded_as_created(journal: Journal, part: AssignedPartition) -> bool:
     """Whether the driver created this partition for a claim, with an entry or without: the instance is that one."""
     recorded = [assigned.device.partition for assigned in journal.assignments(part.id.gpu_uuid)]
     recorded += [orphan.partition for orphan in journal.orphaned_partitions()]
     return any(each is not None and each.created_by_driver and each.id == part.id for each in recorded)
+
+
+def is_same(found: MigInstance, recorded: AssignedPartition) -> bool:
+    """Return whether ``found`` can be ``recorded``. An incomplete instance has no UUID to compare.
+
+    MIG UUIDs are made from the ids of GPU, GPU instance and compute instance, so they repeat with the ids. Equal UUIDs
+    prove little, but different ones prove that the driver's instance is gone and that this one is foreign.
+    """
+    ids, device = recorded.live, found.device
+    return ids is None or (found.gi_id == ids.gi_id and (device is None or device.uuid == ids.uuid))
+
+
+def destroy_if_owned(mig: MigManager, partition: AssignedPartition, *, within_s: float) -> None:
+    """Destroy the partition; a foreign instance in its place stays, and MIG mode with it.
+
+    The caller holds the GPU's lock. Raises as `MigManager.destroy`.
+    """
+    found = mig.find(partition.id)
+    if found is not None and not is_same(found, partition):
+        facts = {"partition": str(partition.id), "gi": found.gi_id}
+        log.warning("partition was replaced by a foreign instance; leaving the instance", extra=facts)
+        return
+    mig.destroy(partition.id, within_s=within_s)

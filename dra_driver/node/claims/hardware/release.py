@@ -11,25 +11,19 @@ once, the second one then sees that it is the last. Every step may be repeated, 
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
 
 from dra_driver.core.errors import DeviceLostError, DraError, DriverUnavailableError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.claims.dependencies import HasClock, HasSnapshot, require_hardware
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Entry
-from dra_driver.node.claims.hardware.deadline import Deadline
-from dra_driver.node.claims.hardware.ownership import destroy_if_owned
-from dra_driver.node.claims.hardware.settings import SettingDependencies, settings_of
-from dra_driver.node.claims.hardware.settings.setting import ReleaseStep
+from dra_driver.node.claims.hardware.partitions import destroy_if_owned
+from dra_driver.node.claims.hardware.settings import ReleaseStep, settings_of
+from dra_driver.node.claims.waiting import Deadline
 
 log = logging.getLogger(__name__)
 
 
-class ReleaseDependencies(SettingDependencies, HasClock, HasSnapshot, Protocol):
-    """What `release` needs."""
-
-
-def release(deps: ReleaseDependencies, entry: Entry, *, within_s: float, without_driver: bool = False) -> bool:
+def release(deps: ClaimDependencies, entry: Entry, *, within_s: float, without_driver: bool = False) -> bool:
     """Run all steps, also those after a step that fails; then raise the first step's error.
 
     Returns False when a GPU of the claim is gone from the node: its pod does not wait for that, because the changes are
@@ -70,7 +64,7 @@ def release(deps: ReleaseDependencies, entry: Entry, *, within_s: float, without
     return complete
 
 
-def _steps(deps: ReleaseDependencies, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
+def _steps(deps: ClaimDependencies, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
     """Computed one by one, because each gets the time that the steps before it have left."""
     for setting in reversed(settings_of(deps)):
         yield from setting.release_steps(entry, deadline)
@@ -81,7 +75,7 @@ def _steps(deps: ReleaseDependencies, entry: Entry, deadline: Deadline) -> Itera
             yield device.gpu_uuid, destroy
 
 
-def _is_gone(deps: HasSnapshot, gpu: GpuUuid) -> bool:
+def _is_gone(deps: ClaimDependencies, gpu: GpuUuid) -> bool:
     """Whether the node's inventory has no such GPU. While no GPU at all can be read, none counts as gone."""
     snapshot = deps.snapshot()
     return bool(snapshot.gpus or snapshot.left_out) and snapshot.gpu_by_uuid(gpu) is None

@@ -14,7 +14,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.node.claims.entry import OrphanedPartition, OwnerId
-from dra_driver.node.claims.journal import claim_names, details, rows, schema, values
+from dra_driver.node.claims.journal import claim_names, rows, schema, values
 from dra_driver.node.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
 from dra_driver.node.claims.journal.claim_names import ClaimNames
 from dra_driver.node.claims.journal.database import Database
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 BACKUPS_FOLDER = "made"
 """The folder beside the journal."""
 _CREATED = f"""
-SELECT m.uid AS uid, m.position AS position, {details.SELECT_MIG} FROM mig AS m
+SELECT m.uid AS uid, m.position AS position, {rows.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 """  # noqa: S608 - columns are constants
 _CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
@@ -211,4 +211,4 @@ def _note_row(gpu: GpuUuid, note: NoteBackup) -> values.Parameters:
 
 
 def _mig_row(saved: PartitionBackup) -> values.Parameters:
-    return details.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)
+    return rows.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

@@ -1,26 +1,15 @@
 """A claim's CDI document: what each of its devices adds to a container in its present state."""
 
-from typing import Protocol
-
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.hardware.cdi import CdiNames, CdiSpec, ContainerEdits, claim_spec, mps_edits
+from dra_driver.hardware.cdi import CdiSpec, ContainerEdits, claim_spec, mps_edits
 from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.kube.published import ALL_PERCENT, MIB
-from dra_driver.node.claims.dependencies import CdiEdits, DeviceNodes, HasHardware, require_hardware
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import AssignedSharing
 from dra_driver.node.claims.planning import PlannedDevice, PreparePlan
 
 
-class DocumentDependencies(HasHardware, Protocol):
-    @property
-    def names(self) -> CdiNames: ...
-    @property
-    def provider(self) -> CdiEdits: ...
-    @property
-    def device_nodes(self) -> DeviceNodes: ...
-
-
-def document_of(deps: DocumentDependencies, todo: PreparePlan) -> CdiSpec:
+def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:
     """The document, with its nodes on the host. The base document, partitions and daemons have to exist already.
 
     A device that the claim has both by itself and with admin access is listed once: both have the same name. Raises
@@ -34,7 +23,7 @@ def document_of(deps: DocumentDependencies, todo: PreparePlan) -> CdiSpec:
     return document
 
 
-def _edits(deps: DocumentDependencies, device: PlannedDevice) -> ContainerEdits:
+def _edits(deps: ClaimDependencies, device: PlannedDevice) -> ContainerEdits:
     edits = _device_edits(deps, device)
     if device.sharing is not None and device.sharing.share is not None:
         edits += deps.provider.edits_of_share()
@@ -43,7 +32,7 @@ def _edits(deps: DocumentDependencies, device: PlannedDevice) -> ContainerEdits:
     return edits
 
 
-def _device_edits(deps: DocumentDependencies, device: PlannedDevice) -> ContainerEdits:
+def _device_edits(deps: ClaimDependencies, device: PlannedDevice) -> ContainerEdits:
     if device.partition is None:
         return deps.provider.edits_for(device.gpu)
     live = device.partition.live
@@ -52,7 +41,7 @@ def _device_edits(deps: DocumentDependencies, device: PlannedDevice) -> Containe
     return deps.provider.edits_for_partition(device.gpu, gi_id=live.gi_id, ci_id=live.ci_id, uuid=live.uuid)
 
 
-def _mps_edits(deps: HasHardware, sharing: AssignedSharing, daemon: MpsDaemon) -> ContainerEdits:
+def _mps_edits(deps: ClaimDependencies, sharing: AssignedSharing, daemon: MpsDaemon) -> ContainerEdits:
     """A share has limits of its own; without one the daemon's defaults apply. All of the compute is no limit."""
     folders, share = require_hardware(deps).mps.directories(daemon.id), sharing.share
     memory = share.memory if share else None

@@ -4,23 +4,15 @@ Does not wait for a claim that is in use; the caller tries again while its time 
 """
 
 import logging
-from typing import Protocol
 
 from dra_driver.core.errors import DeviceInUseError, GpuBusyError
-from dra_driver.node.claims.dependencies import HasClaimLocks, HasCount
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import Blocked, Entry
 from dra_driver.node.claims.hardware.orphans import ownership_unknown
 from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
 from dra_driver.node.claims.planning import PreparePlan
 from dra_driver.node.claims.waiting import ClaimBusyError
-from dra_driver.node.claims.workflow.teardown import (
-    AbandonedDependencies,
-    BootJournal,
-    TeardownDependencies,
-    TeardownJournal,
-    is_abandoned,
-    teardown,
-)
+from dra_driver.node.claims.workflow.teardown import is_abandoned, teardown
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +20,7 @@ STEP_S = 5.0
 """Seconds to wait for one leftover, and before that for its GPUs; the call tries again while its time lasts."""
 
 
-class ConflictJournal(TeardownJournal, BootJournal, Protocol):
-    """What `resolve_conflicts` needs of the journal."""
-
-
-class ConflictDependencies(TeardownDependencies, AbandonedDependencies, HasClaimLocks, HasCount, Protocol):
-    @property
-    def journal(self) -> ConflictJournal: ...
-
-
-def resolve_conflicts(deps: ConflictDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
+def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
     """Tear down what dead runs left of the blockers; return when that may have helped.
 
     The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
@@ -86,7 +69,7 @@ def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
     )
 
 
-def _teardown_if_abandoned(deps: ConflictDependencies, blocker: Entry, within_s: float) -> bool:
+def _teardown_if_abandoned(deps: ClaimDependencies, blocker: Entry, within_s: float) -> bool:
     """Tear down another claim's entry if it is abandoned; False when it is in use."""
     if not is_abandoned(deps, blocker):
         return False

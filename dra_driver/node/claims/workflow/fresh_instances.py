@@ -6,7 +6,6 @@ before the look.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,13 +13,9 @@ from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.model.mig import MigInstance, PartitionId, parse_partition_name
-from dra_driver.node.claims.dependencies import HasGpuLocks, HasHardware
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AssignedDevice
 from dra_driver.node.claims.waiting import GpuLockedError
-
-
-class FreshDependencies(HasHardware, HasGpuLocks, Protocol):
-    """What `fresh_snapshot` needs."""
 
 
 def places_of_claim(claim: AllocatedClaim, snapshot: Snapshot) -> list[PartitionId]:
@@ -40,7 +35,7 @@ def places_of_devices(devices: Iterable[AssignedDevice]) -> list[PartitionId]:
 
 
 def fresh_snapshot(
-    deps: FreshDependencies, ref: ClaimRef, places: Iterable[PartitionId], snapshot: Snapshot, *, within_s: float
+    deps: ClaimDependencies, ref: ClaimRef, places: Iterable[PartitionId], snapshot: Snapshot, *, within_s: float
 ) -> Snapshot:
     """The snapshot with what is at these places now.
 

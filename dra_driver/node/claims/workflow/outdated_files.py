@@ -13,7 +13,8 @@ from collections.abc import Hashable, Iterator
 from dra_driver.core.errors import ClaimError, DeviceLostError, DraError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.node.claims.workflow.recover import MOST_S, RewriteDependencies, rewrite_file
+from dra_driver.node.claims.dependencies import ClaimDependencies
+from dra_driver.node.claims.workflow.recover import MOST_S, rewrite_file
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 class OutdatedFiles:
     """Used by one thread. A new run checks every prepared claim once, because the driver may have changed before it."""
 
-    def __init__(self, deps: RewriteDependencies) -> None:
+    def __init__(self, deps: ClaimDependencies) -> None:
         self._deps = deps
         self._driver: Hashable | None = None
         self._gpus: Snapshot | None = None

@@ -18,18 +18,19 @@ kubelet; the next call for the claim, a claim that needs the device, or `recover
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import DraError, DriverUnavailableError, RetryableError, ServerBusyError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.node.claims.dependencies import CdiSources, ClaimCdiFiles, ClaimReader, HasGate, require_hardware
-from dra_driver.node.claims.entry import AssignedDevice, AttemptToken, Blocked, Entry, State, gpus_of
-from dra_driver.node.claims.hardware.apply import ApplyDependencies, ApplyJournal, apply_plan, taken_over
+from dra_driver.node.claims.dependencies import (
+    ClaimDependencies,
+    require_hardware,
+)
+from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
+from dra_driver.node.claims.hardware.apply import apply_plan, taken_over
 from dra_driver.node.claims.hardware.fabric import require_fabric
 from dra_driver.node.claims.hardware.partitions import inspect_partitions
 from dra_driver.node.claims.planning import PreparePlan, names_of, plan_claim, recorded_answer
@@ -40,12 +41,11 @@ from dra_driver.node.claims.waiting import (
     CallBudget,
     ClaimBusyError,
     GpuLockedError,
-    RetryPolicy,
 )
 from dra_driver.node.claims.workflow.cdi_document import document_of
-from dra_driver.node.claims.workflow.contention import ConflictDependencies, ConflictJournal, busy, resolve_conflicts
+from dra_driver.node.claims.workflow.contention import busy, resolve_conflicts
 from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
-from dra_driver.node.claims.workflow.rebuild import AdoptDependencies, AdoptJournal, adopt
+from dra_driver.node.claims.workflow.rebuild import adopt
 from dra_driver.node.claims.workflow.teardown import (
     LEAST_S,
     is_abandoned,
@@ -53,7 +53,7 @@ from dra_driver.node.claims.workflow.teardown import (
     remove_file_without_entry,
     teardown,
 )
-from dra_driver.node.claims.workflow.verify import VerifyDependencies, verify_prepared
+from dra_driver.node.claims.workflow.verify import verify_prepared
 
 log = logging.getLogger(__name__)
 
@@ -69,37 +69,10 @@ def _not_read() -> None:
     return None
 
 
-class PrepareJournal(ConflictJournal, AdoptJournal, ApplyJournal, Protocol):
-    """What preparing needs of the journal."""
-
-    def begin(
-        self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False
-    ) -> AttemptToken | Blocked: ...
-    def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool: ...
-    def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]: ...
-
-
-class PrepareDependencies(
-    ConflictDependencies, VerifyDependencies, AdoptDependencies, ApplyDependencies, HasGate, Protocol
-):
-    """``pool`` is this node's pool name; ``terms`` returns the terms in force."""
-
-    @property
-    def journal(self) -> PrepareJournal: ...
-    @property
-    def reader(self) -> ClaimReader: ...
-    @property
-    def writer(self) -> ClaimCdiFiles: ...
-    @property
-    def provider(self) -> CdiSources: ...
-    @property
-    def retry_policy(self) -> RetryPolicy: ...
-
-
 class Preparer:
     """Prepares claims, one call per claim at a time. Thread-safe."""
 
-    def __init__(self, deps: PrepareDependencies) -> None:
+    def __init__(self, deps: ClaimDependencies) -> None:
         self._deps = deps
         self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 

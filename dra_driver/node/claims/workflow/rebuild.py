@@ -15,8 +15,7 @@ minutes.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -32,26 +31,16 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.ids import ClaimUid, GpuUuid, PoolName
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Terms, terms_of
-from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.gpu.notes import TIME_SLICE
-from dra_driver.node.claims.dependencies import (
-    CdiFileLister,
-    ClaimReader,
-    HasClock,
-    HasCount,
-    HasGpuLocks,
-    HasHardware,
-    HasSnapshot,
-    require_hardware,
-)
-from dra_driver.node.claims.entry import AssignedDevice, Blocked, Entry, InstanceIds, OrphanedPartition, gpus_of
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
+from dra_driver.node.claims.entry import Blocked, InstanceIds, OrphanedPartition, gpus_of
 from dra_driver.node.claims.hardware.apply import with_partition_daemons
-from dra_driver.node.claims.hardware.orphans import LOCK_S, ReclaimDependencies, ReclaimJournal, reclaim_orphans
-from dra_driver.node.claims.hardware.ownership import is_same
+from dra_driver.node.claims.hardware.orphans import LOCK_S, reclaim_orphans
+from dra_driver.node.claims.hardware.partitions import is_same
 from dra_driver.node.claims.planning import PreparePlan, plan_claim
-from dra_driver.node.claims.waiting import ClaimLocks, GpuLockedError
+from dra_driver.node.claims.waiting import GpuLockedError
 
 log = logging.getLogger(__name__)
 
@@ -62,60 +51,10 @@ FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 600.0
 
 
-class AdoptJournal(Protocol):
-    """What adopting one claim needs of the journal."""
-
-    def entry(self, uid: ClaimUid) -> Entry | None: ...
-    def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None: ...
-    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None: ...
-    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]: ...
-
-
-class AdoptDependencies(HasHardware, HasGpuLocks, HasSnapshot, HasCount, Protocol):
-    @property
-    def journal(self) -> AdoptJournal: ...
-    @property
-    def writer(self) -> CdiFileLister: ...
-    @property
-    def names(self) -> CdiNames: ...
-    @property
-    def pool(self) -> PoolName: ...
-    @property
-    def terms(self) -> Callable[[], Terms]: ...
-
-
-class RebuildJournal(AdoptJournal, Protocol):
-    """What the rebuild needs of the journal."""
-
-    @property
-    def rebuild_pending(self) -> bool: ...
-    def uids(self) -> frozenset[ClaimUid]: ...
-    def note_rebuilt(self) -> None: ...
-    def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]: ...
-
-
-class RebuildDependencies(AdoptDependencies, Protocol):
-    @property
-    def journal(self) -> RebuildJournal: ...
-    @property
-    def reader(self) -> ClaimReader: ...
-    @property
-    def locks(self) -> ClaimLocks: ...
-
-
-class RetryJournal(RebuildJournal, ReclaimJournal, Protocol):
-    """What `RebuildRetry` needs of the journal."""
-
-
-class RetryDependencies(RebuildDependencies, ReclaimDependencies, HasClock, Protocol):
-    @property
-    def journal(self) -> RetryJournal: ...
-
-
 class RebuildRetry:
     """Retries a pending rebuild with growing pauses. For one thread; the first pause begins with the object."""
 
-    def __init__(self, deps: RetryDependencies) -> None:
+    def __init__(self, deps: ClaimDependencies) -> None:
         self._deps = deps
         self._backoff = Backoff(first_s=2 * FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._due = deps.clock.now() + FIRST_PAUSE_S
@@ -151,7 +90,7 @@ class RebuildRetry:
         self._logged = problem
 
 
-def rebuild(deps: RebuildDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
+def rebuild(deps: ClaimDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
     """Adopt into a new journal the claims that were prepared before; return those adopted now.
 
     A claim is adopted as prepared when it has a CDI file of this driver or completely created partitions, is allocated
@@ -172,9 +111,7 @@ def rebuild(deps: RebuildDependencies, problems: list[str]) -> tuple[ClaimUid, .
     return adopted
 
 
-def _read(
-    deps: RebuildDependencies, named: Mapping[ClaimUid, ClaimRef], failures: list[str]
-) -> Iterator[AllocatedClaim]:
+def _read(deps: ClaimDependencies, named: Mapping[ClaimUid, ClaimRef], failures: list[str]) -> Iterator[AllocatedClaim]:
     """The claims that are allocated from this pool. A claim that is malformed is logged and left out.
 
     One that the API server cannot serve, such as one that it cannot decrypt, becomes one of ``failures``; where it
@@ -199,7 +136,7 @@ def _read(
                     raise found
 
 
-def _nameless(deps: RebuildDependencies, uid: ClaimUid) -> str:
+def _nameless(deps: ClaimDependencies, uid: ClaimUid) -> str:
     has_file = uid in deps.writer.claim_uids()
     trace = f"the CDI file {deps.names.claim_file_name(uid)}" if has_file else "a partition of it"
     return (
@@ -208,13 +145,13 @@ def _nameless(deps: RebuildDependencies, uid: ClaimUid) -> str:
     )
 
 
-def _claims_with_traces(deps: AdoptDependencies) -> frozenset[ClaimUid]:
+def _claims_with_traces(deps: ClaimDependencies) -> frozenset[ClaimUid]:
     """Claims that have a CDI file, or partitions that were created and have all ids."""
     created = (orphan.uid for orphan in deps.journal.orphaned_partitions() if orphan.partition.live is not None)
     return frozenset(deps.writer.claim_uids()).union(created)
 
 
-def _adopt_if_idle(deps: RebuildDependencies, claim: AllocatedClaim, failures: list[str]) -> bool:
+def _adopt_if_idle(deps: ClaimDependencies, claim: AllocatedClaim, failures: list[str]) -> bool:
     with deps.locks.acquire(claim.ref.uid, 0.0) as acquired:
         if not acquired:
             return False  # a call prepares or unprepares it now, which gives it an entry or removes its traces
@@ -225,7 +162,7 @@ def _adopt_if_idle(deps: RebuildDependencies, claim: AllocatedClaim, failures: l
             return False
 
 
-def adopt(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
+def adopt(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
     """Enter the claim into the journal as prepared; False when it has an entry, or no trace says it was prepared.
 
     The caller holds the claim's lock. Raises as `plan_claim`, `DeviceInUseError` when another claim has a device of it,
@@ -249,11 +186,11 @@ def adopt(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
     return True
 
 
-def _partitions_of(deps: AdoptDependencies, uid: ClaimUid) -> list[OrphanedPartition]:
+def _partitions_of(deps: ClaimDependencies, uid: ClaimUid) -> list[OrphanedPartition]:
     return [orphan for orphan in deps.journal.orphaned_partitions() if orphan.uid == uid]
 
 
-def _is_complete(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
+def _is_complete(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
     """Whether all backed-up partitions of a claim without a file exist; else its prepare or unprepare was cut off."""
     backed_up = [orphan.partition for orphan in _partitions_of(deps, claim.ref.uid)]
     found = [require_hardware(deps).mig.find(partition.id) for partition in backed_up]
@@ -263,7 +200,7 @@ def _is_complete(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
     )
 
 
-def _adopt_as_found(deps: AdoptDependencies, claim: AllocatedClaim) -> Blocked | None:
+def _adopt_as_found(deps: ClaimDependencies, claim: AllocatedClaim) -> Blocked | None:
     snapshot = deps.snapshot()
     todo = plan_claim(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
     if not todo.changes_hardware:
@@ -274,7 +211,7 @@ def _adopt_as_found(deps: AdoptDependencies, claim: AllocatedClaim) -> Blocked |
         return deps.journal.adopt(claim.ref, _as_found(deps, todo).assigned)
 
 
-def _terms_as_found(deps: AdoptDependencies, snapshot: Snapshot) -> Terms:
+def _terms_as_found(deps: ClaimDependencies, snapshot: Snapshot) -> Terms:
     """The terms in force, with sharing as it is on the GPUs: claims keep theirs when a policy changes."""
     terms = dict(deps.terms())
     for gpu in snapshot.gpus if deps.hardware is not None else ():
@@ -284,7 +221,7 @@ def _terms_as_found(deps: AdoptDependencies, snapshot: Snapshot) -> Terms:
     return terms
 
 
-def _sharing_as_found(deps: AdoptDependencies, gpu: GpuUuid) -> SharingTerms | None:
+def _sharing_as_found(deps: ClaimDependencies, gpu: GpuUuid) -> SharingTerms | None:
     if require_hardware(deps).mps.daemon(gpu) is not None:  # only a shared GPU's daemon has the GPU's UUID as id
         return SharingTerms(strategy=Strategy.MPS)
     noted = deps.journal.gpu_note(gpu, TIME_SLICE)
@@ -293,7 +230,7 @@ def _sharing_as_found(deps: AdoptDependencies, gpu: GpuUuid) -> SharingTerms | N
     return SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval(noted))
 
 
-def _as_found(deps: AdoptDependencies, todo: PreparePlan) -> PreparePlan:
+def _as_found(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
     """The plan with its partitions as hardware and backups show them; a backed-up partition that is gone keeps its ids.
 
     The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that does not

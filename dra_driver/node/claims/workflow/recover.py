@@ -18,35 +18,19 @@ An entry or a file is removed only when it is known that no claim needs it.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.node.claims.dependencies import (
-    CdiSources,
-    ClaimCdiFiles,
-    HasClaimLocks,
-    HasCount,
-    HasSnapshot,
-)
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import Entry, State
-from dra_driver.node.claims.hardware.orphans import ReclaimDependencies, ReclaimJournal, reclaim_orphans
-from dra_driver.node.claims.hardware.settings import LOST_AT_REBOOT, SettingJournal
-from dra_driver.node.claims.workflow.rebuild import RebuildDependencies, RebuildJournal, rebuild
-from dra_driver.node.claims.workflow.teardown import (
-    AbandonedDependencies,
-    BootJournal,
-    TeardownDependencies,
-    TeardownJournal,
-    is_abandoned,
-    is_of_earlier_boot,
-    teardown,
-)
-from dra_driver.node.claims.workflow.verify import VerifyDependencies, verify_prepared
+from dra_driver.node.claims.hardware.orphans import reclaim_orphans
+from dra_driver.node.claims.hardware.settings import LOST_AT_REBOOT
+from dra_driver.node.claims.workflow.rebuild import rebuild
+from dra_driver.node.claims.workflow.teardown import is_abandoned, is_of_earlier_boot, teardown
+from dra_driver.node.claims.workflow.verify import verify_prepared
 
 log = logging.getLogger(__name__)
 
@@ -56,50 +40,6 @@ VERIFY_S = 1.0
 MOST_S = 10.0
 """Seconds after which the rest of a list is left to the next round: the kubelet has to be answered soon after a start,
 and an MPS host or NVIDIA driver that hangs costs every claim its second."""
-
-
-class RewriteJournal(SettingJournal, Protocol):
-    """What writing missing CDI files needs of the journal."""
-
-    def uids(self) -> frozenset[ClaimUid]: ...
-    def exclusive(self) -> AbstractContextManager[None]: ...
-
-
-class RewriteDependencies(VerifyDependencies, HasSnapshot, HasClaimLocks, HasCount, Protocol):
-    @property
-    def journal(self) -> RewriteJournal: ...
-    @property
-    def writer(self) -> ClaimCdiFiles: ...
-    @property
-    def provider(self) -> CdiSources: ...
-
-
-class AbandonedClaimsJournal(TeardownJournal, BootJournal, Protocol):
-    """What tearing down abandoned claims needs of the journal."""
-
-    def entries(self) -> tuple[Entry, ...]: ...
-
-
-class AbandonedClaimsDependencies(TeardownDependencies, AbandonedDependencies, HasClaimLocks, HasCount, Protocol):
-    @property
-    def journal(self) -> AbandonedClaimsJournal: ...
-
-
-class RecoverJournal(AbandonedClaimsJournal, RewriteJournal, RebuildJournal, ReclaimJournal, Protocol):
-    """What `recover` needs of the journal."""
-
-    def drop_older_notes(self, keys: Sequence[str]) -> None: ...
-    def drop_older_boots(self) -> tuple[ClaimUid, ...]: ...
-    def write_all_backups(self) -> None: ...
-
-
-class RecoverDependencies(
-    AbandonedClaimsDependencies, RewriteDependencies, RebuildDependencies, ReclaimDependencies, Protocol
-):
-    @property
-    def journal(self) -> RecoverJournal: ...
-    @property
-    def writer(self) -> ClaimCdiFiles: ...
 
 
 class RecoveryResult(Struct, frozen=True, kw_only=True):
@@ -113,7 +53,7 @@ class RecoveryResult(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def recover(deps: RecoverDependencies) -> RecoveryResult:
+def recover(deps: ClaimDependencies) -> RecoveryResult:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
     Errors of the `DraError` tree become ``problems`` for the caller to report. Reads claims from the API server only
@@ -139,7 +79,7 @@ def recover(deps: RecoverDependencies) -> RecoveryResult:
     return found
 
 
-def teardown_abandoned(deps: AbandonedClaimsDependencies, problems: list[str]) -> Iterator[ClaimUid]:
+def teardown_abandoned(deps: ClaimDependencies, problems: list[str]) -> Iterator[ClaimUid]:
     """Tear down claims that dead runs left incomplete, and claims of earlier boots, for about `MOST_S`."""
     deadline = deps.clock.now() + MOST_S
     for entry in deps.journal.entries():
@@ -165,7 +105,7 @@ def teardown_abandoned(deps: AbandonedClaimsDependencies, problems: list[str]) -
             yield entry.ref.uid
 
 
-def rewrite_files(deps: RewriteDependencies, problems: list[str]) -> Iterator[ClaimUid]:
+def rewrite_files(deps: ClaimDependencies, problems: list[str]) -> Iterator[ClaimUid]:
     """Write the CDI files of prepared claims that have none. A repeated prepare checks files that exist.
 
     Cheap when none is missing (it lists the directory and the journal's UIDs), so it can run every few seconds. Ends
@@ -192,7 +132,7 @@ def rewrite_files(deps: RewriteDependencies, problems: list[str]) -> Iterator[Cl
             problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
 
 
-def rewrite_file(deps: RewriteDependencies, uid: ClaimUid) -> bool:
+def rewrite_file(deps: ClaimDependencies, uid: ClaimUid) -> bool:
     """Write the claim's CDI file if the claim is prepared and the file differs; whether it was written.
 
     Raises what `verify.verify_prepared` and the writer raise.
@@ -201,7 +141,7 @@ def rewrite_file(deps: RewriteDependencies, uid: ClaimUid) -> bool:
     return entry is not None and entry.state is State.PREPARED and _rewrite(deps, entry)
 
 
-def remove_orphaned_files(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
+def remove_orphaned_files(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
     """Remove this driver's CDI files that belong to no entry; none while a rebuild is pending."""
     with deps.journal.exclusive():  # otherwise another process could begin a claim and write its file in between
         if deps.journal.rebuild_pending:
@@ -212,22 +152,22 @@ def remove_orphaned_files(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
     return removed
 
 
-def _drop_older_boots(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
+def _drop_older_boots(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
     deps.journal.drop_older_notes(LOST_AT_REBOOT)
     return deps.journal.drop_older_boots()
 
 
-def _reclaim_orphans(deps: RecoverDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
+def _reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
     reclaim_orphans(deps, problems)
     return ()
 
 
-def _write_backups(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
+def _write_backups(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
     deps.journal.write_all_backups()
     return ()
 
 
-def _rewrite(deps: RewriteDependencies, entry: Entry) -> bool:
+def _rewrite(deps: ClaimDependencies, entry: Entry) -> bool:
     _, document = verify_prepared(deps, entry, deps.snapshot(), within_s=VERIFY_S)
     with deps.locks.acquire(entry.ref.uid, 0.0) as acquired, deps.journal.exclusive():
         now = deps.journal.entry(entry.ref.uid)

@@ -6,33 +6,22 @@ Every claim of a call gets its own answer: one claim's error or defect does not 
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dra_driver.core.errors import DraError, RetryableError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.hardware.orphans import reclaim_orphans
 from dra_driver.node.claims.waiting import CallBudget
 from dra_driver.node.claims.workflow.outdated_files import OutdatedFiles
-from dra_driver.node.claims.workflow.prepare import PrepareDependencies, PrepareJournal, Preparer
-from dra_driver.node.claims.workflow.rebuild import RebuildRetry, RetryDependencies, RetryJournal
-from dra_driver.node.claims.workflow.recover import (
-    RecoverDependencies,
-    RecoverJournal,
-    RecoveryResult,
-    recover,
-    rewrite_files,
-)
-from dra_driver.node.claims.workflow.stale_claims import CollectDependencies, CollectJournal, StaleClaimCollector
-from dra_driver.node.claims.workflow.unprepare import UnprepareDependencies, unprepare_claim
-from dra_driver.node.claims.workflow.whole_gpus import (
-    Beginning,
-    WholeGpuDependencies,
-    WholeGpuJournal,
-    forget_whole_gpus,
-    prepare_whole_gpus,
-)
+from dra_driver.node.claims.workflow.prepare import Preparer
+from dra_driver.node.claims.workflow.rebuild import RebuildRetry
+from dra_driver.node.claims.workflow.recover import RecoveryResult, recover, rewrite_files
+from dra_driver.node.claims.workflow.stale_claims import StaleClaimCollector
+from dra_driver.node.claims.workflow.teardown import unprepare_claim
+from dra_driver.node.claims.workflow.whole_gpus import Beginning, forget_whole_gpus, prepare_whole_gpus
 
 log = logging.getLogger(__name__)
 
@@ -44,27 +33,6 @@ Answer = TypeVar("Answer")
 Prepared = tuple[PreparedDevice, ...]
 
 
-class ServiceJournal(PrepareJournal, RecoverJournal, CollectJournal, RetryJournal, WholeGpuJournal, Protocol):
-    """What the service needs of the journal."""
-
-    def tidy(self) -> None: ...
-
-
-class ServiceDependencies(
-    PrepareDependencies,
-    UnprepareDependencies,
-    RecoverDependencies,
-    CollectDependencies,
-    RetryDependencies,
-    WholeGpuDependencies,
-    Protocol,
-):
-    """What the service needs; `assembly.ClaimDependencies` satisfies it."""
-
-    @property
-    def journal(self) -> ServiceJournal: ...
-
-
 class ClaimService:
     """Prepares, unprepares, recovers and collects claims.
 
@@ -74,7 +42,7 @@ class ClaimService:
     needs no stop: calls end by themselves within `waiting.RetryPolicy.call_s`.
     """
 
-    def __init__(self, deps: ServiceDependencies) -> None:
+    def __init__(self, deps: ClaimDependencies) -> None:
         self._deps = deps
         self._preparer = Preparer(deps)
         self._stale_claims = StaleClaimCollector(deps)

@@ -10,31 +10,19 @@ containers that still run after their pod was deleted by force: the API server d
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import Struct
 
 from dra_driver.core.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.node.claims.dependencies import ClaimReader, HasClaimLocks, HasCount
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, Entry, State
 from dra_driver.node.claims.waiting import GpuLockedError
-from dra_driver.node.claims.workflow.teardown import TeardownDependencies, TeardownJournal, teardown
+from dra_driver.node.claims.workflow.teardown import teardown
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 600.0
-
-
-class CollectJournal(TeardownJournal, Protocol):
-    def entries(self) -> tuple[Entry, ...]: ...
-
-
-class CollectDependencies(TeardownDependencies, HasClaimLocks, HasCount, Protocol):
-    @property
-    def journal(self) -> CollectJournal: ...
-    @property
-    def reader(self) -> ClaimReader: ...
 
 
 class CollectionResult(Struct, frozen=True, kw_only=True):
@@ -58,7 +46,7 @@ class StaleClaimCollector:
     The memory is lost with the process: after a restart the grace period begins anew.
     """
 
-    def __init__(self, deps: CollectDependencies, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, deps: ClaimDependencies, *, grace_s: float = GRACE_S) -> None:
         self._deps = deps
         self._grace_s = grace_s
         self._suspected: dict[ClaimUid, _Suspicion] = {}

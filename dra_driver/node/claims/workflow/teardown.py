@@ -7,17 +7,19 @@ claim that needs the device, or `recover` continues.
 Callers hold the claim's lock, and no GPU's.
 """
 
+import logging
 from collections.abc import Collection
-from contextlib import AbstractContextManager
-from typing import Protocol
 
+from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.node.claims.dependencies import CdiFileRemover, RunLiveness
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
-from dra_driver.node.claims.hardware.partitions import OrphanDependencies, OrphanJournal, remove_orphaned_partitions
-from dra_driver.node.claims.hardware.release import ReleaseDependencies, release
-from dra_driver.node.claims.hardware.settings import SettingJournal, settings_of
-from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
+from dra_driver.node.claims.hardware.release import release
+from dra_driver.node.claims.hardware.settings import settings_of
+from dra_driver.node.claims.waiting import CallBudget, ClaimBusyError, GpuLockedError
+
+log = logging.getLogger(__name__)
 
 LEAST_S = 3.0
 """Seconds to wait for a GPU when the caller names no limit, or when a call's time is over: incomplete work blocks other
@@ -26,49 +28,8 @@ MOST_S = 15.0
 """Seconds after which the rest is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
 
 
-class FileJournal(Protocol):
-    """What removing a file without an entry needs of the journal."""
-
-    def entry(self, uid: ClaimUid) -> Entry | None: ...
-    def exclusive(self) -> AbstractContextManager[None]: ...
-
-
-class FileDependencies(Protocol):
-    @property
-    def journal(self) -> FileJournal: ...
-    @property
-    def writer(self) -> CdiFileRemover: ...
-
-
-class TeardownJournal(FileJournal, SettingJournal, OrphanJournal, Protocol):
-    """What `teardown` needs of the journal."""
-
-    def start_unprepare(self, uid: ClaimUid, *, only: AttemptToken | None = None) -> AttemptToken | None: ...
-    def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool: ...
-
-
-class TeardownDependencies(FileDependencies, ReleaseDependencies, OrphanDependencies, Protocol):
-    @property
-    def journal(self) -> TeardownJournal: ...
-
-
-class BootJournal(Protocol):
-    @property
-    def boot_id(self) -> str: ...
-
-
-class BootDependencies(Protocol):
-    @property
-    def journal(self) -> BootJournal: ...
-
-
-class AbandonedDependencies(BootDependencies, Protocol):
-    @property
-    def owners(self) -> RunLiveness: ...
-
-
 def teardown(
-    deps: TeardownDependencies,
+    deps: ClaimDependencies,
     uid: ClaimUid,
     *,
     only: AttemptToken | None = None,
@@ -101,7 +62,7 @@ def teardown(
 
 
 def _teardown_hardware(
-    deps: TeardownDependencies, entry: Entry, attempt: AttemptToken, within_s: float, without_driver: bool
+    deps: ClaimDependencies, entry: Entry, attempt: AttemptToken, within_s: float, without_driver: bool
 ) -> bool:
     gpus = gpus_of(entry.devices)
     with deps.gpu_locks.acquire(gpus, within_s) as acquired:
@@ -115,7 +76,7 @@ def _teardown_hardware(
         return deps.journal.forget(entry.ref.uid, attempt, partitions_left=not complete)
 
 
-def _teardown_without_entry(deps: TeardownDependencies, uid: ClaimUid, within_s: float) -> None:
+def _teardown_without_entry(deps: ClaimDependencies, uid: ClaimUid, within_s: float) -> None:
     """Release what remains of a claim without an entry: the journal was lost, or an older driver version freed it.
 
     First settings of this claim alone, then its partitions. `reclaim_orphans` restores what it shared with others.
@@ -140,7 +101,7 @@ def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLocked
     )
 
 
-def remove_file_without_entry(deps: FileDependencies, uid: ClaimUid) -> None:
+def remove_file_without_entry(deps: ClaimDependencies, uid: ClaimUid) -> None:
     """Remove the claim's CDI file if the claim has no entry. Raises `StorageError`.
 
     Under the journal's lock, because another process may be about to begin the same claim and write its file.
@@ -150,7 +111,7 @@ def remove_file_without_entry(deps: FileDependencies, uid: ClaimUid) -> None:
             deps.writer.remove_claim(uid)
 
 
-def is_abandoned(deps: AbandonedDependencies, entry: Entry) -> bool:
+def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether no run works on the entry and no container needs it: incomplete work of a dead run, or an earlier boot's.
 
     For entries of this run the caller holds the claim's lock.
@@ -162,6 +123,31 @@ def is_abandoned(deps: AbandonedDependencies, entry: Entry) -> bool:
     return entry.attempt.owner == deps.owners.own or not deps.owners.is_alive(entry.attempt.owner)
 
 
-def is_of_earlier_boot(deps: BootDependencies, entry: Entry) -> bool:
+def is_of_earlier_boot(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether the node has rebooted since: no container of the claim runs. False while either boot is unknown."""
     return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)
+
+
+def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
+    """Free the claim's devices on this node (NodeUnprepareResources); a claim without any is success.
+
+    It needs neither the claim object nor an entry, and works without the NVIDIA driver: the rest is recorded and
+    released when the driver is back. The kubelet (``pkg/kubelet/cm/dra/manager.go``) also calls it for claims that were
+    never prepared or no longer exist. A failure keeps the pod in ``Terminating``, and the kubelet tries again after 10
+    to 60 seconds.
+
+    Waits until ``budget.deadline`` for other calls. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the
+    claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end. If
+    the process dies inside, the next call or the next start continues. Thread-safe.
+    """
+    with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired, deps.gate.work():
+        if not acquired:
+            raise ClaimBusyError(
+                f"claim {ref} is still being worked on by an earlier call after {deps.retry_policy.call_s:g} s; "
+                "the kubelet tries again"
+            )
+        if teardown(deps, ref.uid, within_s=budget.deadline - deps.clock.now(), without_driver=True):
+            deps.count("unprepared")
+            log.info("claim unprepared", extra={"claim": str(ref)})
+        else:
+            log.info("claim was not prepared, nothing to unprepare", extra={"claim": str(ref)})

@@ -3,26 +3,19 @@
 Used when the kubelet prepares a claim again, and when a CDI file is missing.
 """
 
-from typing import Protocol
-
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.hardware.cdi import CdiSpec
-from dra_driver.node.claims.dependencies import HasClock, require_hardware
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Entry, InstanceIds, gpus_of
-from dra_driver.node.claims.hardware.deadline import Deadline
-from dra_driver.node.claims.hardware.settings import SettingDependencies, settings_of
+from dra_driver.node.claims.hardware.settings import settings_of
 from dra_driver.node.claims.planning import PreparePlan, check_alive, restore_plan
-from dra_driver.node.claims.waiting import GpuLockedError
-from dra_driver.node.claims.workflow.cdi_document import DocumentDependencies, document_of
+from dra_driver.node.claims.waiting import Deadline, GpuLockedError
+from dra_driver.node.claims.workflow.cdi_document import document_of
 from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_devices
 
 
-class VerifyDependencies(DocumentDependencies, SettingDependencies, HasClock, Protocol):
-    """What `verify_prepared` needs."""
-
-
 def verify_prepared(
-    deps: VerifyDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
+    deps: ClaimDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
 ) -> tuple[PreparePlan, CdiSpec]:
     """What was prepared, and its CDI document. Starts MPS daemons that do not run.
 
@@ -45,7 +38,7 @@ def verify_prepared(
         return prepared, document_of(deps, prepared)
 
 
-def _verify_hardware(deps: VerifyDependencies, prepared: PreparePlan, within_s: float) -> None:
+def _verify_hardware(deps: ClaimDependencies, prepared: PreparePlan, within_s: float) -> None:
     """The same partitions exist, and the settings are in force. The caller holds the locks of the GPUs."""
     mig = require_hardware(deps).mig
     for device in prepared.devices:

@@ -16,75 +16,25 @@ kubelet, which got no answer, prepares or unprepares again.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from typing import Protocol
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
-from dra_driver.core.model.ids import ClaimUid, PoolName
-from dra_driver.core.model.terms import Terms
-from dra_driver.node.claims.dependencies import (
-    CdiSources,
-    ClaimCdiFiles,
-    ClaimReader,
-    HasClaimLocks,
-    HasCount,
-    HasGate,
-    HasSnapshot,
-)
-from dra_driver.node.claims.entry import AssignedDevice, AttemptToken
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.hardware.apply import taken_over
 from dra_driver.node.claims.hardware.fabric import needs_fabric_check
 from dra_driver.node.claims.planning import PreparePlan, names_of, plan_claim
-from dra_driver.node.claims.waiting import CallBudget, RetryPolicy
+from dra_driver.node.claims.waiting import CallBudget
 from dra_driver.node.claims.workflow.cdi_document import document_of
-from dra_driver.node.claims.workflow.teardown import (
-    TeardownDependencies,
-    TeardownJournal,
-    remove_file_without_entry,
-    teardown,
-)
-from dra_driver.node.claims.workflow.verify import VerifyDependencies
+from dra_driver.node.claims.workflow.teardown import remove_file_without_entry, teardown
 
 log = logging.getLogger(__name__)
 
 Prepared = tuple[PreparedDevice, ...]
-
-
-class WholeGpuJournal(TeardownJournal, Protocol):
-    """What the short ways need of the journal."""
-
-    def unrecorded(self, uids: Collection[ClaimUid]) -> frozenset[ClaimUid]: ...
-    def record_prepared(
-        self, claims: Sequence[tuple[ClaimRef, Sequence[AssignedDevice]]]
-    ) -> dict[ClaimUid, AttemptToken]: ...
-    def still_prepared(self, tokens: dict[ClaimUid, AttemptToken]) -> frozenset[ClaimUid]: ...
-    def forget_prepared(
-        self, uids: Collection[ClaimUid], remove_file: Callable[[ClaimUid], object]
-    ) -> frozenset[ClaimUid]: ...
-
-
-class ForgetDependencies(TeardownDependencies, HasClaimLocks, HasCount, HasGate, Protocol):
-    @property
-    def journal(self) -> WholeGpuJournal: ...
-
-
-class WholeGpuDependencies(ForgetDependencies, VerifyDependencies, HasSnapshot, Protocol):
-    @property
-    def reader(self) -> ClaimReader: ...
-    @property
-    def writer(self) -> ClaimCdiFiles: ...
-    @property
-    def provider(self) -> CdiSources: ...
-    @property
-    def pool(self) -> PoolName: ...
-    @property
-    def terms(self) -> Callable[[], Terms]: ...
-    @property
-    def retry_policy(self) -> RetryPolicy: ...
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
@@ -94,7 +44,7 @@ class Beginning(Struct, frozen=True, kw_only=True):
     read: dict[ClaimUid, AllocatedClaim | DraError] = field(default_factory=dict)
 
 
-def prepare_whole_gpus(deps: WholeGpuDependencies, refs: Sequence[ClaimRef], budget: CallBudget) -> Beginning:
+def prepare_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef], budget: CallBudget) -> Beginning:
     """Prepare the claims that need nothing but a record and a file. Raises nothing of the `DraError` tree."""
     found = Beginning()
     left_s = budget.deadline - deps.clock.now()
@@ -116,7 +66,7 @@ def prepare_whole_gpus(deps: WholeGpuDependencies, refs: Sequence[ClaimRef], bud
     return found
 
 
-def _plans(deps: WholeGpuDependencies, claims: Collection[AllocatedClaim | DraError]) -> list[PreparePlan]:
+def _plans(deps: ClaimDependencies, claims: Collection[AllocatedClaim | DraError]) -> list[PreparePlan]:
     """The plans of claims for whole GPUs. A claim that cannot be planned is left out."""
     found: list[PreparePlan] = []
     for claim in claims:
@@ -128,7 +78,7 @@ def _plans(deps: WholeGpuDependencies, claims: Collection[AllocatedClaim | DraEr
 
 
 def _prepare(
-    deps: WholeGpuDependencies, plans: Sequence[PreparePlan], answers: dict[ClaimUid, Prepared | DraError]
+    deps: ClaimDependencies, plans: Sequence[PreparePlan], answers: dict[ClaimUid, Prepared | DraError]
 ) -> None:
     """Record the claims and write their files; ``answers`` gets the devices of each that is prepared then."""
     documents = [(plan, document_of(deps, plan)) for plan in plans]
@@ -152,7 +102,7 @@ def _prepare(
             answers[uid] = taken_over(plan)
 
 
-def forget_whole_gpus(deps: ForgetDependencies, refs: Sequence[ClaimRef]) -> frozenset[ClaimUid]:
+def forget_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef]) -> frozenset[ClaimUid]:
     """Unprepare the claims that need no more than that file and entry go; the others stay as they are.
 
     Raises nothing of the `DraError` tree.

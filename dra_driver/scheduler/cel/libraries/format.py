@@ -9,8 +9,18 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from dra_driver.scheduler.cel.libraries.convert import to_string
-from dra_driver.scheduler.cel.values import LISTS, MAPS, Duration, EvalError, Timestamp, TypeValue, UInt, type_name
-from dra_driver.scheduler.cel.work_limits import check_text, spend
+from dra_driver.scheduler.cel.values import (
+    LISTS,
+    MAPS,
+    Duration,
+    EvalError,
+    Timestamp,
+    TypeValue,
+    UInt,
+    check_text,
+    spend,
+    type_name,
+)
 
 _DEFAULT_PRECISION: Final = 6
 _MAX_PRECISION: Final = 4096

@@ -6,24 +6,15 @@ mantissa with a power of ten, or a big decimal if that does not fit.
 """
 
 import math
-import re
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.core.quantity import NANO, Format, Quantity
+from dra_driver.core.quantity import NANO, Format, Quantity, WrittenQuantity
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel.values import CelQuantity, EvalError, no_overload
 
-_NUMBER: Final = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)\Z", re.A)
-_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
-_EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)\Z", re.A)
-_MAX_TEXT: Final = 1024
-_MAX_EXPONENT: Final = 1024
 _INT_MAX: Final = 2**63 - 1
-# Most digits that always fit a 64-bit mantissa (maxInt64Factors).
-_MANTISSA_DIGITS: Final = 18
 
 
 class _Promoted(threading.local):
@@ -42,69 +33,22 @@ def forget_promotions() -> None:
 
 
 def parse_quantity(text: str) -> CelQuantity:
-    """The quantity of a text. Raises EvalError."""
-    found = _NUMBER.match(text) if 0 < len(text) <= _MAX_TEXT else None
-    if found is None:
-        raise EvalError("quantities must be a number with an optional suffix such as 80Gi or 500m")
-    sign, whole, fraction, suffix = found[1], found[2] or "0", found[3] or "", found[4]
-    number_format, exponent = _suffix(suffix)
-    exact = _mantissa(whole, fraction, number_format, exponent)
-    if exact is not None:
-        mantissa, scale = exact
-        nano = mantissa * 10 ** (scale + 9)
-        mantissa, nano = (-mantissa, -nano) if sign == "-" else (mantissa, nano)
-        return CelQuantity(Quantity(nano, number_format), mantissa, scale)
-    return _big(sign, whole, fraction, number_format, exponent)
-
-
-def _suffix(suffix: str) -> tuple[Format, int]:
-    if suffix in _BINARY:
-        return Format.BINARY_SI, _BINARY[suffix]
-    if suffix in _DECIMAL:
-        return Format.DECIMAL_SI, _DECIMAL[suffix]
-    found = _EXPONENT.match(suffix)
-    if found is None:
-        raise EvalError("unable to parse quantity's suffix")
-    if len(found[1]) > 6 or abs(int(found[1])) > _MAX_EXPONENT:
-        raise EvalError(f"exponents of quantities beyond {_MAX_EXPONENT} are not supported")
-    return Format.DECIMAL_EXPONENT, int(found[1])
-
-
-def _mantissa(whole: str, fraction: str, number_format: Format, exponent: int) -> tuple[int, int] | None:
-    """Mantissa and power of ten; None where Go uses a big decimal."""
-    if number_format is Format.BINARY_SI:
-        if fraction or 15 - len(whole) - exponent * 3 // 10 - 1 < 0:
-            return None
-        value = int(whole) << exponent
-        return (value, 0) if value <= _INT_MAX else None
-    scale = exponent - len(fraction)
-    if len(whole) + len(fraction) > _MANTISSA_DIGITS or scale < -9:
-        return None
-    return int(whole + fraction), scale
-
-
-def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: int) -> CelQuantity:
-    digits, capped = int(whole + fraction), False
-    if number_format is Format.BINARY_SI:
-        nano = -(-digits * NANO * (1 << exponent) // 10 ** len(fraction))
-        capped = nano > _INT_MAX * NANO
-        nano = min(nano, _INT_MAX * NANO)
-        if 0 < nano < NANO:
-            number_format = Format.DECIMAL_SI
-    else:
-        power = 9 + exponent - len(fraction)
-        nano = digits * 10**power if power >= 0 else -(-digits // 10**-power)
-    nano = -nano if sign == "-" else nano
-    mantissa, scale = (nano // NANO, 0) if capped else (nano, -9)
-    return CelQuantity(Quantity(nano, number_format), mantissa, scale, big=True)
+    try:
+        return of_capacity(text)
+    except ValueError as error:
+        raise EvalError(str(error)) from error
 
 
 def of_capacity(text: str) -> CelQuantity:
     """The quantity of a device's capacity. Raises ValueError."""
-    try:
-        return parse_quantity(text)
-    except EvalError as error:
-        raise ValueError(f"{text[:80]!r} is not a quantity: {error}") from error
+    written = WrittenQuantity.parse(text)
+    quantity, small = Quantity.of(written), written.small()
+    if small is not None:
+        mantissa, scale = small
+        return CelQuantity(quantity, -mantissa if written.negative else mantissa, scale)
+    capped = quantity.format is Format.BINARY_SI and abs(quantity.nano) == _INT_MAX * NANO
+    mantissa, scale = (quantity.nano // NANO, 0) if capped else (quantity.nano, -9)
+    return CelQuantity(quantity, mantissa, scale, big=True)
 
 
 def _is_big(amount: CelQuantity) -> bool:
@@ -162,7 +106,6 @@ def _plus(one: CelQuantity, other: Any, factor: int) -> CelQuantity:
 
 
 def parse_semver(text: str, normalize: bool = False) -> Semver:
-    """The version of a text. Raises EvalError."""
     try:
         return Semver.parse(_normalized(text) if normalize else text)
     except ValueError as error:

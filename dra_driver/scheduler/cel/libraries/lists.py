@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dra_driver.scheduler.cel import operators
-from dra_driver.scheduler.cel.equality import comparable, compare, go_equal, list_contains
 from dra_driver.scheduler.cel.libraries.strings import index_of, last_index_of
+from dra_driver.scheduler.cel.operators import comparable, compare, go_equal, list_contains
 from dra_driver.scheduler.cel.values import (
     LISTS,
     MAPS,
@@ -21,11 +21,12 @@ from dra_driver.scheduler.cel.values import (
     Optional,
     Timestamp,
     UInt,
+    check_size,
     encode_key,
     no_overload,
+    spend,
     type_name,
 )
-from dra_driver.scheduler.cel.work_limits import check_size, spend
 
 _MAX_INCLUDES: Final = 48
 

@@ -16,7 +16,6 @@ _BITS: Final = re.compile(r"(?:0|[1-9][0-9]{0,2})\Z")
 
 
 def parse_ip(text: str) -> Address:
-    """The address. Raises EvalError."""
     address = _address(text)
     if address is None:
         raise EvalError(f"IP Address {text[:80]!r} parse error during conversion from string")
@@ -36,7 +35,6 @@ def _address(text: str) -> Address | None:
 
 
 def parse_cidr(text: str) -> Network:
-    """The network, host bits unchanged. Raises EvalError."""
     network = _network(text)
     if network is None:
         raise EvalError(f"network address parse error during conversion from string: {text[:80]!r}")
@@ -54,7 +52,6 @@ def _network(text: str) -> Network | None:
 
 
 def _first_words(address: Address) -> int:
-    """The first 16 bits."""
     return int(address) >> (address.max_prefixlen - 16)
 
 

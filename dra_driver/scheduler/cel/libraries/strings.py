@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from dra_driver.scheduler.cel.values import EvalError, no_overload
-from dra_driver.scheduler.cel.work_limits import check_text, spend
+from dra_driver.scheduler.cel.values import EvalError, check_text, no_overload, spend
 
 # unicode.IsSpace of Go. str.strip() would also remove U+001C to U+001F.
 _SPACE: Final = "\t\n\v\f\r \x85\xa0   　" + "".join(map(chr, range(0x2000, 0x200B))) + "\u1680\u2028\u2029\u202f\u205f"

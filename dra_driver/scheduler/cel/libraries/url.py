@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.scheduler.cel.values import CelMap, EvalError, Url
-from dra_driver.scheduler.cel.work_limits import spend
+from dra_driver.scheduler.cel.values import CelMap, EvalError, Url, spend
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)?:")
 _PORT: Final = re.compile(r"(?::[0-9]*)?\Z")
@@ -26,7 +25,6 @@ def _error(why: str) -> EvalError:
 
 
 def parse_url(text: str) -> Url:
-    """The URL. Raises EvalError on what Go's ParseRequestURI refuses."""
     _parsed(text, request=True)
     before, _, fragment = text.partition("#")
     scheme, host, path, query, shown = _parsed(before, request=False)

@@ -1,35 +1,43 @@
-"""Defaults and validation of ResourceClaims, ResourceClaimTemplates and DeviceClasses.
+"""Defaults and validation of ResourceClaims with their status, ResourceClaimTemplates and DeviceClasses.
 
 Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go and pkg/registry/resource/utils.go (1.36.2).
-`claim_status` validates the status.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
+from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.names import label_key
-from dra_driver.sim.apiserver.problems import (
-    StatusCause,
-    forbidden_field,
-    invalid,
-    required,
-    unsupported,
-)
-from dra_driver.sim.apiserver.rules.claim_status import forget_deallocated, status_problems
 from dra_driver.sim.apiserver.rules.dra import (
     MAX_CONFIGS,
+    MAX_OPAQUE_BYTES,
     MAX_REQUESTS,
+    binding_conditions,
     class_name,
     configuration,
+    driver_name,
     each,
     each_unique,
     fully_qualified_name,
+    json_object,
     label_name,
+    lower_uuid,
+    pool_name,
     selectors,
     tolerations,
 )
 from dra_driver.sim.apiserver.rules.meta import label_problems
+from dra_driver.sim.apiserver.rules.slices import node_selector_problems
+from dra_driver.sim.apiserver.validation import (
+    StatusCause,
+    forbidden_field,
+    invalid,
+    label_key,
+    required,
+    too_long,
+    too_many,
+    unsupported,
+)
 
 ADMIN_ACCESS_LABEL = "resource.kubernetes.io/admin-access"
 MAX_SUBREQUESTS = 8
@@ -81,11 +89,7 @@ def _requested(part: Obj, path: str, review: Review) -> list[StatusCause]:
 
 
 def device_claim_problems(devices: Obj, path: str, review: Review) -> list[StatusCause]:
-    """The problems of ``spec.devices``."""
     names = request_names(devices)
-
-    def name_of(item: Obj) -> Any:
-        return item.get("name", "")
 
     def check_sub(sub: Obj, here: str) -> list[StatusCause]:
         return label_name(sub.get("name", ""), f"{here}.name") + _requested(sub, here, review)
@@ -97,7 +101,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Statu
         if "exactly" in request:
             return problems + _requested(request["exactly"], f"{here}.exactly", review)
         subs, where = entries(request, "firstAvailable"), f"{here}.firstAvailable"
-        return problems + each_unique(subs, MAX_SUBREQUESTS, check_sub, name_of, where)
+        return problems + each_unique(subs, MAX_SUBREQUESTS, check_sub, where)
 
     def check_constraint(constraint: Obj, here: str) -> list[StatusCause]:
         problems = references(constraint, here, names)
@@ -111,19 +115,18 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Statu
         return references(config, here, names) + configuration(config, here)
 
     return [
-        *each_unique(entries(devices, "requests"), MAX_REQUESTS, check_request, name_of, f"{path}.requests"),
+        *each_unique(entries(devices, "requests"), MAX_REQUESTS, check_request, f"{path}.requests"),
         *each(entries(devices, "constraints"), MAX_CONSTRAINTS, check_constraint, f"{path}.constraints"),
         *each(entries(devices, "config"), MAX_CONFIGS, check_config, f"{path}.config"),
     ]
 
 
 def references(owner: Obj, path: str, names: RequestNames) -> list[StatusCause]:
-    """Problems of the request names that a constraint or configuration applies to."""
 
     def check(name: str, here: str) -> list[StatusCause]:
         return reference_problems(name, here, names)
 
-    return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, lambda name: name, f"{path}.requests")
+    return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, f"{path}.requests")
 
 
 def reference_problems(name: str, path: str, names: RequestNames) -> list[StatusCause]:
@@ -188,6 +191,127 @@ def _is_extended_resource(name: str) -> bool:
     domain, slash, _ = name.partition("/")
     native = domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
     return bool(slash) and not native and not name.startswith("requests.") and not label_key(f"requests.{name}")
+
+
+MAX_RESULTS = 32
+MAX_RESERVATIONS = 256
+MAX_CONDITIONS = 8
+MAX_IPS = 16
+
+ReferenceCheck = Callable[[str, str], list[StatusCause]]
+
+
+def device_key(item: Obj) -> tuple[Any, ...]:
+    return (item.get("driver", ""), item.get("pool", ""), item.get("device", ""), item.get("shareID"))
+
+
+def shown_device(item: Obj) -> Obj:
+    driver, pool, device, share = device_key(item)
+    return {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
+
+
+def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[StatusCause]:
+    status, before = mapping(obj, "status"), mapping(old, "status")
+    allocation, reserved = status.get("allocation"), entries(status, "reservedFor")
+    problems = each_unique(
+        reserved, MAX_RESERVATIONS, _consumer, "status.reservedFor", lambda item: item.get("uid", "")
+    )
+    allocated = {device_key(item) for item in entries(allocation, "devices", "results")}
+
+    def check_device(item: Obj, path: str) -> list[StatusCause]:
+        return _device_status(item, path, allocated)
+
+    problems += each_unique(entries(status, "devices"), -1, check_device, "status.devices", device_key)
+    if reserved and allocation is None:
+        text = "may not be specified when `allocated` is not set"
+        problems.append(forbidden_field("status.reservedFor", text))
+    elif dig(obj, "metadata", "deletionTimestamp") and any(
+        item not in entries(before, "reservedFor") for item in reserved
+    ):
+        text = "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
+        problems.append(forbidden_field("status.reservedFor", text))
+    if allocation is not None and before.get("allocation") is not None:
+        if allocation != before["allocation"]:
+            problems.append(invalid("status.allocation", allocation, "field is immutable"))
+    elif allocation is not None:
+        problems += _allocation(allocation, "status.allocation", check_reference)
+    return problems
+
+
+def forget_deallocated(obj: Obj, old: Obj, subresource: str) -> None:
+    """Drop status.devices of devices that are no longer allocated (strategy's dropDeallocatedStatusDevices)."""
+    if subresource != "status" or not entries(obj, "status", "devices"):
+        return
+    had = {device_key(item) for item in entries(old, "status", "allocation", "devices", "results")}
+    has = {device_key(item) for item in entries(obj, "status", "allocation", "devices", "results")}
+    kept = [copy_json(item) for item in obj["status"]["devices"] if device_key(item) not in had - has]
+    obj["status"]["devices"] = kept
+    if not kept:
+        del obj["status"]["devices"]
+
+
+def _consumer(item: Obj, path: str) -> list[StatusCause]:
+    return [required(f"{path}.{field}") for field in ("resource", "name", "uid") if not item.get(field)]
+
+
+def _allocation(allocation: Obj, path: str, check_reference: ReferenceCheck) -> list[StatusCause]:
+    def check_result(item: Obj, here: str) -> list[StatusCause]:
+        problems = check_reference(item.get("request", ""), f"{here}.request") + _device(item, here)
+        return problems + binding_conditions(item, here)
+
+    def check_config(item: Obj, here: str) -> list[StatusCause]:
+        source, problems = item.get("source", ""), []
+        if not source:
+            problems.append(required(f"{here}.source"))
+        elif source not in {"FromClaim", "FromClass"}:
+            problems.append(unsupported(f"{here}.source", source, ["FromClaim", "FromClass"]))
+        requests, where = entries(item, "requests"), f"{here}.requests"
+        problems += each_unique(requests, MAX_REQUESTS, check_reference, where)
+        return problems + configuration(item, here)
+
+    devices = mapping(allocation, "devices")
+    problems = each(entries(devices, "results"), MAX_RESULTS, check_result, f"{path}.devices.results")
+    problems += each(entries(devices, "config"), 2 * MAX_CONFIGS, check_config, f"{path}.devices.config")
+    if "nodeSelector" in allocation:
+        problems += node_selector_problems(allocation["nodeSelector"], f"{path}.nodeSelector")
+    return problems
+
+
+def _device(item: Obj, path: str) -> list[StatusCause]:
+    return [
+        *driver_name(item.get("driver", ""), f"{path}.driver"),
+        *pool_name(item.get("pool", ""), f"{path}.pool"),
+        *label_name(item.get("device", ""), f"{path}.device"),
+        *(lower_uuid(item["shareID"], f"{path}.shareID") if "shareID" in item else []),
+    ]
+
+
+def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> list[StatusCause]:
+    problems = _device(item, path)
+    if device_key(item) not in allocated:
+        problems.append(invalid(path, shown_device(item), "must be an allocated device in the claim"))
+    conditions = entries(item, "conditions")
+    if len(conditions) > MAX_CONDITIONS:
+        problems.append(too_many(f"{path}.conditions", len(conditions), MAX_CONDITIONS))
+    problems += [
+        problem for at, each_ in enumerate(conditions) for problem in _condition(each_, f"{path}.conditions[{at}]")
+    ]
+    if item.get("data") is not None:
+        problems += json_object(item["data"], f"{path}.data", MAX_OPAQUE_BYTES)
+    network, where = mapping(item, "networkData"), f"{path}.networkData"
+    for field, limit in (("interfaceName", 256), ("hardwareAddress", 128)):
+        if len(network.get(field, "").encode()) > limit:
+            problems.append(too_long(f"{where}.{field}", limit))
+    if len(entries(network, "ips")) > MAX_IPS:
+        problems.append(too_many(f"{where}.ips", len(entries(network, "ips")), MAX_IPS))
+    return problems
+
+
+def _condition(item: Obj, path: str) -> list[StatusCause]:
+    problems = [] if item.get("type") else [required(f"{path}.type")]
+    if item.get("status") not in {"True", "False", "Unknown"}:
+        problems.append(unsupported(f"{path}.status", item.get("status", ""), ["False", "True", "Unknown"]))
+    return problems + [required(f"{path}.{field}") for field in ("lastTransitionTime", "reason") if not item.get(field)]
 
 
 CLAIM_RULES = WriteRules(

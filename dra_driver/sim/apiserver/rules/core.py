@@ -1,10 +1,16 @@
-"""Defaults and validation of namespaces, services, secrets and events (kubernetes/kubernetes pkg/apis/core)."""
+"""Defaults and validation of namespaces, services, secrets and events, and of this project's own kinds.
+
+Follows kubernetes/kubernetes pkg/apis/core. GpuPolicies are checked by the schema that nodes use, which is generated
+from the same models as their CustomResourceDefinition. Unknown fields are refused, as `kubectl --validate=strict` does.
+"""
 
 import base64
 
+from dra_driver.config.policy import policy_problems
+from dra_driver.config.schema import path_text
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.problems import StatusCause, invalid, required
+from dra_driver.sim.apiserver.validation import StatusCause, invalid, required
 
 
 def _label_namespace(obj: Obj) -> None:
@@ -45,7 +51,6 @@ def _validate_service(obj: Obj, review: Review) -> list[StatusCause]:
 
 
 def _default_secret(obj: Obj) -> None:
-    """Encode stringData and move it to data."""
     obj.setdefault("type", "Opaque")
     for key, text in (obj.pop("stringData", None) or {}).items():
         child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()
@@ -91,3 +96,39 @@ NAMESPACE_RULES = WriteRules(
 SERVICE_RULES = WriteRules(default=_default_service, prepare_create=_create_service, validate=_validate_service)
 SECRET_RULES = WriteRules(default=_default_secret, validate=_validate_secret)
 EVENT_RULES = WriteRules(default=_default_event, validate=_validate_event)
+
+
+_REQUIRED = ("observedAt", "driverName", "summary", "gpus", "policies", "problems")
+
+
+def _default_policy(obj: Obj) -> None:
+    spec = obj.get("spec")
+    if isinstance(spec, dict):
+        spec.setdefault("priority", 0)
+        spec.setdefault("availability", "Open")
+
+
+def _policy(obj: Obj, review: Review) -> list[StatusCause]:
+    if review.subresource == "status":
+        return []
+    named = {"name": dig(obj, "metadata", "name", default="")}
+    written = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": named}
+    if "spec" in obj:
+        written["spec"] = obj["spec"]
+    found = policy_problems(written)
+    return [
+        StatusCause(path_text(problem.path), "FieldValueInvalid", f"Invalid value: {problem.text}") for problem in found
+    ]
+
+
+def _node(obj: Obj, review: Review) -> list[StatusCause]:
+    status = obj.get("status") or {}
+    if review.subresource != "status" or not isinstance(status, dict):
+        return []
+    return [
+        required(f"status.{name}") for name in ("driverName", "observedAt", "summary", "gpus") if name not in status
+    ]
+
+
+POLICY_OBJECT_RULES = WriteRules(default=_default_policy, validate=_policy)
+GPU_NODE_RULES = WriteRules(validate=_node)

@@ -10,11 +10,15 @@ from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
 from dra_driver.sim.apiserver.kind import Review
-from dra_driver.sim.apiserver.names import c_identifier, dns_label, dns_subdomain, label_key, label_value
-from dra_driver.sim.apiserver.problems import (
+from dra_driver.sim.apiserver.validation import (
     StatusCause,
+    c_identifier,
+    dns_label,
+    dns_subdomain,
     duplicate,
     invalid,
+    label_key,
+    label_value,
     required,
     too_long,
     too_many,
@@ -41,10 +45,14 @@ def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[Stat
     return [problem for at, item in enumerate(items) for problem in check(item, f"{path}[{at}]")]
 
 
+def _name_of(item: Any) -> Hashable:
+    return str(item.get("name", "")) if isinstance(item, dict) else item
+
+
 def each_unique(
-    items: Sequence[Any], limit: int, check: Check, key: Callable[[Any], Hashable], path: str
+    items: Sequence[Any], limit: int, check: Check, path: str, key: Callable[[Any], Hashable] = _name_of
 ) -> list[StatusCause]:
-    """Like `each`; also reports items with a key that an earlier item has."""
+    """Like `each`; also reports items with a key (by default the item itself or its name) that an earlier item has."""
     problems = each(items, limit, check, path)
     if limit >= 0 and len(items) > limit:
         return problems
@@ -79,7 +87,6 @@ def pool_name(name: str, path: str) -> list[StatusCause]:
 
 
 def class_name(name: str, path: str) -> list[StatusCause]:
-    """The name of a DeviceClass."""
     return [invalid(path, name, text) for text in dns_subdomain(name)] if name else [required(path)]
 
 
@@ -131,7 +138,6 @@ def json_object(value: Any, path: str, limit: int) -> list[StatusCause]:
 
 
 def configuration(config: Obj, path: str) -> list[StatusCause]:
-    """The opaque part of a configuration entry."""
     opaque = config.get("opaque")
     if opaque is None:
         return [required(f"{path}.opaque")]
@@ -140,7 +146,6 @@ def configuration(config: Obj, path: str) -> list[StatusCause]:
 
 
 def selectors(owner: Obj, path: str, review: Review) -> list[StatusCause]:
-    """CEL selectors of a request or class."""
 
     def check(selector: Obj, here: str) -> list[StatusCause]:
         if selector.get("cel") is None:
@@ -158,7 +163,6 @@ def selectors(owner: Obj, path: str, review: Review) -> list[StatusCause]:
 
 
 def tolerations(owner: Obj, path: str) -> list[StatusCause]:
-    """Tolerations of a request."""
 
     def check(toleration: Obj, here: str) -> list[StatusCause]:
         problems = [invalid(f"{here}.key", toleration["key"], text) for text in label_key(toleration.get("key") or "a")]
@@ -178,7 +182,6 @@ def tolerations(owner: Obj, path: str) -> list[StatusCause]:
 
 
 def taint(item: Obj, path: str) -> list[StatusCause]:
-    """A taint on a device."""
     key, value, effect = item.get("key", ""), item.get("value", ""), item.get("effect", "")
     problems = [invalid(f"{path}.key", key, text) for text in label_key(key)]
     problems += [invalid(f"{path}.value", value, text) for text in label_value(value)]
@@ -196,11 +199,8 @@ def binding_conditions(owner: Obj, path: str) -> list[StatusCause]:
     def check(name: str, here: str) -> list[StatusCause]:
         return [invalid(here, name, text) for text in label_key(name)]
 
-    def identity(name: str) -> str:
-        return name
-
-    problems = each_unique(conditions, 4, check, identity, f"{path}.bindingConditions")
-    problems += each_unique(failures, 4, check, identity, f"{path}.bindingFailureConditions")
+    problems = each_unique(conditions, 4, check, f"{path}.bindingConditions")
+    problems += each_unique(failures, 4, check, f"{path}.bindingFailureConditions")
     for at, name in enumerate(failures):
         if name in conditions:
             text = "bindingFailureConditions must not overlap with bindingConditions"

@@ -2,11 +2,12 @@
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.names import label_key, label_value
-from dra_driver.sim.apiserver.problems import (
+from dra_driver.sim.apiserver.validation import (
     StatusCause,
     forbidden_field,
     invalid,
+    label_key,
+    label_value,
     required,
     too_long,
     wrong_type,
@@ -17,7 +18,6 @@ _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestam
 
 
 def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[StatusCause]:
-    """The problems of a new object's metadata."""
     metadata = mapping(obj, "metadata")
     problems: list[StatusCause] = []
     base = metadata.get("generateName")
@@ -34,7 +34,6 @@ def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[
 
 
 def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[StatusCause]:
-    """The problems of a changed object's metadata."""
     new, before = mapping(obj, "metadata"), mapping(old, "metadata")
     problems = [
         invalid(f"{path}.{field}", new.get(field), "field is immutable")
@@ -64,7 +63,6 @@ def common_problems(metadata: Obj, path: str) -> list[StatusCause]:
 
 
 def label_problems(labels: object, path: str) -> list[StatusCause]:
-    """Problems of the keys and values of a label map."""
     problems: list[StatusCause] = []
     for key, value in labels.items() if isinstance(labels, dict) else ():
         problems += [invalid(path, key, text) for text in label_key(key)]

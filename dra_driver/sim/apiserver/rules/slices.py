@@ -1,24 +1,39 @@
-"""Validation of ResourceSlices: pools, node selection, counters and the number of devices.
+"""Validation of ResourceSlices: pools, node selection, counters and devices.
 
 Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go and
 pkg/registry/resource/resourceslice/strategy.go of 1.36.2 with default feature gates: list attributes and
 node-allocatable mappings are dropped.
 """
 
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc3339
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.names import dns_subdomain
-from dra_driver.sim.apiserver.problems import (
-    StatusCause,
-    invalid,
-    required,
-    too_many,
+from dra_driver.sim.apiserver.rules.dra import (
+    binding_conditions,
+    driver_name,
+    each,
+    each_unique,
+    label_name,
+    pool_name,
+    qualified_name,
+    taint,
 )
-from dra_driver.sim.apiserver.rules.devices import device_problems, node_selector_problems
-from dra_driver.sim.apiserver.rules.dra import driver_name, each_unique, label_name, pool_name
+from dra_driver.sim.apiserver.validation import (
+    StatusCause,
+    dns_subdomain,
+    forbidden_field,
+    invalid,
+    label_key,
+    required,
+    too_long,
+    too_many,
+    unsupported,
+)
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_TAINTS_OR_COUNTERS = 64
@@ -31,8 +46,8 @@ def _default(obj: Obj) -> None:
     if pool := mapping(obj, "spec", "pool"):
         pool.setdefault("generation", 0)
     for device in entries(obj, "spec", "devices"):
-        for taint in entries(device, "taints"):
-            taint.setdefault("timeAdded", rfc3339(datetime.now(UTC)))
+        for item in entries(device, "taints"):
+            item.setdefault("timeAdded", rfc3339(datetime.now(UTC)))
 
 
 def _drop_gated(obj: Obj) -> None:
@@ -125,12 +140,9 @@ def _validate(obj: Obj, review: Review) -> list[StatusCause]:
     def check(device: Obj, here: str) -> list[StatusCause]:
         return device_problems(device, old_devices.get(device.get("name")), here, per_device=per_device)
 
-    def name_of(item: Obj) -> Any:
-        return item.get("name", "")
-
-    problems += each_unique(devices, limit, check, name_of, f"{path}.devices")
+    problems += each_unique(devices, limit, check, f"{path}.devices")
     sets = entries(spec, "sharedCounters")
-    return problems + each_unique(sets, MAX_COUNTER_SETS, _counter_set, name_of, f"{path}.sharedCounters")
+    return problems + each_unique(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters")
 
 
 SLICE_RULES = WriteRules(
@@ -139,3 +151,208 @@ SLICE_RULES = WriteRules(
     prepare_update=lambda obj, _old, _sub: _drop_gated(obj),
     validate=_validate,
 )
+
+
+MAX_ATTRIBUTES_AND_CAPACITIES = 32
+MAX_VALUE_BYTES = 64
+MAX_TAINTS = 16
+MAX_COUNTER_CONSUMPTIONS = 2
+MAX_COUNTERS_PER_CONSUMPTION = 32
+MAX_VALID_VALUES = 10
+
+_NUMBER = r"(0|[1-9]\d*)"
+_PRE = r"(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)"
+_BUILD = r"[0-9a-zA-Z-]+"
+_SEMVER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+{_BUILD}(\.{_BUILD})*)?", re.ASCII)
+_SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+
+
+def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[StatusCause]:
+    """The problems of one device; unchanged taints of ``old`` are not checked again."""
+    problems = label_name(device.get("name", ""), f"{path}.name")
+    attributes, capacity = mapping(device, "attributes"), mapping(device, "capacity")
+    if (count := len(attributes) + len(capacity)) > MAX_ATTRIBUTES_AND_CAPACITIES:
+        text = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
+        problems.append(invalid(path, count, text))
+    problems += _named(attributes, f"{path}.attributes", _attribute)
+    shared = bool(device.get("allowMultipleAllocations"))
+    problems += _named(capacity, f"{path}.capacity", _shared_capacity if shared else _whole_capacity)
+    if old is None or old.get("taints") != device.get("taints"):
+        problems += each(entries(device, "taints"), MAX_TAINTS, taint, f"{path}.taints")
+    consumed, where = entries(device, "consumesCounters"), f"{path}.consumesCounters"
+    problems += each_unique(
+        consumed, MAX_COUNTER_CONSUMPTIONS, _consumption, where, lambda item: item.get("counterSet", "")
+    )
+    return problems + _device_node_selection(device, path, per_device=per_device) + binding_conditions(device, path)
+
+
+def _named(values: Obj, path: str, check: Callable[[Obj, str], list[StatusCause]]) -> list[StatusCause]:
+    problems: list[StatusCause] = []
+    for name, value in values.items():
+        problems += qualified_name(name, path) + check(value, f"{path}[{name}]")
+    return problems
+
+
+def _attribute(value: Obj, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
+    if len(value.get("string", "").encode()) > MAX_VALUE_BYTES:
+        problems.append(too_long(f"{path}.string", MAX_VALUE_BYTES))
+    if "version" in value:
+        if not _SEMVER.fullmatch(value["version"]):
+            text = "must be a string compatible with semver.org spec 2.0.0"
+            problems.append(invalid(f"{path}.version", value["version"], text))
+        if len(value["version"].encode()) > MAX_VALUE_BYTES:
+            problems.append(too_long(f"{path}.version", MAX_VALUE_BYTES))
+    if len(value) != 1:
+        problems.append(invalid(path, value if value else "", "exactly one value must be specified"))
+    return problems
+
+
+def _whole_capacity(value: Obj, path: str) -> list[StatusCause]:
+    if "requestPolicy" in value:
+        text = "allowMultipleAllocations must be true"
+        return [forbidden_field(f"{path}.requestPolicy", text)]
+    return []
+
+
+def _shared_capacity(value: Obj, path: str) -> list[StatusCause]:
+    policy, where = value.get("requestPolicy"), f"{path}.requestPolicy"
+    if policy is None:
+        return []
+    limit = Quantity.parse(str(value.get("value", "0")))
+    options, span = entries(policy, "validValues"), policy.get("validRange")
+    if options and span is not None:
+        text = 'exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time'
+        return [forbidden_field(where, text)]
+    if not options and span is None:
+        return []
+    if "default" not in policy:
+        kind = "validValues" if options else "validRange"
+        return [required(f"{where}.default", f"required when {kind} is defined")]
+    default = Quantity.parse(str(policy["default"]))
+    if options:
+        return _valid_values([Quantity.parse(str(item)) for item in options], default, limit, f"{where}.validValues")
+    bounds = {key: Quantity.parse(str(item)) for key, item in mapping(policy, "validRange").items()}
+    return _valid_range(bounds, default, limit, f"{where}.validRange")
+
+
+def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, path: str) -> list[StatusCause]:
+    problems = [
+        invalid(f"{path}[{at + 1}]", str(options[at + 1]), "values must be sorted in ascending order")
+        for at in range(len(options) - 1)
+        if options[at] > options[at + 1]
+    ]
+
+    def check(option: Quantity, here: str) -> list[StatusCause]:
+        return [invalid(here, str(option), f"option is larger than capacity value: {limit}")] if option > limit else []
+
+    def identity(option: Quantity) -> str:
+        return str(option.as_int())
+
+    problems += each_unique(options, MAX_VALID_VALUES, check, path, identity)
+    if default not in options:
+        problems.append(invalid(path, str(default), "default value is not valid according to the requestPolicy"))
+    return problems
+
+
+def _valid_range(bounds: dict[str, Quantity], default: Quantity, limit: Quantity, path: str) -> list[StatusCause]:
+    if "min" not in bounds:
+        return [required(f"{path}.min", "required when validRange is defined")]
+    low, problems = bounds["min"], []
+    if low > limit:
+        problems.append(invalid(f"{path}.min", str(low), f"min is larger than capacity value: {limit}"))
+    if default < low:
+        problems.append(invalid(f"{path}.min", str(default), f"default is less than min: {low}"))
+    high = bounds.get("max")
+    if high is not None:
+        if low > high:
+            problems.append(invalid(f"{path}.max", str(low), f"min is larger than max: {high}"))
+        if high > limit:
+            problems.append(invalid(f"{path}.max", str(high), f"max is larger than capacity value: {limit}"))
+        if default > high:
+            problems.append(invalid(f"{path}.max", str(default), f"default is more than max: {high}"))
+    if step := bounds.get("step"):
+        problems += _steps(bounds, step, [default, *([high] if high is not None else [])], limit, f"{path}.step")
+    return problems
+
+
+def _steps(
+    bounds: dict[str, Quantity], step: Quantity, values: list[Quantity], limit: Quantity, path: str
+) -> list[StatusCause]:
+    low, size = bounds["min"].as_int(), step.as_int()
+    problems = []
+    if low + size > limit.as_int():
+        text = f"one step {low + size} is larger than capacity value: {limit}"
+        problems.append(invalid(path, str(step), text))
+    for value in values:
+        # The real server divides by zero and panics on a step of 0; here no value fits it.
+        if not size or (value.as_int() - low) % size:
+            text = f"value is not a multiple of a given step ({step}) from ({bounds['min']})"
+            problems.append(invalid(path, str(value), text))
+    return problems
+
+
+def _consumption(item: Obj, path: str) -> list[StatusCause]:
+    name, counters = item.get("counterSet", ""), mapping(item, "counters")
+    problems = label_name(name, f"{path}.counterSet") if name else [required(f"{path}.counterSet")]
+    if not counters:
+        return [*problems, required(f"{path}.counters")]
+    if len(counters) > MAX_COUNTERS_PER_CONSUMPTION:
+        return [*problems, too_many(f"{path}.counters", len(counters), MAX_COUNTERS_PER_CONSUMPTION)]
+    return problems + [problem for counter in counters for problem in label_name(counter, f"{path}.counters")]
+
+
+def _device_node_selection(device: Obj, path: str, *, per_device: bool) -> list[StatusCause]:
+    fields = ("nodeName", "nodeSelector", "allNodes")
+    chosen = [f"`{field}`" for field in fields if device.get(field) not in {"", False, None}]
+    if not per_device:
+        text = (
+            "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` "
+            "is set to true in the ResourceSlice spec"
+        )
+        return [invalid(path, None, text)] if any(field in device for field in fields) else []
+    problems: list[StatusCause] = []
+    if "nodeName" in device:
+        if not device["nodeName"]:
+            problems.append(invalid(f"{path}.nodeName", "", "must not be empty"))
+        else:
+            problems += [invalid(f"{path}.nodeName", device["nodeName"], t) for t in dns_subdomain(device["nodeName"])]
+    if "nodeSelector" in device:
+        problems += node_selector_problems(device["nodeSelector"], f"{path}.nodeSelector")
+    if device.get("allNodes") is False:
+        problems.append(invalid(f"{path}.allNodes", device["allNodes"], "must be either unset or set to true"))
+    text = (
+        "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when "
+        "`perDeviceNodeSelection` is set to true in the ResourceSlice spec"
+    )
+    if not chosen:
+        problems.append(required(path, text))
+    elif len(chosen) > 1:
+        problems.append(invalid(path, f"{{{', '.join(chosen)}}}", text))
+    return problems
+
+
+def node_selector_problems(selector: Any, path: str) -> list[StatusCause]:
+    """Problems of a core/v1 NodeSelector: no terms, unknown operators, missing or surplus values."""
+    terms = entries(selector, "nodeSelectorTerms")
+    if not terms:
+        return [required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")]
+    problems: list[StatusCause] = []
+    for at, term in enumerate(terms):
+        for field in ("matchExpressions", "matchFields"):
+            for index, item in enumerate(entries(term, field)):
+                problems += _requirement(item, f"{path}.nodeSelectorTerms[{at}].{field}[{index}]")
+    return problems
+
+
+def _requirement(item: Obj, path: str) -> list[StatusCause]:
+    operator, values = item.get("operator", ""), entries(item, "values")
+    problems = [invalid(f"{path}.key", item.get("key", ""), text) for text in label_key(item.get("key", ""))]
+    if operator in {"In", "NotIn"} and not values:
+        problems.append(required(f"{path}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
+    elif operator in {"Exists", "DoesNotExist"} and values:
+        text = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
+        problems.append(forbidden_field(f"{path}.values", text))
+    elif operator not in _SELECTOR_OPERATORS:
+        problems.append(unsupported(f"{path}.operator", operator, _SELECTOR_OPERATORS))
+    return problems

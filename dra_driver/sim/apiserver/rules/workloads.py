@@ -6,14 +6,14 @@ Follows kubernetes/kubernetes pkg/apis/{apps,batch}/v1/defaults.go, their valida
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.problems import (
+from dra_driver.sim.apiserver.rules.pods import default_pod_spec, pod_spec_problems
+from dra_driver.sim.apiserver.selectors import object_match
+from dra_driver.sim.apiserver.validation import (
     StatusCause,
     invalid,
     required,
     unsupported,
 )
-from dra_driver.sim.apiserver.rules.pods import default_pod_spec, pod_spec_problems
-from dra_driver.sim.apiserver.selectors import object_match
 
 _CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
 _JOB_NAME = "batch.kubernetes.io/job-name"
@@ -52,7 +52,6 @@ def _default_daemon_set(obj: Obj) -> None:
 
 
 def _no_daemons_yet(obj: Obj) -> None:
-    """Set the four status fields without omitempty."""
     names = ("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady")
     obj["status"] = dict.fromkeys(names, 0)
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
+from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
 from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
-from dra_driver.diagnose.doctor.report import DoctorReport, finding_to_wire, to_wire
+from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.pod_run import PodFailedError
 from dra_driver.kube.rest import RestClient
@@ -28,8 +28,8 @@ DEPLOYED: dict[str, Any] = yaml.safe_load(
 )
 NAMESPACE = "dra-driver"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-FINDING = LayerFinding(
-    check="uvm", layer=Layer.UVM, status=FindingStatus.FAIL, subject="node/node-7", seen="not loaded", do="Load it."
+FINDING = Finding(
+    check="uvm", layer=Layer.UVM, status=Status.FAIL, object="node/node-7", seen="not loaded", fix="Load it."
 )
 REPORT = DoctorReport(target="node/node-7", findings=(FINDING,), source="the node itself")
 VISIT = NodeVisit(node="node-7")

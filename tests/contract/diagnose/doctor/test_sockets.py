@@ -17,9 +17,8 @@ import pytest
 
 from dra_driver.core._pb.cri_v1 import api_pb2 as cri
 from dra_driver.core._pb.pluginregistration import api_pb2 as registration
-from dra_driver.diagnose.doctor.node_cri import CriClient, CriError
-from dra_driver.diagnose.doctor.node_runtime_facts import read_runtime
-from dra_driver.diagnose.doctor.node_sockets import PluginWords, get_info, read_sockets
+from dra_driver.diagnose.doctor.node_kubelet import PluginWords, get_info, read_sockets
+from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError, read_runtime
 from dra_driver.diagnose.doctor.node_view import HostView
 
 

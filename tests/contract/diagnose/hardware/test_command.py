@@ -24,7 +24,7 @@ NVML_CHECKS = "3,4,5,9"
 
 
 def verdicts(path: Path) -> dict[int, str]:
-    return {record.number: record.judgement.verdict for record in storage.load(path).records}
+    return {record.number: record.verdict for record in storage.load(path).records}
 
 
 def facts(path: Path, number: int) -> dict[str, object]:
@@ -91,8 +91,8 @@ def test_a_hanging_call_does_not_hang_the_command(
     state.inject("nvmlDeviceGetBrand", 0, latency_ms=600_000)
     script = (
         "import sys; from dra_driver.diagnose.hardware import runner\n"
-        "from dra_driver.diagnose.hardware.task import Task\n"
-        f"task = Task(reader='read_nvml:described', folder='', library={str(next(driver_root.rglob('*.so.1')))!r})\n"
+        "from dra_driver.diagnose.hardware.child import Task\n"
+        f"task = Task(reader='nvml:read_described', folder='', library={str(next(driver_root.rglob('*.so.1')))!r})\n"
         "reading = runner.run(task, 2.0); print(reading.problem, reading.seconds)"
     )
     done = subprocess.run(
@@ -164,7 +164,7 @@ def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path
     done = command("--only", "3", "--print-report")
     report = storage.unpack(done.stdout)
     assert report is not None
-    assert [record.judgement.verdict for record in report.records] == ["ok"]
+    assert [record.verdict for record in report.records] == ["ok"]
     assert not (tmp_path / REPORT).exists()
 
 

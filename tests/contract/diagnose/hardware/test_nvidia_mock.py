@@ -34,7 +34,7 @@ def test_the_mock_is_what_the_driver_assumes_as_far_as_it_goes(board: str, tmp_p
         timeout=100,
         check=False,
     )
-    verdicts = {record.number: record.judgement.verdict for record in storage.load(path).records}
+    verdicts = {record.number: record.verdict for record in storage.load(path).records}
     assert {number: verdicts[number] for number in (1, 2, 5, 8, 9, 10)} == {
         1: "skipped",
         2: "cannot tell",

@@ -32,7 +32,7 @@ def read(command: Command, folder: Path, name: str) -> tuple[dict[int, Any], dic
     command("--only", CHECKS, "--keep-identities", "--output", name)
     records = storage.load(folder / name).records
     facts = {record.number: timeless(record.reading.facts) for record in records}
-    return facts, {record.number: record.judgement.verdict for record in records}
+    return facts, {record.number: record.verdict for record in records}
 
 
 @pytest.mark.parametrize(

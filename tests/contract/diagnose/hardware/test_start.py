@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.diagnose.hardware import runner
+from dra_driver.diagnose.hardware.child import Task, own_module
+from dra_driver.diagnose.hardware.cuda import run_probe
 from dra_driver.diagnose.hardware.cuda_probe import ClaimView
-from dra_driver.diagnose.hardware.read_cuda import run_probe
-from dra_driver.diagnose.hardware.task import Task, own_module
 
 
 def test_no_module_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,9 +16,9 @@ def test_no_module_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch:
     (tmp_path / "dra_driver").mkdir()
     (tmp_path / "dra_driver/__init__.py").write_text("open('taken', 'w')")
     monkeypatch.chdir(tmp_path)
-    task = Task(reader="read_files:kernel", folder="", proc_devices="/dev/null")
+    task = Task(reader="files:read_kernel", folder="", proc_devices="/dev/null")
     reading = runner.run(task, 30.0)
-    client = subprocess.run(own_module("second_client"), input="", capture_output=True, text=True, check=False)
+    client = subprocess.run(own_module("client"), input="", capture_output=True, text=True, check=False)
     assert run_probe(ClaimView(library="/nonexistent"))["error"].startswith("cannot load /nonexistent")
     assert "json.decoder" in client.stderr
     assert (reading.problem, reading.facts["proc_devices"]) == ("", "")

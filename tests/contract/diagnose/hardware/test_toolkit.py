@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from dra_driver.diagnose.hardware import read_files
-from dra_driver.diagnose.hardware.task import Task
+from dra_driver.diagnose.hardware import files
+from dra_driver.diagnose.hardware.child import Task
 from tests.fakes import small_root
 
 
@@ -23,6 +23,6 @@ def test_the_hosts_program_is_read_whatever_it_logs_and_however_much_it_prints(t
     program = host / "usr/bin/nvidia-ctk"
     program.write_text('#!/bin/sh\necho "level=info" >&2\nwhile read -r line; do echo "$line"; done </document\n')
     program.chmod(0o755)
-    found = read_files._ctk(replace(Task(reader="", folder=str(folder)), host=str(host)))
+    found = files._ctk(replace(Task(reader="", folder=str(folder)), host=str(host)))
     assert "error" not in found, found
     assert len(found["mounts"]) == 500

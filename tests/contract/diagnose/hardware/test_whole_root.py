@@ -3,6 +3,8 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
-from tests.contract.diagnose.hardware.conftest import SPEC, Command
-from tests.fakes.nvml.state import State
+from tests.contract.diagnose.hardware.conftest import ROOT, SPEC, Command
+from tests.fakes.nvml.state import UNKNOWN, State
 
 REPORT = "hardware-check-report.json"
 UUID = parse_groups(SPEC, "node-a").gpus[0].gpu.uuid
@@ -41,13 +43,13 @@ def test_cuda_works_with_the_nodes_and_libraries_of_a_claim_alone(on_root: Comma
     done = on_root("--only", "1", "--keep-identities")
     assert done.returncode == 0, done.stdout + done.stderr
     found = record(tmp_path, 1)
-    assert found.judgement.verdict == "ok"
+    assert found.verdict == "ok"
     assert found.reading.facts["container"]["uuid"] == UUID.removeprefix("GPU-")
     assert found.reading.facts["without uvm"]["cuInit"] == 999
     nodes = found.reading.facts["edits"]["nodes"]
     assert {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= set(nodes)
     assert "/dev/nvidia1" not in nodes
-    assert "without UVM's nodes: cuInit 999" in found.judgement.seen
+    assert "without UVM's nodes: cuInit 999" in found.finding.seen
     assert "dra-hw-check" not in Path("/proc/mounts").read_text()
 
 
@@ -57,7 +59,7 @@ def test_another_device_than_the_claims_is_a_difference(
     """Its UUID is another one."""
     environment["FAKE_CUDA_UUID"] = "00000000-0000-0000-0000-000000000001"
     assert on_root("--only", "1").returncode == 1
-    assert "the visible device is" in record(tmp_path, 1).judgement.seen
+    assert "the visible device is" in record(tmp_path, 1).finding.seen
 
 
 def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, t
     assert library is not None
     Path(library).unlink()
     on_root("--only", "1")
-    assert record(tmp_path, 1).judgement.seen.startswith("no libcuda.so.1 below the driver root")
+    assert record(tmp_path, 1).finding.seen.startswith("no libcuda.so.1 below the driver root")
 
 
 def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
@@ -77,9 +79,9 @@ def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
     devices.write_text("Character devices:\n195 nvidia\n\nBlock devices:\n")
     environment["ALT_PROC_DEVICES_PATH"] = str(devices)
     on_root("--only", "1")
-    assert record(tmp_path, 1).judgement.verdict == "skipped"
-    assert "no claim can be prepared here" in record(tmp_path, 1).judgement.seen
-    assert "nvidia-uvm" in record(tmp_path, 1).judgement.seen
+    assert record(tmp_path, 1).verdict == "skipped"
+    assert "no claim can be prepared here" in record(tmp_path, 1).finding.seen
+    assert "nvidia-uvm" in record(tmp_path, 1).finding.seen
 
 
 @pytest.mark.slow
@@ -87,7 +89,7 @@ def test_a_hanging_cuda_call_is_a_difference(on_root: Command, environment: dict
     """The check ends on its own: a pod would hang, too."""
     environment["FAKE_CUDA_HANGS"] = "1"
     assert on_root("--only", "1").returncode == 1
-    assert "no end within 25 s" in record(tmp_path, 1).judgement.seen
+    assert "no end within 25 s" in record(tmp_path, 1).finding.seen
 
 
 def test_an_mps_daemon_takes_the_drivers_commands(on_root: Command, tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_a_daemon_that_answers_nothing_is_a_difference(on_root: Command, whole_r
     faults.mkdir(parents=True, exist_ok=True)
     (faults / "mps-never-ready").touch()
     assert on_root("--only", "10").returncode == 1
-    assert "get_default_active_thread_percentage" in record(tmp_path, 10).judgement.seen
+    assert "get_default_active_thread_percentage" in record(tmp_path, 10).finding.seen
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(str(whole_root).encode() in line for line in running)
 
@@ -126,8 +128,8 @@ def test_a_busy_gpu_is_left_alone(on_root: Command, state: State, tmp_path: Path
     for index in range(4):
         state.configure(index, clients=1)
     on_root("--only", "1,10")
-    assert record(tmp_path, 1).judgement.verdict == "skipped"
-    assert "GPU 0 has 1 processes" in record(tmp_path, 1).judgement.seen
+    assert record(tmp_path, 1).verdict == "skipped"
+    assert "GPU 0 has 1 processes" in record(tmp_path, 1).finding.seen
     assert on_root("--only", "1", "--i-own-this-gpu", "--gpu", "0").returncode == 0
 
 
@@ -141,11 +143,11 @@ def test_a_gpu_of_a_prepared_claim_is_left_alone(on_root: Command, environment: 
         connection.commit()
     before = (folder / "state.db").read_bytes()
     on_root("--only", "1", "--gpu", "0")
-    assert "GPU 0 has 1 devices of claims prepared" in record(tmp_path, 1).judgement.seen
+    assert "GPU 0 has 1 devices of claims prepared" in record(tmp_path, 1).finding.seen
     assert (folder / "state.db").read_bytes() == before
     (folder / "state.db").write_bytes(b"not a database")
     on_root("--only", "1", "--gpu", "0")
-    assert "GPU 0 may have claims" in record(tmp_path, 1).judgement.seen
+    assert "GPU 0 may have claims" in record(tmp_path, 1).finding.seen
 
 
 def test_files_of_the_driver_and_nvidia_smi_are_right_on_a_simulated_root(on_root: Command, tmp_path: Path) -> None:
@@ -159,6 +161,26 @@ def test_nodes_that_are_missing_in_a_private_dev_do_not_touch_the_machines(on_ro
     """The stand-in needs no node, so the check cannot tell."""
     before = sorted(Path("/dev").iterdir())
     on_root("--only", "6")
-    assert record(tmp_path, 6).judgement.verdict == "cannot tell"
+    assert record(tmp_path, 6).verdict == "cannot tell"
     assert record(tmp_path, 6).reading.problem == ""
     assert sorted(Path("/dev").iterdir()) == before
+
+
+@pytest.mark.usefixtures("on_root")
+def test_the_doctor_has_the_read_only_checks_as_a_layer(environment: dict[str, str], state: State) -> None:
+    """Where NVML answers: one property of a GPU fails, the rest is as the driver assumes."""
+    state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "dra_driver.core.command_line.main", "doctor", "--output", "json", "--node-name", "n"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert "NVML counts 4 GPUs" in [each["seen"] for each in findings if each["check"] == "nvml"]
+    hardware = {each["seen"].partition(",")[0]: each for each in findings if each["layer"] == "hardware"}
+    statuses = {name: each["status"] for name, each in hardware.items()}
+    assert statuses == {"check 5": "warn", "check 7": statuses["check 7"], "check 8": "ok"}
+    assert "GPU 1: nvmlDeviceGetBrand" in hardware["check 5"]["seen"]

@@ -60,7 +60,7 @@ def begin(journal: Journal, number: int, *, durable: bool = False) -> AttemptTok
     return attempt
 
 
-def journal_steps(folder: Path) -> None:  # long: a list of steps, read from top to bottom
+def journal_steps(folder: Path) -> None:
     """Each public write of the journal that says ``durable``, after one that is not, so that no sync is inherited."""
 
     def opened(boot_id: str) -> Journal:

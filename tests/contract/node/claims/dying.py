@@ -79,7 +79,7 @@ class DyingNode(Node):
         control, notes = self.wrap(self.backend), self.wrap(journal)
         return HardwareDependencies(
             mig=MigManager(control, notes),
-            slicer=FakeSlicer(self.sharing, notes),
+            slicer=FakeSlicer(self.sharing, notes),  # type: ignore[arg-type]
             mps=self.wrap(MpsClient(self.folder / "mps", control, notes, sleep=clock.sleep, clock=clock)),
             changed=lambda: None,
         )

@@ -128,8 +128,8 @@ class Node:
         control, notes = self.wrap(self.backend), self.wrap(journal)
         return HardwareDependencies(
             mig=MigManager(control, notes),
-            slicer=FakeSlicer(self.sharing, notes),
-            mps=FakeMps(self.sharing, control, notes),
+            slicer=FakeSlicer(self.sharing, notes),  # type: ignore[arg-type]
+            mps=FakeMps(self.sharing, control, notes),  # type: ignore[arg-type]
             changed=lambda: None,
         )
 

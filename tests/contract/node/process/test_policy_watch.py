@@ -14,6 +14,7 @@ from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.types import WatchEvent
 from dra_driver.node.policy import MAX_POLICIES
 from dra_driver.node.process.policy_watch import HOLD_S, PAGE, REFUSED_S, PolicyWatch
+from tests.fakes.stand_in import stand_in
 
 
 class Stream:
@@ -75,7 +76,7 @@ class Node:
         self.noticed = threading.Event()
         self.on_clock: Callable[[], None] = lambda: None
         self._changes = threading.Condition()
-        self.watch = PolicyWatch(api, "node-1", self._changed, clock=self._clock)
+        self.watch = PolicyWatch(stand_in(api), "node-1", self._changed, clock=self._clock)
 
     def _clock(self) -> float:
         self.on_clock()
@@ -254,7 +255,7 @@ def test_a_kind_that_is_not_served_is_told_and_not_asked_for_again_soon() -> Non
 def test_a_definition_that_comes_right_after_the_start_is_found_soon() -> None:
     """A node that starts with the installation is there before the definitions are; and where they never come, a fleet
     asks little."""
-    watch = PolicyWatch(Api(), "node-1", lambda: None)
+    watch = PolicyWatch(stand_in(Api()), "node-1", lambda: None)
     waits = [watch.patience(NotFoundError("404 page not found")) for _ in range(8)]
     assert sum(waits[:2]) <= 30
     assert all(150 <= wait <= 300 for wait in waits[5:])

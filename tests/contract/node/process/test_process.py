@@ -16,10 +16,11 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
-from tests.contract.node.process.processes import DRIVER, NODE, POOL, ask, devices, free_port, generations
+from tests.contract.node.process.processes import DRIVER, NODE, POOL, ask, devices, generations
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import NodeProcess
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.servers import free_port
 
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 
@@ -248,7 +249,6 @@ from dra_driver.node.process.plugin import NodeProcess
 process = NodeProcess(load_node_settings({flags!r}, {{}}))
 process.start()
 assert not process.live()
-process._update_gauges()
 from pathlib import Path
 from tests.fakes.kubelet import DraClient, dial
 before = set(sys.modules)
@@ -270,7 +270,7 @@ FOREIGN_PACKAGES_NOT_LOADED = (
 
 
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Its 60 MiB come from there; one import too many in a shared package would cost every node 20 MiB."""
+    """One import too many in a shared package would cost every node 20 MiB."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
     process.end()

@@ -13,12 +13,10 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.doctor import bundle
-from dra_driver.diagnose.doctor.bundle_reading import read_logs
-from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.bundle import read_logs
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
-from dra_driver.diagnose.doctor.report import to_wire
-from dra_driver.diagnose.doctor.scope import DoctorScope
-from dra_driver.diagnose.doctor.text import render
+from dra_driver.diagnose.doctor.report import render, to_wire
 from tests.doctor_faults.cluster import DRIVER, SERVER, Cluster, Obj, claim, named, template, unready, workload
 from tests.fakes.dra_objects import allocated
 

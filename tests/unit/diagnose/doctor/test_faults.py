@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.diagnose.doctor.cluster import CHECKS, diagnose
-from dra_driver.diagnose.doctor.finding import FindingStatus
+from dra_driver.core.finding import Status
+from dra_driver.diagnose.doctor.cluster import CHECKS, DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import DoctorReport
-from dra_driver.diagnose.doctor.scope import DoctorScope
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.cluster import SERVER, Cluster, by_template, event, named, template, workload
 from tests.doctor_faults.row import BrokenSetup, examined, first_of
@@ -29,18 +28,18 @@ def test_a_broken_setup_is_named_first(row: BrokenSetup) -> None:
     report = seen(row)
     first = first_of(report)
     assert first is not None
-    said = f"{first.subject} {first.seen} {first.expected} {first.do}"
+    said = f"{first.object} {first.seen} {first.expected} {first.fix}"
     assert (first.layer, first.status) == (row.layer, row.status), said
     missing = [words for words in row.says if words not in said]
     assert not missing, said
-    assert first.expected or first.status is FindingStatus.UNKNOWN
-    assert first.do
+    assert first.expected or first.status is Status.UNKNOWN
+    assert first.fix
 
 
 def test_a_healthy_cluster_has_no_finding_but_good_ones() -> None:
     """Otherwise every row of the table could be right by accident."""
     report = diagnose(read_facts(Cluster(), server=SERVER), DoctorScope(), clock=time.monotonic)
-    assert [finding for finding in report.findings if finding.status is not FindingStatus.OK] == []
+    assert [finding for finding in report.findings if finding.status is not Status.OK] == []
     assert report.exit_status == 0
 
 
@@ -71,7 +70,7 @@ def test_pods_of_other_drivers_are_no_concern() -> None:
     said = "Failed to prepare dynamic resources: DRA driver net.example.com is not registered"
     cluster.events.append(event("FailedPrepareDynamicResources", failing, said))
     report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
-    assert [str(each) for each in report.findings if each.status is not FindingStatus.OK] == []
+    assert [str(each) for each in report.findings if each.status is not Status.OK] == []
 
 
 def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> None:
@@ -81,7 +80,7 @@ def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> No
     cluster.claims.append(claim("uplink", exactly(deviceClassName="nets"), namespace="team-a"))
     facts = read_facts(cluster, server=SERVER)
     of_all = diagnose(facts, DoctorScope(), clock=time.monotonic)
-    warned = [each.check for each in of_all.findings if each.status is FindingStatus.WARN]
+    warned = [each.check for each in of_all.findings if each.status is Status.WARN]
     assert (of_all.exit_status, sorted(warned)) == (0, ["claims-and-templates-exist", "classes-of-claims-exist"])
     for scope in (("pod", "train"), ("claim", "uplink")):
         asked = DoctorScope(kind=scope[0], namespace="team-a", name=scope[1])
@@ -98,7 +97,7 @@ def test_names_of_rows_and_checks_are_unique() -> None:
 
 def test_every_check_that_can_fail_is_the_first_to_speak_in_some_row() -> None:
     """A check that no broken set-up needs is not known to work."""
-    spoke = {finding.check for row in ROWS for finding in seen(row).findings if finding.status is not FindingStatus.OK}
+    spoke = {finding.check for row in ROWS for finding in seen(row).findings if finding.status is not Status.OK}
     silent = {check.name for check in CHECKS} - spoke
     assert silent == set()
 

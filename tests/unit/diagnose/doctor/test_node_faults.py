@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer, LayerFinding
-from dra_driver.diagnose.doctor.node_driver_facts import NvmlAnswer
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.diagnose.doctor.node_driver import NvmlAnswer
 from dra_driver.diagnose.doctor.report import DoctorReport
+from dra_driver.diagnose.hardware.values import CheckRecord, Reading
+from dra_driver.diagnose.node_state import Places
 from tests.fakes.broken_node import DRIVER, BrokenNode
 from tests.fakes.node_faults import FAULTS, NVIDIA_PLUGIN, Fault, container, nothing_installed
 
@@ -30,7 +32,7 @@ def node() -> Iterator[BrokenNode]:
 def test_a_healthy_node_has_nothing_to_tell(node: BrokenNode) -> None:
     """Every finding is ok, so that a fault stands out; and the exit status is 0."""
     report = node.report()
-    assert [finding for finding in report.findings if finding.status is not FindingStatus.OK] == []
+    assert [finding for finding in report.findings if finding.status is not Status.OK] == []
     assert report.exit_status == 0
     assert {finding.check for finding in report.findings} >= {"driver-versions", "cdi-switch", "registration-socket"}
 
@@ -44,7 +46,7 @@ def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
     assert first is not None, shown(report)
     assert (first.check, first.layer) == (fault.check, fault.layer), shown(report)
     assert fault.seen in first.seen
-    assert fault.do in first.do
+    assert fault.fix in first.fix
     assert first.expected
     assert report.exit_status == 1
 
@@ -135,10 +137,10 @@ def test_what_may_work_is_a_warning(
     """GPUs may still work, so the exit status is 0."""
     breaks(node)
     report = node.report()
-    warned = [finding for finding in report.findings if finding.status is FindingStatus.WARN]
+    warned = [finding for finding in report.findings if finding.status is Status.WARN]
     assert [finding.check for finding in warned] == [check], shown(report)
     assert seen in warned[0].seen
-    assert warned[0].do
+    assert warned[0].fix
     assert report.exit_status == 0
 
 
@@ -146,11 +148,11 @@ def test_where_nothing_is_installed_every_layer_says_so(node: BrokenNode) -> Non
     """A laptop: what was seen, what was expected, what to do."""
     nothing_installed(node)
     report = node.report()
-    failed = {finding.check for finding in report.findings if finding.status is FindingStatus.FAIL}
+    failed = {finding.check for finding in report.findings if finding.status is Status.FAIL}
     expected = {"kubelet", "gpus-on-bus", "driver-root", "kernel-module", "runtime-answers", "plugin-folders"}
     assert failed == expected, shown(report)
-    told = [each for each in report.findings if each.status is not FindingStatus.OK]
-    assert all(each.seen and each.expected and each.do for each in told)
+    told = [each for each in report.findings if each.status is not Status.OK]
+    assert all(each.seen and each.expected and each.fix for each in told)
 
 
 def test_k3s_has_the_kubelet_inside(node: BrokenNode) -> None:
@@ -166,8 +168,8 @@ def test_a_process_that_does_not_see_the_host_gives_no_verdict_about_it(node: Br
     for path in ("proc/4711", "proc/2", "run/containerd/containerd.sock"):
         node.remove(path)
     report = node.report()
-    found = {each.check: each.status for each in report.findings if each.status is not FindingStatus.OK}
-    assert found == {"kubelet": FindingStatus.WARN, "runtime-answers": FindingStatus.UNKNOWN}, shown(report)
+    found = {each.check: each.status for each in report.findings if each.status is not Status.OK}
+    assert found == {"kubelet": Status.WARN, "runtime-answers": Status.UNKNOWN}, shown(report)
     assert report.exit_status == 2
 
 
@@ -187,20 +189,41 @@ def test_a_container_with_its_device_is_well(node: BrokenNode) -> None:
     node.runtime.running = {"main": container([node.claim("aa-11")], ["/dev/nvidia0"])}
     report = node.report()
     (found,) = [finding for finding in report.findings if finding.check == "container"]
-    assert (found.status, found.subject) == (FindingStatus.OK, "pod/default/train")
+    assert (found.status, found.object) == (Status.OK, "pod/default/train")
     assert "/dev/nvidia0" in found.seen
 
 
-def test_findings_about_the_records_are_passed_on(node: BrokenNode) -> None:
-    """Another reader looks at the journal; its findings take their place among the layers."""
-    about = LayerFinding(
-        check="records", layer=Layer.PREPARE, status=FindingStatus.WARN, subject="node/node-1", seen="no journal"
-    )
-    node.state = (about,)
+def test_the_records_take_their_place_among_the_layers(node: BrokenNode) -> None:
+    """The driver's folder without a journal, whose MPS host is gone."""
+    plugin = node.view.own_folder
+    names = ("cdi", "registry", "run", "shm")
+    node.places = Places(driver=DRIVER, plugin=plugin, **{name: node.path / name for name in names})
+    (plugin / "health.json").write_text("no JSON")
     report = node.report()
-    assert about in report.findings
+    warned = [each for each in report.findings if each.status is Status.WARN]
+    assert [(each.check, each.layer, each.object) for each in warned] == [("records", Layer.PREPARE, "node/node-1")]
+    assert warned[0].seen.startswith("health of GPUs: ")
     layers = [finding.layer for finding in report.findings]
     assert layers.index(Layer.PREPARE) < layers.index(Layer.CDI)
+
+
+def test_a_difference_of_the_hardware_is_a_warning(node: BrokenNode) -> None:
+    """GPUs may work all the same; a check without an answer is an open question, a skipped one is left out."""
+    statuses = {5: Status.FAIL, 7: Status.UNKNOWN, 8: Status.SKIPPED}
+    node.hardware = tuple(
+        CheckRecord(
+            number=number,
+            reading=Reading(),
+            finding=Finding(status=status, seen="x", expected="y", meaning="it means z", check="a name"),
+        )
+        for number, status in statuses.items()
+    )
+    found = [each for each in node.report().findings if each.layer is Layer.HARDWARE]
+    assert [(each.status, each.seen) for each in found] == [
+        (Status.WARN, "check 5, a name: x"),
+        (Status.UNKNOWN, "check 7, a name: x"),
+    ]
+    assert all("it means z" in each.fix for each in found)
 
 
 def test_a_dev_that_cannot_be_read_is_unknown(node: BrokenNode) -> None:

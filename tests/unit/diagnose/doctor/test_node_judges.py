@@ -1,23 +1,26 @@
 """Checks of a node over facts that no folder of a test can have."""
 
+from pathlib import Path
+
 import pytest
 
-from dra_driver.diagnose.doctor.finding import FindingStatus, LayerFinding
-from dra_driver.diagnose.doctor.node_device_facts import DeviceNodeFacts
-from dra_driver.diagnose.doctor.node_doctor import NODE_CHECKS
-from dra_driver.diagnose.doctor.node_facts import LocalFacts
-from dra_driver.diagnose.doctor.node_files_facts import DiskFacts, FileFacts
-from dra_driver.diagnose.doctor.node_runtime_facts import RuntimeFacts
-from dra_driver.diagnose.doctor.node_sockets import SocketFacts
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.diagnose.doctor.node import NODE_CHECKS, LocalFacts
+from dra_driver.diagnose.doctor.node_devices import DeviceNodeFacts
+from dra_driver.diagnose.doctor.node_files import DiskFacts, FileFacts
+from dra_driver.diagnose.doctor.node_kubelet import SocketFacts
+from dra_driver.diagnose.doctor.node_runtime import RuntimeFacts
 from dra_driver.diagnose.doctor.node_view import HostView
+from dra_driver.diagnose.node_state.state import CdiState, JournalState, MpsState, NodeState, SocketState
+from dra_driver.node.claims.inspection import JournalContent
 
-OK, WARN, FAIL = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL
+OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
 VIEW = HostView(driver="gpu.nvidia.com")
 
 
-def found_by(check: str, facts: LocalFacts) -> LayerFinding:
+def found_by(check: str, facts: LocalFacts) -> Finding:
     """The only finding of a check."""
-    (finding,) = next(each for each in NODE_CHECKS if each.name == check).run(facts)
+    (finding,) = next(each for each in NODE_CHECKS if each.name == check).run(facts, f"node/{facts.node}")
     return finding
 
 
@@ -32,14 +35,14 @@ def found_by(check: str, facts: LocalFacts) -> LayerFinding:
     ],
 )
 def test_a_full_disk_is_named_with_what_is_left(
-    free_bytes: int, free_files: int | None, status: FindingStatus, seen: str
+    free_bytes: int, free_files: int | None, status: Status, seen: str
 ) -> None:
     """Some file systems count no inodes."""
     disk = DiskFacts(folder="/plugins", what="the journal", free_bytes=free_bytes, free_files=free_files)
     finding = found_by("disk", LocalFacts(node="node-1", view=VIEW, files=FileFacts(disks=(disk,))))
     assert finding.status is status
     assert finding.seen.startswith(seen)
-    assert (status is OK) == (not finding.do)
+    assert (status is OK) == (not finding.fix)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_what_decides_who_opens_devices_is_told(selinux: str | None, version: in
     """For the reader of a report: neither is wrong."""
     devices = DeviceNodeFacts(selinux=selinux, cgroup_version=version)
     finding = found_by("device-access", LocalFacts(node="node-1", view=VIEW, devices=devices))
-    assert (finding.status, finding.seen, finding.subject) == (OK, seen, "node/node-1")
+    assert (finding.status, finding.seen, finding.object) == (OK, seen, "node/node-1")
 
 
 def test_names_of_checks_are_unique() -> None:
@@ -74,4 +77,46 @@ def test_names_of_checks_are_unique() -> None:
 def test_what_only_root_may_see_is_unknown(check: str, facts: LocalFacts) -> None:
     """A user without rights gets no verdict about what is hidden from it."""
     finding = found_by(check, facts)
-    assert (finding.status, finding.do) == (FindingStatus.UNKNOWN, "Run it as root.")
+    assert (finding.status, finding.fix) == (Status.UNKNOWN, "Run it as root.")
+
+
+PLUGIN = Path("/plugins/gpu.nvidia.com")
+
+
+def records(*, exists: bool = True, problem: str | None = None) -> NodeState:
+    """A state whose socket is dead and whose CDI folder has a broken file: other checks report both."""
+    return NodeState(
+        plugin=PLUGIN,
+        exists=exists,
+        boot_id="b",
+        journal=JournalState(path=PLUGIN / "state.db", content=JournalContent()),
+        cdi=CdiState(folder=Path("/cdi"), problems=("no CDI file",)),
+        mps=MpsState(),
+        sockets=(SocketState(path=PLUGIN / "dra.sock", served=False),),
+        health_problem=problem,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "seen"),
+    [
+        (records(), OK, "journal, backups and daemons agree, 0 claims in the journal"),
+        (records(problem="not JSON"), WARN, "health of GPUs: not JSON"),
+        (
+            PermissionError(13, "Permission denied", "/plugins"),
+            Status.UNKNOWN,
+            "/plugins cannot be read: Permission denied",
+        ),
+    ],
+)
+def test_records_warn_at_most(found: NodeState | OSError, status: Status, seen: str) -> None:
+    """The node process repairs its records, so they do not keep GPUs from working."""
+    finding = found_by("records", LocalFacts(node="n", view=VIEW, records=found))
+    assert (finding.status, finding.layer, finding.seen) == (status, Layer.PREPARE, seen)
+    assert finding.fix[:1].isupper() or status is OK
+
+
+def test_a_node_without_the_drivers_folder_has_no_records() -> None:
+    """Nothing is reported of records that cannot exist."""
+    (check,) = [each for each in NODE_CHECKS if each.name == "records"]
+    assert check.run(LocalFacts(node="n", view=VIEW, records=records(exists=False))) == ()

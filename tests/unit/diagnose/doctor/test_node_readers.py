@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.diagnose.doctor.node_container_facts import parsed as parsed_container
-from dra_driver.diagnose.doctor.node_driver_facts import ANSWER, NvmlAnswer, parsed
-from dra_driver.diagnose.doctor.node_judge_runtime import parse_version
-from dra_driver.diagnose.doctor.node_kubelet_facts import flags_of, read_kubelet
-from dra_driver.diagnose.doctor.node_runtime_facts import RuntimeFacts, with_config, with_crio_config
-from dra_driver.diagnose.doctor.node_view import HostView
+from dra_driver.diagnose.doctor.node_files import parsed as parsed_container
+from dra_driver.diagnose.doctor.node_kubelet import flags_of, read_kubelet
+from dra_driver.diagnose.doctor.node_runtime import RuntimeFacts, with_config, with_crio_config
+from dra_driver.diagnose.doctor.node_view import HostView, parse_version
 
 
 def test_flags_in_both_spellings() -> None:
@@ -62,23 +60,6 @@ def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
     """Not every process may read it."""
     view = write(tmp_path, {"proc/7/comm": "kubelet", "proc/7/cmdline": "kubelet\0--config=/k.yaml"})
     assert read_kubelet(view, lambda _view, _pid: None).config_problem == "/k.yaml cannot be read"
-
-
-def test_the_answer_about_nvml_is_found_among_what_libraries_print() -> None:
-    """Drivers write to stdout what they like."""
-    wire = {"gpus": 2, "left": ["gpu-1: lost"], "problem": None}
-    printed = f"NVRM: hello\n{ANSWER}{json.dumps(wire)}\nbye"
-    assert parsed(printed, 0) == NvmlAnswer(gpus=2, left_out=("gpu-1: lost",))
-
-
-@pytest.mark.parametrize(
-    "printed", ["", "Segmentation fault", f"{ANSWER}{{", f"{ANSWER}[]", f'{ANSWER}{{"gpus": "x"}}']
-)
-def test_a_child_without_an_answer_is_a_problem(printed: str) -> None:
-    """A library may end its process."""
-    answer = parsed(printed, -11)
-    assert answer.problem is not None
-    assert "status -11" in answer.problem
 
 
 @pytest.mark.parametrize("config", ["", "null", "[]", "{", '{"containerd": []}', '{"enableCDI": "yes"}'])

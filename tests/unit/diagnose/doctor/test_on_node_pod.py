@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.doctor.on_node_pod import DEADLINE_S, doctor_pod, left_behind
+from dra_driver.diagnose.doctor.on_node import DEADLINE_S, doctor_pod, left_behind
 
 DEPLOYED: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[4] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")

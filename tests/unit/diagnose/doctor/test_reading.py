@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ServerBusyError
+from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose, narrowed
 from dra_driver.diagnose.doctor.facts import facts_of_state
-from dra_driver.diagnose.doctor.finding import FindingStatus, Layer
 from dra_driver.diagnose.doctor.reading import read_facts
-from dra_driver.diagnose.doctor.scope import DoctorScope, narrowed
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
 from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, devices, gpu_node, template, workload
@@ -40,7 +39,7 @@ def test_all_questions_end_within_the_time() -> None:
     assert cluster.allowed_s == [35.0, 25.0, 15.0, 5.0]
     assert facts.knows(fact.DAEMONSETS)
     assert "the time for all questions is over" in facts.unanswered["slices"].seen
-    assert "--timeout" in facts.unanswered["slices"].do
+    assert "--timeout" in facts.unanswered["slices"].fix
 
 
 def test_after_an_api_server_that_is_down_nothing_is_asked() -> None:
@@ -123,7 +122,7 @@ def test_a_snapshot_leaves_open_what_it_does_not_have() -> None:
     assert report.first_broken is None
     assert report.exit_status == 2
     assert any("a snapshot has no DaemonSets" in finding.seen for finding in report.unknown)
-    good = {finding.check for finding in report.findings if finding.status is FindingStatus.OK}
+    good = {finding.check for finding in report.findings if finding.status is Status.OK}
     assert {"kubernetes-version", "classes-present", "classes-match"} <= good
 
 

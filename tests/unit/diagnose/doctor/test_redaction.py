@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.diagnose.doctor.redaction import redacted
+from dra_driver.diagnose.doctor.reduce import redacted
 
 
 @pytest.mark.parametrize(

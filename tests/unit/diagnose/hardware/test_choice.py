@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.hardware.choice import Consent, GpuChoice, busy, choose, skip_reason
-from dra_driver.diagnose.hardware.table import CHECKS
+from dra_driver.diagnose.hardware.session import CHECKS
+from dra_driver.diagnose.hardware.survey import Consent, GpuChoice, busy, choose, skip_reason
 from tests.unit.diagnose.hardware import facts
 
 OTHER = "GPU-00000000-8c16-a98c-945a-2541fc35b20d"

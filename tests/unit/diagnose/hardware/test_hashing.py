@@ -2,7 +2,7 @@
 
 import re
 
-from dra_driver.diagnose.hardware.hashing import Hasher
+from dra_driver.diagnose.hardware.storage import Hasher
 from tests.unit.diagnose.hardware.facts import UUID
 
 SHAPE = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -1,4 +1,4 @@
-"""Each check's judgement about facts that are right, and about each fact that is wrong in one place."""
+"""Each check's finding about facts that are right, and about each fact that is wrong in one place."""
 
 import copy
 import functools
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dra_driver.diagnose.hardware.table import CHECKS
-from dra_driver.diagnose.hardware.values import Judgement, Reading, judge
+from dra_driver.core.finding import Finding
+from dra_driver.diagnose.hardware.session import CHECKS
+from dra_driver.diagnose.hardware.values import VERDICTS, Reading, judge
 from dra_driver.hardware.gpu import nvml
 from dra_driver.hardware.gpu.nvml import probes
 from tests.unit.diagnose.hardware import facts
@@ -18,7 +19,7 @@ from tests.unit.diagnose.hardware import facts
 BY_NUMBER = {check.number: check for check in CHECKS}
 
 
-def judged(number: int, found: dict[str, Any], survey: dict[str, Any] | None = None) -> Judgement:
+def judged(number: int, found: dict[str, Any], survey: dict[str, Any] | None = None) -> Finding:
     return judge(BY_NUMBER[number], Reading(facts=found), survey or facts.survey())
 
 
@@ -38,10 +39,10 @@ def changed(number: int, path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("number", sorted(BY_NUMBER))
 def test_facts_as_the_driver_assumes_them_are_right(number: int) -> None:
     """With what was seen, and what it means."""
-    judgement = judged(number, facts.ALL[number])
-    assert judgement.verdict == "ok", judgement
-    assert judgement.seen
-    assert judgement.meaning
+    finding = judged(number, facts.ALL[number])
+    assert VERDICTS[finding.status] == "ok", finding
+    assert finding.seen
+    assert finding.meaning
 
 
 BUSY = {"error": "GpuBusyError", "code": 19, "text": "in use", "ms": 1.0}
@@ -119,10 +120,10 @@ WRONG: list[tuple[int, str, Any, str]] = [
 @pytest.mark.parametrize(("number", "path", "value", "text"), WRONG, ids=[f"{row[0]}-{row[1]}" for row in WRONG])
 def test_each_wrong_fact_is_a_difference_that_is_named(number: int, path: str, value: Any, text: str) -> None:
     """And by that fact alone."""
-    judgement = judged(number, changed(number, path, value))
-    assert judgement.verdict == "differs", judgement
-    assert text in judgement.seen
-    assert judgement.meaning
+    finding = judged(number, changed(number, path, value))
+    assert VERDICTS[finding.status] == "differs", finding
+    assert text in finding.seen
+    assert finding.meaning
 
 
 RIGHT: list[tuple[int, str, Any]] = [
@@ -143,13 +144,13 @@ RIGHT: list[tuple[int, str, Any]] = [
 @pytest.mark.parametrize(("number", "path", "value"), RIGHT, ids=[f"{row[0]}-{row[1]}" for row in RIGHT])
 def test_answers_that_the_driver_provides_for_are_no_difference(number: int, path: str, value: Any) -> None:
     """nvml.h allows them, or the driver has a way around them."""
-    assert judged(number, changed(number, path, value)).verdict == "ok"
+    assert VERDICTS[judged(number, changed(number, path, value)).status] == "ok"
 
 
 def test_nodes_that_nvml_does_not_make_are_right_when_it_then_fails_to_open() -> None:
     """Then they must exist before."""
     found = changed(6, "made", []) | {"init": {"error": "NVMLError_DriverNotLoaded", "code": 9, "ms": 1.0}}
-    assert judged(6, found).verdict == "ok"
+    assert VERDICTS[judged(6, found).status] == "ok"
     assert "must exist before" in judged(6, found).meaning
 
 
@@ -166,15 +167,15 @@ UNKNOWN: list[tuple[int, dict[str, Any]]] = [
 @pytest.mark.parametrize(("number", "found"), UNKNOWN, ids=range(len(UNKNOWN)))
 def test_facts_that_prove_nothing_are_not_called_right(number: int, found: dict[str, Any]) -> None:
     """A library that opens no device file is not NVIDIA's."""
-    judgement = judged(number, found)
-    assert judgement.verdict == "cannot tell"
-    assert judgement.meaning
+    finding = judged(number, found)
+    assert VERDICTS[finding.status] == "cannot tell"
+    assert finding.meaning
 
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_a_machine_without_mig_skips_what_is_about_mig(number: int) -> None:
     """With the reason."""
-    assert judged(number, {}).verdict == "skipped"
+    assert VERDICTS[judged(number, {}).status] == "skipped"
     assert "MIG" in judged(number, {}).seen
 
 
@@ -195,16 +196,16 @@ def test_what_an_administrator_may_change_is_told() -> None:
 @pytest.mark.parametrize("found", [{"0": []}, {"0": {}}, {"container": 1, "commands": None}, {"threads": {}}])
 def test_a_damaged_report_is_no_traceback(number: int, found: dict[str, Any]) -> None:
     """Reports come from other machines and versions."""
-    assert judged(number, found).verdict in {"cannot tell", "skipped", "ok"}
+    assert VERDICTS[judged(number, found).status] in {"cannot tell", "skipped", "ok"}
 
 
 @pytest.mark.parametrize("number", sorted(BY_NUMBER))
 def test_a_check_that_did_not_finish_cannot_tell(number: int) -> None:
     """Even when what it read before is right."""
     reading = Reading(facts=facts.ALL[number], problem="no end within 30 s; the last NVML call was nvmlX")
-    judgement = judge(BY_NUMBER[number], reading, facts.survey())
-    assert judgement.verdict == "cannot tell"
-    assert "nvmlX" in judgement.seen
+    finding = judge(BY_NUMBER[number], reading, facts.survey())
+    assert VERDICTS[finding.status] == "cannot tell"
+    assert "nvmlX" in finding.seen
 
 
 def test_every_check_has_its_own_number_limit_and_reader() -> None:
@@ -241,4 +242,4 @@ def test_no_damage_in_any_place_of_a_report_is_a_traceback(number: int) -> None:
             found = copy.deepcopy(facts.ALL[number])
             place = functools.reduce(lambda at, key: at[key], path[:-1], found)
             place[path[-1]] = junk
-            assert judged(number, found).verdict in {"ok", "differs", "cannot tell", "skipped"}
+            assert VERDICTS[judged(number, found).status] in {"ok", "differs", "cannot tell", "skipped"}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.hardware.node_pod import NAME, pod_for
+from dra_driver.diagnose.hardware.remote import NAME, pod_for
 from dra_driver.kube.node_pod import has_started, is_over, why_not_running
 
 DEPLOYED: dict[str, Any] = yaml.safe_load(

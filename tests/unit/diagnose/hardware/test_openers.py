@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dra_driver.diagnose.hardware.openers import MAX_FILES, open_links, openers
+from dra_driver.diagnose.hardware.survey import MAX_FILES, open_links, openers
 
 
 def process(root: Path, pid: int, name: str, *targets: str) -> None:

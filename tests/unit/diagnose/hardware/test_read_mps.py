@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dra_driver.diagnose.hardware.read_mps import client_environment
+from dra_driver.diagnose.hardware.cuda import client_environment
 from dra_driver.hardware.sharing.mps_files import DaemonFolder
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.core.finding import Status
 from dra_driver.diagnose.hardware import session
-from dra_driver.diagnose.hardware.choice import Consent
+from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.runner import InterruptedReading
-from dra_driver.diagnose.hardware.table import CHECKS, RESTORE, SURVEY
-from dra_driver.diagnose.hardware.task import Task
+from dra_driver.diagnose.hardware.session import CHECKS, RESTORE, SURVEY
+from dra_driver.diagnose.hardware.survey import Consent
 from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
 from tests.unit.diagnose.hardware import facts
 
@@ -47,7 +48,7 @@ class Machine:
 
 
 def verdicts(report: HardwareReport) -> dict[int, str]:
-    return {record.number: record.judgement.verdict for record in report.records}
+    return {record.number: record.verdict for record in report.records}
 
 
 def test_a_machine_on_which_all_is_right_ends_with_status_0() -> None:
@@ -63,9 +64,9 @@ def test_a_machine_on_which_all_is_right_ends_with_status_0() -> None:
 def test_a_difference_ends_with_status_1_and_an_unanswered_check_with_3() -> None:
     """The difference counts more."""
     machine = Machine()
-    machine.answers["read_nvml:described"] = lambda: Reading(problem="no end within 45 s")
+    machine.answers["nvml:read_described"] = lambda: Reading(problem="no end within 45 s")
     assert machine.report().exit_status == 3
-    machine.answers["read_session:held"] = lambda: Reading(
+    machine.answers["nvml_session:read_held"] = lambda: Reading(
         facts=facts.held() | {"closed": {"files": ["/dev/nvidia0"], "mappings": [], "references": 3}}
     )
     assert machine.report().exit_status == 1
@@ -93,7 +94,7 @@ def test_no_check_begins_when_the_time_is_over() -> None:
     machine.takes_s = 130.0
     report = machine.report(owner=True)
     assert [limit_s for task, limit_s in machine.tasks if task.reader != SURVEY] == [60.0, 30.0, 30.0, 20.0]
-    assert {record.judgement.seen for record in report.records[4:]} == {"no time was left within 540 s"}
+    assert {record.finding.seen for record in report.records[4:]} == {"no time was left within 540 s"}
 
 
 def test_an_interrupted_run_keeps_what_it_has() -> None:
@@ -103,11 +104,11 @@ def test_an_interrupted_run_keeps_what_it_has() -> None:
     def interrupted() -> Reading:
         raise InterruptedReading(Reading(facts={"0": {}}, problem="the command was interrupted"))
 
-    machine.answers["read_nvml:without_mode"] = interrupted
+    machine.answers["nvml:read_without_mode"] = interrupted
     report = machine.report()
     assert list(verdicts(report).values()) == ["ok", "ok", "cannot tell"] + ["skipped"] * 11
     assert report.about["interrupted"] is True
-    assert machine.readers[-1] == "read_nvml:without_mode"
+    assert machine.readers[-1] == "nvml:read_without_mode"
 
 
 BEFORE = {"mode": False, "instances": []}
@@ -124,7 +125,7 @@ def test_a_gpu_that_a_check_left_changed_is_restored_by_another_process(interrup
             raise InterruptedReading(half)
         return half
 
-    machine.answers["read_mig_change:first_create"] = killed
+    machine.answers["mig:read_first_create"] = killed
     machine.answers[RESTORE] = lambda: Reading(facts={"after": BEFORE})
     report = machine.report(only=(12, 13), owner=True)
     restoring = [task for task, _ in machine.tasks if task.reader == RESTORE]
@@ -145,16 +146,16 @@ def test_facts_of_a_report_are_judged_again() -> None:
     """A later version may know better; a check that it does not know stays as it is."""
     report = Machine().report(only=(3,))
     record = report.records[0]
-    wrong = replace(record, judgement=replace(record.judgement, verdict="differs"))
+    wrong = replace(record, finding=replace(record.finding, status=Status.FAIL))
     unknown = replace(wrong, number=99)
     again = session.judged_again(replace(report, records=(wrong, unknown)))
-    assert [one.judgement.verdict for one in again.records] == ["ok", "differs"]
+    assert [one.verdict for one in again.records] == ["ok", "differs"]
 
 
 def test_each_check_is_one_printable_line() -> None:
     """Whatever a driver's program printed."""
     machine = Machine()
-    machine.answers["read_files:files"] = lambda: Reading(problem="it said\n\x1b[31mred\nand more")
+    machine.answers["files:read_files"] = lambda: Reading(problem="it said\n\x1b[31mred\nand more")
     (line,) = session.lines(machine.report(only=(8,)).records)
     assert line.startswith(" 8  files of the driver")
     assert "cannot tell" in line
@@ -164,5 +165,5 @@ def test_each_check_is_one_printable_line() -> None:
 def test_the_name_of_a_check_in_a_report_is_printable_too() -> None:
     """Reports come from other people."""
     (record,) = Machine().report(only=(8,)).records
-    (line,) = session.lines([replace(record, name="\x1b]0;title\x07\n 1  forged")])
+    (line,) = session.lines([replace(record, finding=replace(record.finding, check="\x1b]0;title\x07\n 1  forged"))])
     assert line.isprintable()

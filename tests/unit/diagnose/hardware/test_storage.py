@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ConfigurationError, StorageError
+from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.hardware import storage
-from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Judgement, Reading
+from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
 from tests.unit.diagnose.hardware import facts
 
 REPORT = HardwareReport(
@@ -17,17 +18,13 @@ REPORT = HardwareReport(
     records=(
         CheckRecord(
             number=3,
-            name="codes",
-            expected="x",
             reading=Reading(facts=facts.without_mode(), seconds=1.5),
-            judgement=Judgement(verdict="ok", seen="a", meaning="b"),
+            finding=Finding(status=Status.OK, seen="a", meaning="b", check="codes", expected="x", layer=Layer.HARDWARE),
         ),
         CheckRecord(
             number=4,
-            name="x",
-            expected="y",
             reading=Reading(skipped="no MIG"),
-            judgement=Judgement(verdict="skipped", seen=""),
+            finding=Finding(status=Status.SKIPPED, seen="", check="x", expected="y", layer=Layer.HARDWARE),
         ),
     ),
     hashed=True,

@@ -9,7 +9,7 @@ from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.files import lock_file
 from dra_driver.diagnose.node_state.cleanup import clean_up
-from dra_driver.diagnose.node_state.places import Places
+from dra_driver.diagnose.node_state.state import Places
 from dra_driver.diagnose.node_state.stopped import no_mps_host
 from tests.fakes.sharing import FakeHost
 from tests.unit.diagnose.node_state.test_leftovers import places_in

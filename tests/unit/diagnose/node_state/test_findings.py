@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.core.finding import Status
 from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Strategy
@@ -31,8 +32,8 @@ from dra_driver.node.claims.entry import (
     OwnerId,
     State,
 )
+from dra_driver.node.claims.inspection import GpuNote, JournalContent
 from dra_driver.node.claims.journal.backups import GpuStateBackup, PartitionBackup
-from dra_driver.node.claims.journal.inspect import GpuNote, JournalContent
 from tests.fakes.claims import POOL, ref, uid
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
@@ -106,7 +107,7 @@ READY = MpsState(daemons=(DaemonState(id="one", wanted=True, status="ready"),), 
     ],
 )
 def test_a_node_on_which_all_agrees_has_no_problem(state: NodeState) -> None:
-    assert [found for found in find_disagreements(state) if found.is_problem] == []
+    assert [found for found in find_disagreements(state) if found.status is Status.WARN] == []
 
 
 PENDING = JournalContent(rebuild_pending=True)
@@ -153,16 +154,16 @@ JOURNAL = node(None).journal.path
 )
 def test_each_disagreement_is_one_problem(state: NodeState, seen: str) -> None:
     """With what was seen; what is also wrong because of it is not said twice."""
-    problems = [found for found in find_disagreements(state) if found.is_problem]
+    problems = [found for found in find_disagreements(state) if found.status is Status.WARN]
     assert [found for found in problems if seen in found.seen], problems
     assert len(problems) == 1, problems
-    assert problems[0].advice
+    assert problems[0].fix
 
 
 def test_claims_without_names_are_told_while_the_journal_is_rebuilt() -> None:
     """They are all that keeps a rebuild from its end when the API server answers."""
     (found,) = find_disagreements(node(PENDING, cdi=node(ONE).cdi))
-    assert f"it cannot ask for {uid(1)}" in found.advice
+    assert f"it cannot ask for {uid(1)}" in found.fix
 
 
 def test_remarks_are_no_problems() -> None:
@@ -173,12 +174,12 @@ def test_remarks_are_no_problems() -> None:
         node(JournalContent(), runs=frozenset(), sockets=(SocketState(path=Path("/dra.sock"), served=False),)),
         node(None, exists=False),
     ]
-    assert [[found.is_problem for found in find_disagreements(each)] for each in remarks] == [[False]] * 4
+    assert [[found.status is Status.WARN for found in find_disagreements(each)] for each in remarks] == [[False]] * 4
 
 
 def test_no_restart_is_advised_for_a_host_that_hangs() -> None:
     """It would end the work of its clients, which go on."""
     for lives, advice in ((True, "do not restart it"), (False, "start the MPS host")):
         mps = replace(READY, host_problem="it has not gone on", host_lives=lives)
-        (found,) = [each for each in find_disagreements(node(UNDER_MPS, mps=mps)) if each.is_problem]
-        assert found.advice.startswith(advice)
+        (found,) = [each for each in find_disagreements(node(UNDER_MPS, mps=mps)) if each.status is Status.WARN]
+        assert found.fix.startswith(advice)

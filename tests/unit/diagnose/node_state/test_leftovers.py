@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dra_driver.diagnose.node_state.leftovers import find_leftovers, foreign_files
-from dra_driver.diagnose.node_state.places import Places
+from dra_driver.diagnose.node_state.cleanup import find_leftovers, foreign_files
+from dra_driver.diagnose.node_state.state import Places
 
 OWN = (
     "claim-status.json",

@@ -87,7 +87,7 @@ def test_every_truncation_is_harmless(tmp_path: Path) -> None:
         assert found is None or found.soname is None
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.integers(0, len(GOOD.build()) - 1), st.integers(0, 255), max_size=8))
 def test_random_damage_never_raises_nor_yields_a_path(tmp_path: Path, changes: dict[int, int]) -> None:
     """Whatever the bytes, the answer is None or a plain name."""

@@ -105,7 +105,6 @@ def test_descriptors_do_not_add_up() -> None:
     [
         ("", "nothing"),
         ("  one\n two\t\n", "one two"),
-        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
         ("x" * 1000, "x" * 299 + "…"),
     ],
 )

@@ -170,7 +170,7 @@ def test_errors_of_the_event_thread_are_retried_with_growing_pauses(
         backend.events.put(ZeroDivisionError())
     backend.events.put(True)
     assert backend.delivered.wait(WAIT_S)
-    pauses = [record.__dict__["retry_s"] for record in caplog.records if "GPU events" in record.getMessage()]
+    pauses = [record.__dict__["retry_s"] for record in caplog.records if "gpu-events" in record.getMessage()]
     assert pauses == [0.001, 0.002, 0.004, 0.004]
 
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_driver.kube.published import limits
-from dra_driver.sim.apiserver.rules.devices import device_problems
+from dra_driver.sim.apiserver.rules.slices import device_problems
 
 NAMES = st.text(max_size=70) | st.from_regex(r"([a-z.-]{1,70}/)?[A-Za-z0-9_-]{1,34}", fullmatch=True)
 

@@ -10,7 +10,7 @@ from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import shares
 from dra_driver.kube.published.shares import MIB
-from dra_driver.sim.apiserver.rules.devices import device_problems
+from dra_driver.sim.apiserver.rules.slices import device_problems
 
 
 def terms(

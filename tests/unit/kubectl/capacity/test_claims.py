@@ -68,7 +68,7 @@ def test_filters_by_node_and_namespace_and_sorts_by_name() -> None:
 def test_age_is_unknown_without_a_valid_date_and_never_negative() -> None:
     ages = [
         claims_of(ClusterState(claims=[dated(claim("x"), text)]), NOW)[0].age_s
-        for text in ("", "yesterday", "2026-01-01T23:59:00", "2027-01-01T00:00:00Z")
+        for text in ("", "yesterday", "2026-01-01T23:59:00Z", "2027-01-01T00:00:00Z")
     ]
     assert ages == [None, None, 60, 0]
 

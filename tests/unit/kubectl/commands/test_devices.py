@@ -111,7 +111,7 @@ def test_filters_by_node_driver_and_namespace_of_the_claim() -> None:
 def test_long_lists_of_holders_are_cut() -> None:
     claims = [claim(f"c{number}", "gpu-0", shareID=str(number)) for number in range(5)]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
-    assert row(found)[8] == "default/c0,default/c1,default/c2 and 2 more"
+    assert row(found)[8] == "default/c0, default/c1, default/c2 and 2 more"
 
 
 def test_a_form_of_a_gpu_whose_other_forms_are_in_use_is_not_free() -> None:
@@ -133,7 +133,9 @@ def test_a_shared_gpu_shows_each_share_and_the_rest() -> None:
     whole, part = devices_of(h100(sharing=sharing, claims=claims))[:2]
     assert row(whole)[3] == "gpu (MPS)"
     assert row(whole)[6] == "in shares, left: memory 24624Mi, computePercent 20, shares 1"
-    assert row(whole)[8] == ("default/one (memory 50Gi, computePercent 70),default/two (memory 5Gi, computePercent 10)")
+    assert row(whole)[8] == (
+        "default/one (memory 50Gi, computePercent 70), default/two (memory 5Gi, computePercent 10)"
+    )
     assert part.state == "blocked"
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.diagnose.doctor import bundle
-from dra_driver.diagnose.doctor.cluster import diagnose
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import to_wire
-from dra_driver.diagnose.doctor.scope import DoctorScope
 from dra_driver.kubectl.commands import kubectl
 from tests.doctor_faults.cluster import SERVER, Cluster, by_template, template, workload
 

@@ -153,9 +153,9 @@ def test_a_pod_with_odd_parts_does_not_end_the_run() -> None:
 
 
 def test_names_cannot_write_lines_or_commands_to_the_terminal() -> None:
-    """The report shows them with their control characters escaped."""
+    """The report shows them on one line, without control characters."""
     hostile = POD.replace("name: p", r'name: "p\e[31m\nCARRIED OVER (9)"').replace("gpu: 1", r'gpu: "\e[2J1"')
     text = as_text(migrated(hostile))
     assert "\x1b" not in text
-    assert r"Pod p\x1b[31m\nCARRIED OVER (9)" in text
+    assert "Pod p?[31m CARRIED OVER (9)" in text
     assert not any(line.startswith("CARRIED OVER (9)") for line in text.splitlines())

@@ -73,7 +73,7 @@ def test_names_are_cut_and_stay_on_their_line() -> None:
     found = answer(device="\x1b[31m" + "x" * 9999)
     found["claims"][0]["name"] = "a\nb"
     ((use,), _, _) = decode(found)
-    assert use.claim == "a?b"
+    assert use.claim == "a b"
     assert len(use.device) == MAX_NAME
     assert use.device.isprintable()
 
@@ -92,7 +92,7 @@ def test_another_version_is_refused() -> None:
 
 def test_what_the_exporter_does_not_know_is_said() -> None:
     _, _, gaps = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
-    assert gaps == ["node gpu-a: the exporter does not know processes: NVML says?no permission"]
+    assert gaps == ["node gpu-a: the exporter does not know processes: NVML says no permission"]
 
 
 def test_claims_are_bounded() -> None:

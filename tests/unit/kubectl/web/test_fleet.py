@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from dra_driver.kubectl.web.fleet import gib
 from tests.unit.kubectl.web.objects import (
     UNHEALTHY,
     claim,
@@ -101,8 +100,3 @@ def test_a_quantity_that_is_none_is_no_memory() -> None:
     """Another driver may publish anything."""
     state = replace(small_state(), slices=(slice_of("n", whole("gpu-0", "GPU-0", memory="much")),))
     assert fleet(state).nodes[0].gpus[0].memory_bytes == 0
-
-
-def test_amounts_are_read_at_a_glance() -> None:
-    """One digit after the point where it says something."""
-    assert [gib(value) for value in (10 * 2**30, 9984 << 20, 80944 << 20)] == ["10 GiB", "9.8 GiB", "79 GiB"]

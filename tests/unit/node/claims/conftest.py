@@ -14,8 +14,7 @@ from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.model.terms import Terms
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
-from dra_driver.node.claims.assembly import ClaimDependencies
-from dra_driver.node.claims.dependencies import Event, HardwareDependencies
+from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import RetryPolicy

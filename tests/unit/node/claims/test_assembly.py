@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.node.claims.assembly import Claims, open_claims
-from dra_driver.node.claims.boot import read_boot_id
+from dra_driver.node.claims.processes import read_boot_id
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, FakeCdiWriter, FakeClaims, claim, machine, ref, uid
 
 
@@ -16,7 +16,7 @@ def open_at(folder: Path, api: FakeClaims, writer: FakeCdiWriter) -> Claims:
         pool=POOL,
         names=NAMES,
         reader=api,
-        writer=writer,
+        writer=writer,  # type: ignore[arg-type]
         provider=FakeCdiProvider(),
         snapshot=lambda: machine(2),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.errors import ConfigurationError, DraError, StorageError
@@ -208,7 +208,6 @@ def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
     journal.close()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=40))
 def test_any_damage_ends_in_a_working_journal_or_a_readable_error(changes: list[tuple[int, int]]) -> None:
     """Whatever a disk does to the file, the process starts or reports why not."""

@@ -216,15 +216,15 @@ class NodeHistory(RuleBasedStateMachine):
         self.runs += 1
         run = self.node.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
-            run.deps, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.node.writer, self.fuse, STEPS)
+            run.deps,
+            journal=Fused(run.journal, self.fuse, STEPS),
+            writer=Fused(self.node.writer, self.fuse, STEPS),
         )
         return Run(node=self.node, journal=run.journal, deps=fused, owners=run.owners)
 
 
 TestNodeHistory = NodeHistory.TestCase
-TestNodeHistory.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestNodeHistory.settings = settings(stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_every_step_of_a_call_can_be_the_last(tmp_path: Path) -> None:

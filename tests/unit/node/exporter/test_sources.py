@@ -10,13 +10,11 @@ from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings
-from dra_driver.node.exporter.assignments_reader import AssignmentsReader
-from dra_driver.node.exporter.findings_writer import FindingsWriter
-from dra_driver.node.exporter.gpus import UsedGpus
 from dra_driver.node.exporter.log_links import LogLinks
+from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageGpus
 from dra_driver.node.exporter.pod_resources import PodResourcesReader, claims_of
 from dra_driver.node.exporter.proc import FRESH_S, ProcReader
-from dra_driver.node.process.exporter_turn import ExporterTurn
+from dra_driver.node.process.gpu_changes import ExporterLock
 from dra_driver.node.usage.cgroups import CgroupPlace
 from dra_driver.node.usage.container_logs import LogIndex
 from dra_driver.node.usage.sources import ProcessFacts, Unread
@@ -146,11 +144,11 @@ def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:
     """While it is given up, and while one GPU is cut: closed at once, and not opened by a look."""
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
-    gpus = UsedGpus(backend, tmp_path / "findings/driver.lock")
+    gpus = UsageGpus(backend, tmp_path / "findings/driver.lock")
     assert gpus.read(ASSIGNED) == backend.readings
     assert gpus.is_open
     away = Assignments(node="n", driver="d", process_started=NOW, detached="an upgrade")
-    assert "an upgrade" in str(gpus.obey(away))
+    assert "an upgrade" in str(gpus.sync(away))
     assert (backend.closed, gpus.is_open) == (1, False)
     assert "an upgrade" in str(gpus.read(away))
     cut = (AssignedGpu(device="gpu-3", gpu_uuid=GpuUuid("GPU-b"), changing=True),)
@@ -166,16 +164,16 @@ def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> No
     """By a lock, which it takes itself while it changes a GPU: a look with older assignments opens nothing then."""
     lock = tmp_path / "findings/driver.lock"
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
-    gpus = UsedGpus(backend, lock)
-    turn = ExporterTurn(lock, sleep=lambda _: gpus.close())
+    gpus = UsageGpus(backend, lock)
+    turn = ExporterLock(lock, sleep=lambda _: gpus.close())
     assert gpus.read(ASSIGNED) == backend.readings
-    with turn.taken() as has_let_go:
+    with turn.acquired() as has_let_go:
         assert has_let_go
         assert "changes a GPU" in str(gpus.read(ASSIGNED))
         assert (backend.looks, gpus.is_open) == (1, False)
     assert gpus.read(ASSIGNED) == backend.readings
     gpus.close()
-    with turn.taken() as has_let_go:
+    with turn.acquired() as has_let_go:
         assert not has_let_go
 
 
@@ -183,7 +181,7 @@ def test_a_folder_that_cannot_be_written_keeps_no_gpu_from_being_read(tmp_path: 
     """The node process repeats its changes then."""
     (tmp_path / "findings").touch()
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
-    assert UsedGpus(backend, tmp_path / "findings/driver.lock").read(ASSIGNED) == backend.readings
+    assert UsageGpus(backend, tmp_path / "findings/driver.lock").read(ASSIGNED) == backend.readings
 
 
 def test_what_the_kubelet_answers() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.model.health import HealthCause, HealthEvent, HealthReading, RecoveryAction
@@ -91,7 +91,6 @@ def strength(faults: Faults) -> dict[tuple[int | None, HealthCause], int]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
 @given(steps=STEPS, rules=RULES, more=st.lists(st.tuples(st.floats(0, 10**5), st.one_of(EVENTS, BAD)), max_size=8))
 def test_severity_never_falls_without_a_seen_recovery(
     steps: list[tuple[float, Step]], rules: HealthRules, more: list[tuple[float, Step]]
@@ -111,7 +110,6 @@ def test_severity_never_falls_without_a_seen_recovery(
     assert all(faults[key].phase is FaultPhase.OPEN for key in held)
 
 
-@settings(max_examples=25, deadline=None)
 @given(steps=STEPS, rules=RULES, events=st.lists(EVENTS, max_size=6), data=st.data())
 def test_events_of_one_moment_have_no_order(
     steps: list[tuple[float, Step]], rules: HealthRules, events: list[HealthEvent], data: st.DataObject
@@ -128,7 +126,6 @@ def test_events_of_one_moment_have_no_order(
     assert found[0] == found[1]
 
 
-@settings(max_examples=25, deadline=None)
 @given(steps=STEPS, rules=RULES)
 def test_what_is_saved_is_read_back_the_same(steps: list[tuple[float, Step]], rules: HealthRules) -> None:
     """A restart neither forgets nor invents."""
@@ -138,7 +135,6 @@ def test_what_is_saved_is_read_back_the_same(steps: list[tuple[float, Step]], ru
     assert (read.boot_id, read.forgotten) == ("boot-1", {GPU: 3.5})
 
 
-@settings(max_examples=25, deadline=None)
 @given(common=STEPS, first=STEPS, second=STEPS, rules=RULES)
 def test_merging_has_no_order_and_invents_and_forgets_nothing(
     common: list[tuple[float, Step]],
@@ -161,7 +157,6 @@ def test_merging_has_no_order_and_invents_and_forgets_nothing(
         assert (fault.phase is FaultPhase.OPEN) is seen_last
 
 
-@settings(max_examples=25, deadline=None)
 @given(steps=STEPS, rules=RULES)
 def test_a_fault_is_only_of_what_was_reported(steps: list[tuple[float, Step]], rules: HealthRules) -> None:
     """No fault comes from time, repair or instances."""
@@ -178,7 +173,6 @@ def _reported(key: FaultKey, xids: set[tuple[int | None, int | None]], read: boo
     return (key.gi_id, None) in xids if key.cause is HealthCause.ECC else read
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     steps=st.lists(st.tuples(st.floats(5, 200), st.booleans(), st.one_of(EVENTS, READINGS)), max_size=12), rules=RULES
 )

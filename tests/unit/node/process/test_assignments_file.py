@@ -3,23 +3,18 @@
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 from dra_driver.core.errors import StorageError
-from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.ids import DeviceName, MigUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Form, Strategy
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.node.claims.entry import (
-    AssignedDevice,
     AssignedPartition,
     AssignedShare,
     AssignedSharing,
-    AttemptToken,
     Entry,
     InstanceIds,
-    OwnerId,
     State,
 )
 from dra_driver.node.process.assignments_file import (
@@ -28,37 +23,17 @@ from dra_driver.node.process.assignments_file import (
     RETRY_S,
     VERSION,
     AssignmentsFile,
-    AssignmentSources,
-    ToldGpu,
+    ReportedGpu,
 )
-from dra_driver.node.process.changing_gpus import LINGER_S
+from dra_driver.node.process.gpu_changes import COOLDOWN_S, ExporterLock, GpuChangeTracker
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
+from tests.fakes.entries import GPU, device, entry
 
-GPU = GpuUuid("GPU-a")
 RULES = UsageRules(
     over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM
 )
 HEADER = {"version": VERSION, "node": "n", "driver": "gpu.nvidia.com", "processStarted": "2026-07-01T00:00:00Z"}
-
-
-def device(**fields: Any) -> AssignedDevice:
-    given: dict[str, Any] = {
-        "request": "gpu", "pool": PoolName("n/gpu.nvidia.com"), "device": DeviceName("gpu-0"), "share_id": None,
-        "admin_access": False, "gpu_uuid": GPU,
-    }  # fmt: skip
-    return AssignedDevice(**(given | fields))
-
-
-def entry(uid: str = "u1", *devices: AssignedDevice, state: State = State.PREPARED) -> Entry:
-    return Entry(
-        ref=ClaimRef(namespace="team", name="llm", uid=ClaimUid(uid)),
-        state=state,
-        attempt=AttemptToken(owner=OwnerId("o"), number=1),
-        boot_id="b",
-        changed_at=1_782_907_200.5,
-        devices=devices or (device(),),
-    )
 
 
 class Node:
@@ -67,9 +42,16 @@ class Node:
         self.detached: str | None = None
         self.fails, self.reads = False, 0
         self.folder = folder / "usage"
-        gpus = [ToldGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
-        sources = AssignmentSources(entries=self.read, gpus=lambda: gpus, detached=lambda: self.detached)
-        self.file = AssignmentsFile(self.folder, HEADER, sources)
+        gpus = [ReportedGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
+        self.changes = GpuChangeTracker(lambda: None, ExporterLock(folder / "driver.lock"))
+        self.file = AssignmentsFile(
+            self.folder,
+            HEADER,
+            entries=self.read,
+            gpus=lambda: gpus,
+            detached=lambda: self.detached,
+            changes=self.changes,
+        )
 
     def read(self) -> list[Entry]:
         self.reads += 1
@@ -134,8 +116,8 @@ def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
 def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(tmp_path: Path) -> None:
     """The exporter leaves them alone; it is told when that is over."""
     node = Node(tmp_path)
-    with node.file.changing.during(GPU):
-        assert node.file.step() <= LINGER_S
+    with node.changes.during(GPU):
+        assert node.file.step() <= COOLDOWN_S
         assert node.told().gpus[0].changing
     node.detached = "this node has given its NVIDIA driver up"
     node.file.step()

@@ -7,8 +7,8 @@ from typing import Any, cast
 from dra_driver.core.errors import StorageError
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.detach_request import FILE, DetachRequest
-from dra_driver.node.process.detach_setup import look_for_file
-from dra_driver.node.process.detaching import LOOK_S, REST_S, Detaching
+from dra_driver.node.process.detaching import LOOK_S, REST_S, Detaching, wake_for_file
+from tests.fakes.stand_in import stand_in
 
 ASKED = DetachRequest(source="annotation x of node node-a", reason="driver 580", ends="remove the annotation")
 UPGRADE = DetachRequest(source="label y of node node-a", reason="paused", ends="it ends", when_unused=True)
@@ -78,19 +78,19 @@ class Node:
         self.told: list[tuple[str, str]] = []
         self.exporter_is_stuck = False
         self.detaching = Detaching(
-            self.gpus,
-            self.inventory,
-            self.gate,
+            stand_in(self.gpus),
+            stand_in(self.inventory),
+            stand_in(self.gate),
             find=lambda: self.asked,
             prepared=self.prepared,
             changed=lambda: self.happened.append(f"taint {self.detaching.taint_value}"),
             published=self.published,
             clock=lambda: self.now,
             tell=lambda kind, reason, message: self.told.append((reason, message)),
-            let_go=self.let_go,
+            exporter_closed=self.exporter_closed,
         )
 
-    def let_go(self) -> bool:
+    def exporter_closed(self) -> bool:
         """Of the usage exporter."""
         self.happened.append("exporter waited for")
         return not self.exporter_is_stuck
@@ -144,10 +144,10 @@ def test_the_file_wakes_it(tmp_path: Path) -> None:
     """Also one that cannot be read, such as a link to nothing."""
     woken: list[int] = []
     detaching = cast("Any", SimpleNamespace(wake=lambda: woken.append(1)))
-    look_for_file(detaching, tmp_path)
+    wake_for_file(detaching, tmp_path)
     assert woken == []
     (tmp_path / FILE).symlink_to("nothing")
-    look_for_file(detaching, tmp_path)
+    wake_for_file(detaching, tmp_path)
     assert woken == [1]
 
 

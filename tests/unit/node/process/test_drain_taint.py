@@ -5,6 +5,7 @@ from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms
 from dra_driver.node.process.drain_taint import TAINT, DrainTaint
+from tests.fakes.stand_in import stand_in
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SNAPSHOT = Snapshot(
@@ -23,7 +24,7 @@ class Node:
         self.told: list[tuple[str, str, str]] = []
         self.given_back: list[list[GpuUuid]] = []
         self.drain = DrainTaint(
-            lambda: self if self.is_known else None,
+            stand_in(lambda: self if self.is_known else None),
             lambda *event: self.told.append((event[0], event[1], event[2])),
             lambda gpus: self.given_back.append(sorted(gpus)),
         )

@@ -29,10 +29,14 @@ from dra_driver.node.process.gpu_node import (
     RETRY_S,
     STEADY_S,
     GpuNodeKeeper,
+    NodeFacts,
+    Versions,
+    claims_by_gpu,
+    status_of,
 )
-from dra_driver.node.process.gpu_node_status import NodeFacts, Versions, claims_by_gpu, status_of
+from tests.fakes.stand_in import stand_in
 from tests.unit.node.policy.hardware import gpu, node, partition, share, uuid, whole
-from tests.unit.node.process.test_usage_believed import TOLD
+from tests.unit.node.process.test_usage_validation import TOLD
 
 STATUS = GpuNodeStatus(driver_name="gpu.nvidia.com", driver_version="580.65.06")
 OBJECT = "/apis/gpu.dra-driver.io/v1alpha1/gpunodes/node-1"
@@ -83,7 +87,7 @@ class Node:
 
     def start(self) -> GpuNodeKeeper:
         self.keeper = GpuNodeKeeper(
-            self.api, "node-1", self.collect, lambda: self.uid, self.warned.append, clock=lambda: self.now
+            stand_in(self.api), "node-1", self.collect, lambda: self.uid, self.warned.append, clock=lambda: self.now
         )
         return self.keeper
 

@@ -19,7 +19,8 @@ from dra_driver.core.model.health import (
 )
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.process.health_monitor import LOOK_S, PAUSE_S, TICK_S, HealthMonitor
-from dra_driver.node.process.last_known import MissingGpu
+from dra_driver.node.process.missing_gpus import MissingGpu
+from tests.fakes.stand_in import stand_in
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
 FIRST, SECOND = gpu(0), gpu(1)
@@ -119,7 +120,7 @@ class Node:
         self.happened: list[str] = []
         self.monitor = HealthMonitor(
             self.hardware,
-            self.health,
+            stand_in(self.health),
             snapshot=lambda: self.snapshot,
             missing=lambda: self.missing,
             publish=lambda: self.happened.append("publish"),
@@ -307,7 +308,9 @@ class BrokenReader(Hardware):
 def test_looks_that_fail_are_not_repeated_without_a_pause(node: Node) -> None:
     """Events wake the thread, and each failure writes a traceback."""
     source = BrokenReader()
-    monitor = HealthMonitor(source, Health(), snapshot=Snapshot, missing=dict, publish=lambda: None, tell=lambda: None)
+    monitor = HealthMonitor(
+        source, stand_in(Health()), snapshot=Snapshot, missing=dict, publish=lambda: None, tell=lambda: None
+    )
     monitor.start()
     assert source.first.wait(10)
     assert not source.second.wait(PAUSE_S / 2)

@@ -11,7 +11,7 @@ from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.kube.published.limits import is_taint
 from dra_driver.node.process.health_taints import KEYS, HealthTaints, amended, taint_of
-from dra_driver.node.process.last_known import MissingGpu
+from dra_driver.node.process.missing_gpus import MissingGpu
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu, snapshot
 
 FREE = mig_gpu(H100)

@@ -18,7 +18,8 @@ from dra_driver.node.process.inventory_publisher import (
     UNAVAILABLE,
     InventoryPublisher,
 )
-from dra_driver.node.process.node_taint import NodeTaint
+from dra_driver.node.process.published_terms import NodeTaint
+from tests.fakes.stand_in import stand_in
 
 SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()
 OTHER = Snapshot(driver_version="580.65.06")
@@ -120,12 +121,12 @@ class Node:
         self.detach, self.conflict = Detach(), Conflict()
         self.held: list[GpuUuid] | DraError = []
         self.publisher = InventoryPublisher(
-            self.hardware,
-            self.files,
-            self.slices,
-            self.policies,
-            detach=self.detach,
-            conflict=self.conflict,
+            stand_in(self.hardware),
+            stand_in(self.files),
+            stand_in(self.slices),
+            stand_in(self.policies),
+            detach=stand_in(self.detach),
+            conflict=stand_in(self.conflict),
             taint=self.policies.taint,
             held=self.held_gpus,
             driver_root=lambda: self.happened.append("root"),

@@ -1,12 +1,14 @@
-"""When chores run, on a fake clock."""
+"""When periodic tasks run, on a fake clock and after a notification or a change of a directory."""
 
+import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.maintenance import Chore, Maintenance
+from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 
 
 class Clock:
@@ -16,13 +18,13 @@ class Clock:
         return self.now
 
 
-def test_each_chore_runs_at_its_own_interval() -> None:
+def test_each_task_runs_at_its_own_interval() -> None:
     clock, done = Clock(), []
-    chores = [
-        Chore(name="often", every_s=1.0, work=lambda: done.append("often")),
-        Chore(name="rarely", every_s=3.0, work=lambda: done.append("rarely")),
+    tasks = [
+        PeriodicTask(name="often", every_s=1.0, work=lambda: done.append("often")),
+        PeriodicTask(name="rarely", every_s=3.0, work=lambda: done.append("rarely")),
     ]
-    maintenance = Maintenance("test", chores, clock)
+    maintenance = Maintenance("test", tasks, clock)
     assert maintenance.step() == 1.0, "nothing is due at the start"
     for second in range(1, 7):
         clock.now = float(second)
@@ -30,20 +32,20 @@ def test_each_chore_runs_at_its_own_interval() -> None:
     assert done == ["often", "often", "often", "rarely", "often", "often", "often", "rarely"]
 
 
-def test_chores_run_together() -> None:
-    """Each wake-up of a thread costs as much as most chores; but none is run much more often than it asks."""
+def test_tasks_run_together() -> None:
+    """Each wake-up of a thread costs as much as most tasks; but none is run much more often than it asks."""
     clock, done = Clock(), []
 
     def takes(name: str, seconds: float) -> None:
         done.append((name, clock.now))
         clock.now += seconds
 
-    chores = [
-        Chore(name="often", every_s=1.0, work=lambda: takes("often", 0.02)),
-        Chore(name="slow", every_s=5.0, work=lambda: takes("slow", 0.2)),
-        Chore(name="rarely", every_s=5.0, work=lambda: takes("rarely", 0.0)),
+    tasks = [
+        PeriodicTask(name="often", every_s=1.0, work=lambda: takes("often", 0.02)),
+        PeriodicTask(name="slow", every_s=5.0, work=lambda: takes("slow", 0.2)),
+        PeriodicTask(name="rarely", every_s=5.0, work=lambda: takes("rarely", 0.0)),
     ]
-    maintenance = Maintenance("test", chores, clock)
+    maintenance = Maintenance("test", tasks, clock)
     steps = 0
     while clock.now < 30.0:
         wait_s = maintenance.step()  # moves the clock, too
@@ -56,7 +58,7 @@ def test_chores_run_together() -> None:
         assert len(times) >= 30 // (every_s + 0.5) - 1
 
 
-def test_a_failing_chore_is_repeated_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_task_is_repeated_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """A full disk or a defect must not stop the check of sockets."""
     clock, done = Clock(), []
 
@@ -64,12 +66,12 @@ def test_a_failing_chore_is_repeated_and_stops_no_other(caplog: pytest.LogCaptur
         done.append(type(error).__name__)
         raise error
 
-    chores = [
-        Chore(name="world", every_s=1.0, work=lambda: fails(StorageError("disk full"))),
-        Chore(name="defect", every_s=1.0, work=lambda: fails(ZeroDivisionError())),
-        Chore(name="good", every_s=1.0, work=lambda: done.append("good")),
+    tasks = [
+        PeriodicTask(name="world", every_s=1.0, work=lambda: fails(StorageError("disk full"))),
+        PeriodicTask(name="defect", every_s=1.0, work=lambda: fails(ZeroDivisionError())),
+        PeriodicTask(name="good", every_s=1.0, work=lambda: done.append("good")),
     ]
-    maintenance = Maintenance("test", chores, clock)
+    maintenance = Maintenance("test", tasks, clock)
     counted = metrics.internal_errors_total.labels("maintenance")._value.get()
     for second in (1, 2):
         clock.now = float(second)
@@ -79,62 +81,115 @@ def test_a_failing_chore_is_repeated_and_stops_no_other(caplog: pytest.LogCaptur
     assert metrics.internal_errors_total.labels("maintenance")._value.get() == counted + 2
 
 
-def test_missed_runs_of_a_slow_chore_are_skipped() -> None:
-    """After a hang of a minute the chores run once, not sixty times."""
+def test_missed_runs_of_a_slow_task_are_skipped() -> None:
+    """After a hang of a minute the tasks run once, not sixty times."""
     clock, done = Clock(), []
-    maintenance = Maintenance("test", [Chore(name="c", every_s=1.0, work=lambda: done.append(1))], clock)
+    maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=1.0, work=lambda: done.append(1))], clock)
     clock.now = 60.0
     assert maintenance.step() == 1.0
     assert done == [1]
 
 
 def test_stop_ends_a_thread_that_waits() -> None:
-    maintenance = Maintenance("test", [Chore(name="c", every_s=3600.0, work=lambda: None)])
+    maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=3600.0, work=lambda: None)])
     maintenance.start()
     maintenance.stop(5.0)
-    assert not maintenance._thread.is_alive()
+    assert "test" not in {thread.name for thread in threading.enumerate()}
 
 
-class FakeBell:
-    hears_folders = True
+class FakeWakeup(Wakeup):
+    watches = True
 
-    def ring(self) -> None:
-        pass
-
-    def wait(self, timeout_s: float) -> bool:
-        raise NotImplementedError
+    @property
+    def watches_directories(self) -> bool:
+        return self.watches
 
 
-def heard(bell: FakeBell, clock: Clock, done: list[str], hurries: list[bool]) -> Maintenance:
-    chores = [
-        Chore(name="soon", every_s=1.0, heard_s=5.0, work=lambda: done.append("soon"), hurries=lambda: bool(hurries)),
-        Chore(name="later", every_s=10.0, work=lambda: done.append("later")),
+def event_driven(wakeup: FakeWakeup, clock: Clock, done: list[str], hurries: list[bool]) -> Maintenance:
+    tasks = [
+        PeriodicTask(
+            name="soon", every_s=1.0, resync_s=5.0, work=lambda: done.append("soon"), needs_poll=lambda: bool(hurries)
+        ),
+        PeriodicTask(name="later", every_s=10.0, work=lambda: done.append("later")),
     ]
-    return Maintenance("test", chores, clock, bell=bell)
+    return Maintenance("test", tasks, clock, wakeup=wakeup)
 
 
-def test_a_chore_that_a_bell_wakes_rests_meanwhile_and_runs_when_it_rings() -> None:
+def test_an_event_driven_task_runs_when_notified_and_else_at_its_resync() -> None:
     """The others keep their time."""
     clock, done = Clock(), list[str]()
-    maintenance = heard(FakeBell(), clock, done, [])
+    maintenance = event_driven(FakeWakeup(), clock, done, [])
     assert maintenance.step() == 5.0
     clock.now = 2.5
-    assert maintenance.step(rung=True) == 5.5, "the next whole second after five"
+    assert maintenance.step(notified=True) == 5.5, "the next whole second after five"
     assert done == ["soon"]
     clock.now = 8.0
     maintenance.step()
     assert done == ["soon", "soon"]
 
 
-def test_without_the_folders_or_in_a_hurry_the_chore_runs_at_its_short_interval() -> None:
-    """No inotify instance may be left on a node; and what time alone changes rings no bell."""
-    clock, done, bell, hurries = Clock(), list[str](), FakeBell(), [True]
-    maintenance = heard(bell, clock, done, hurries)
+def test_a_task_that_needs_to_poll_runs_at_its_short_interval() -> None:
+    """No inotify instance may be left on a node; and what time alone changes rings no wakeup."""
+    clock, done, wakeup, hurries = Clock(), list[str](), FakeWakeup(), [True]
+    maintenance = event_driven(wakeup, clock, done, hurries)
     assert maintenance.step() == 1.0
     clock.now = 1.0
     hurries.clear()
     assert maintenance.step() == 5.0
-    bell.hears_folders = False
+    wakeup.watches = False
     clock.now = 6.0
     assert maintenance.step() == 1.0
     assert done == ["soon", "soon"]
+
+
+LONG_S, NOW_S = 20.0, 0.0
+
+
+def test_a_notification_ends_one_wait(tmp_path: Path) -> None:
+    wakeup = Wakeup([str(tmp_path)])
+    assert wakeup.watches_directories
+    assert not wakeup.wait(NOW_S)
+    wakeup.notify()
+    wakeup.notify()
+    assert wakeup.wait(LONG_S)
+    assert not wakeup.wait(NOW_S)
+
+
+def test_files_that_come_and_go_end_the_wait(tmp_path: Path) -> None:
+    """A socket that is removed, a file that is moved in; what is written into a file does not."""
+    wakeup = Wakeup([str(tmp_path)])
+    file = tmp_path / "dra.sock"
+    file.write_text("")
+    assert wakeup.wait(LONG_S)
+    file.write_text("more")
+    assert not wakeup.wait(NOW_S)
+    file.unlink()
+    assert wakeup.wait(LONG_S)
+    assert not wakeup.wait(NOW_S)
+
+
+def test_a_folder_that_is_replaced_is_watched_again(tmp_path: Path) -> None:
+    """As when the plugins folder is wiped."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    wakeup = Wakeup([str(folder)])
+    folder.rmdir()
+    assert wakeup.wait(LONG_S)
+    folder.mkdir()
+    assert wakeup.wait(LONG_S)
+    while wakeup.wait(NOW_S):
+        pass
+    (folder / "dra.sock").write_text("")
+    assert wakeup.wait(LONG_S)
+
+
+def test_file_change_runs_task_before_its_interval(tmp_path: Path) -> None:
+    """A whole thread: the task has an hour until it is due."""
+    done = threading.Event()
+    task = PeriodicTask(name="c", every_s=3600.0, resync_s=3600.0, work=done.set)
+    maintenance = Maintenance("test", [task], wakeup=Wakeup([str(tmp_path)]))
+    maintenance.start()
+    (tmp_path / "detach").write_text("")
+    assert done.wait(LONG_S)
+    maintenance.stop(LONG_S)
+    assert "test" not in {thread.name for thread in threading.enumerate()}

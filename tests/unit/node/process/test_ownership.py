@@ -10,6 +10,7 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.node.process.ownership import OwnedBackend
+from tests.fakes.stand_in import stand_in
 
 UUID = GpuUuid("GPU-0")
 AT_0 = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, size=1)
@@ -52,7 +53,7 @@ class Hardware:
 def owned(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
     backend = OwnedBackend(hardware)
     if journal:
-        backend.use_journal(journal)
+        backend.use_journal(stand_in(journal))
     return [instance.owned for instance in backend.snapshot().gpus[0].mig_instances]
 
 
@@ -78,7 +79,7 @@ def test_an_instance_created_during_the_read_is_not_marked_as_foreign() -> None:
 
 def test_mig_mode_that_the_driver_switched_on_is_marked() -> None:
     backend = OwnedBackend(Hardware())
-    backend.use_journal(FakeJournal(modes=(UUID,)))
+    backend.use_journal(stand_in(FakeJournal(modes=(UUID,))))
     assert backend.snapshot().gpus[0].mig_mode_owned
 
 

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from dra_driver.node.process.second_publisher import (
+    NAME,
     OFFER_AFTER_S,
     WITHDRAW_AFTER_S,
     YIELD_S,
     SecondPublisher,
+    SecondPublisherFile,
     Standing,
     found_in,
     judge,
 )
-from dra_driver.node.process.second_publisher_file import NAME, SecondPublisherFile
 from dra_driver.node.slices.neighbours import Neighbour
+from tests.fakes.stand_in import stand_in
 
 FOUND = ("a device plugin",)
 ACME, NVIDIA = "gpu.acme.example", "gpu.nvidia.com"
@@ -83,7 +85,7 @@ class Node:
 
     def restart(self) -> None:
         self.second = SecondPublisher(
-            lambda: self if self.is_known else None,
+            stand_in(lambda: self if self.is_known else None),
             lambda: self.pools,
             self.driver,
             self.file,

@@ -19,7 +19,8 @@ from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, parse_steps
 from dra_driver.kube import paths
 from dra_driver.node.claims.entry import AssignedPartition, Entry, InstanceIds, State
 from dra_driver.node.process.simulated_uses import SimulatedUses
-from tests.unit.node.process.test_assignments_file import GPU, device, entry
+from tests.fakes.entries import GPU, device, entry
+from tests.fakes.stand_in import stand_in
 
 STEPS = '[{"memory": "12Gi", "utilization": 60}]'
 
@@ -34,7 +35,7 @@ class Stage:
         annotations = {} if annotation is None else {ANNOTATION: annotation}
         self.claim: dict[str, Any] = {"metadata": {"uid": "u1", "annotations": annotations}}
         self.error: Exception | None = None
-        self.uses = SimulatedUses(self, lambda: self.entries, self.file)
+        self.uses = SimulatedUses(stand_in(self), lambda: self.entries, self.file)
 
     def get(
         self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None

@@ -10,6 +10,7 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form, GpuTerms, SharingTerms, Strategy, Terms, Use
 from dra_driver.node.process.terms_resolver import TermsResolver
+from tests.fakes.stand_in import stand_in
 
 UUID = GpuUuid("GPU-0")
 SNAPSHOT = Snapshot(driver_version="580.65.06")
@@ -38,7 +39,7 @@ class Policies:
 def test_terms_are_resolved_once_per_inventory_and_policy_change() -> None:
     """``update`` runs every five seconds for the life of the process."""
     policies = Policies()
-    resolver = TermsResolver(policies, list)
+    resolver = TermsResolver(stand_in(policies), list)
     for _ in range(3):
         resolver.update(SNAPSHOT)
     assert len(policies.asked) == 1
@@ -51,7 +52,7 @@ def test_same_terms_are_the_same_object() -> None:
     """The inventory publisher compares by identity to see whether anything changed."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
-    resolver = TermsResolver(policies, list)
+    resolver = TermsResolver(stand_in(policies), list)
     first = resolver.update(SNAPSHOT)
     policies.changed = True
     assert resolver.update(SNAPSHOT) is first is resolver.current()
@@ -61,7 +62,7 @@ def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time() -> None:
     """A form in use is kept until it is free, and no longer."""
     policies, uses = Policies(), [Use(gpu_uuid=UUID, form=Form.WHOLE)]
     policies.answer = {UUID: GpuTerms(waiting="gpu-0 becomes hidden when it is free")}
-    resolver = TermsResolver(policies, lambda: list(uses))
+    resolver = TermsResolver(stand_in(policies), lambda: list(uses))
     resolver.update(SNAPSHOT)
     uses.clear()
     policies.answer = {UUID: GpuTerms(offered=False)}
@@ -73,7 +74,7 @@ def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay() -> 
     """A node with shares looks every five seconds for its whole life."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
-    resolver = TermsResolver(policies, lambda: [Use(gpu_uuid=UUID, form=Form.SHARE)])
+    resolver = TermsResolver(stand_in(policies), lambda: [Use(gpu_uuid=UUID, form=Form.SHARE)])
     for _ in range(3):
         resolver.update(SNAPSHOT)
     assert len(policies.asked) == 1
@@ -84,7 +85,7 @@ def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
     policies = Policies()
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     uses: list[Use] = []
-    resolver = TermsResolver(policies, lambda: list(uses))
+    resolver = TermsResolver(stand_in(policies), lambda: list(uses))
     resolver.update(SNAPSHOT)
     uses.append(Use(gpu_uuid=UUID, form=Form.SHARE))
     resolver.update(SNAPSHOT)
@@ -95,7 +96,7 @@ def test_former_terms_apply_while_new_ones_cannot_be_resolved() -> None:
     """An unreadable journal or contradicting policies change nothing that is published; ``problem`` says why."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
-    resolver = TermsResolver(policies, list)
+    resolver = TermsResolver(stand_in(policies), list)
     before = resolver.update(SNAPSHOT)
     for error in (ConfigurationError("a and b contradict"), StorageError("disk full")):
         policies.answer, policies.changed = error, True
@@ -114,7 +115,7 @@ def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once() -> None:
         for count in (1, 2)
     )
     policies.answer = StorageError("disk full")
-    resolver = TermsResolver(policies, list)
+    resolver = TermsResolver(stand_in(policies), list)
     assert not resolver.update(first)[uuids[0]].offered
     policies.answer = {}
     assert resolver.update(first) == {}
@@ -129,7 +130,7 @@ def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once() -> None:
 def test_unknown_terms_are_an_error_to_retry() -> None:
     """During a slow first read of the hardware a prepare is repeated; default terms would refuse a share for good."""
     policies = Policies()
-    resolver = TermsResolver(policies, list)
+    resolver = TermsResolver(stand_in(policies), list)
     with pytest.raises(DriverUnavailableError, match="not known yet"):
         resolver.current()
     policies.answer = StorageError("disk full")
@@ -165,7 +166,7 @@ class ReadingPolicies(Policies):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Terms | DraError] = []
-        self.resolver = TermsResolver(self, list)
+        self.resolver = TermsResolver(stand_in(self), list)
 
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
         return ReadingTerms(super().terms(snapshot, uses), self.read)

@@ -6,7 +6,7 @@ from dra_driver.core.model.gpu_node import NO_USAGE, ToldForeign, ToldIdle, Told
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.usage_events import QUIET_S, ClaimNotice, UsageEvents
-from tests.unit.node.process.test_usage_believed import TOLD
+from tests.unit.node.process.test_usage_validation import TOLD
 
 IDLE = ToldIdle(
     namespace="team",

@@ -13,6 +13,7 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
 from dra_driver.node.process.published_terms import PublishedTerms
 from dra_driver.node.process.withholding import TAINT, PartitionWithholding
+from tests.fakes.stand_in import stand_in
 
 ZERO, ONE = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SNAPSHOT = Snapshot(gpus=(Gpu(uuid=ZERO, minor=0), Gpu(uuid=ONE, minor=1)))
@@ -135,7 +136,7 @@ class Base:
 
 def test_published_terms_are_the_same_object_until_they_change(bench: Bench) -> None:
     """The inventory publisher compares by identity, every five seconds."""
-    published = PublishedTerms(Base(), [bench.withholding.amend])
+    published = PublishedTerms(stand_in(Base()), [bench.withholding.amend])
     first = published.update(SNAPSHOT)
     assert published.update(SNAPSHOT) is first
     bench.refuse()
@@ -152,5 +153,5 @@ def test_amendments_add_up() -> None:
     def amend(field: str, value: object) -> Callable[[Snapshot, Terms], Terms]:
         return lambda _, terms: {ZERO: replace(terms[ZERO], **{field: value})}
 
-    published = PublishedTerms(Base(), [amend("whole", False), amend("offered", False)])
+    published = PublishedTerms(stand_in(Base()), [amend("whole", False), amend("offered", False)])
     assert published.update(SNAPSHOT) == {ZERO: GpuTerms(policy="p", whole=False, offered=False)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.node.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools
@@ -253,7 +253,6 @@ def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
     return result
 
 
-@settings(max_examples=150, deadline=None)
 @given(_names, _names, st.integers(1, 5), st.data())
 def test_any_state_becomes_the_desired_one_in_one_round(
     before: list[str], after: list[str], per_slice: int, data: st.DataObject
@@ -272,7 +271,6 @@ def test_any_state_becomes_the_desired_one_in_one_round(
     assert len(writes) <= len(disturbed) + len(want)
 
 
-@settings(max_examples=100, deadline=None)
 @given(_names, st.integers(1, 5), st.data())
 def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
     """With an unchanged number of slices: none differs, no write; one differs, one write; otherwise one for each."""

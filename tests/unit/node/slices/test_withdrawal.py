@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -333,7 +333,6 @@ TERMS = (
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -130,7 +130,6 @@ def test_findings_are_bounded() -> None:
     assert len(watch(state, uses, 10.0, NOW)[1]) == MAX_OVER_GRANT
 
 
-@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

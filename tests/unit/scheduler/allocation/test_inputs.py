@@ -18,7 +18,7 @@ from dra_driver.scheduler.allocation import (
     SchedulerFeatures,
     SchedulerQuirks,
 )
-from dra_driver.scheduler.allocation.amounts import amount
+from dra_driver.scheduler.allocation.capacity import amount
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
 
 Obj = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.quantity import NANO
-from dra_driver.scheduler.allocation.pod_fit import (
+from dra_driver.scheduler.allocation.nodes import (
     NodeUsage,
     requests_of,
     unfit_reason,

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.core.errors import CelSyntaxError
-from dra_driver.scheduler.cel.attribute_refs import AttributeRefs, find_attribute_refs
+from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.scheduler.cel import DeviceView, compile_selector
-from dra_driver.scheduler.cel.cost_bound import cost_bound
+from dra_driver.scheduler.cel.cost import cost_bound
 
 DEVICE = DeviceView(
     "gpu.nvidia.com",

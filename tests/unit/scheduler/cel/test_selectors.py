@@ -86,7 +86,7 @@ def test_a_selector_does_not_select_other_devices(expression: str) -> None:
         (f"{A}.architecture > 1", "no such overload"),
         (f'{A}.driverVersion == "580.65.6"', "no such overload"),
         (f"{A}.architecture", "expected a bool"),
-        (f"quantity({A}.productName).isInteger()", "quantities must be"),
+        (f"quantity({A}.productName).isInteger()", "is not a quantity"),
         (f"semver({A}.productName).major() == 1", "not a semantic version"),
         (f'{A}.productName.matches("(" + {A}.type)', "error parsing regexp"),
         (f"[1, 2][{A}.index + 7] == 1", "index out of bounds"),

@@ -1,0 +1,319 @@
+"""Checks and findings of all commands that diagnose: doctor, state, smoke, hardware-check and conformance.
+
+A check is a function over facts that yields findings. The worst status decides the verdict and the exit status. Each
+command keeps the words and the keys of its documented output; text and JSON are made here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.text import one_line, wrapped
+
+_LONGEST: Final = 4000
+_MOST: Final = 10_000
+_COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
+
+Facts = TypeVar("Facts")
+Style = Callable[[str, str], str]
+"""(text, kind) -> text with colours. The kinds are good, bad, head and dim."""
+
+
+class Status(StrEnum):
+    """``FAIL``: GPUs do not work because of it. ``WARN``: they may not work. ``UNKNOWN``: the check got no answer.
+    ``SKIPPED``: the check does not apply, or it was not allowed to run."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+    SKIPPED = "skipped"
+
+
+class Layer(StrEnum):
+    """The layers between a GPU and a container, in order; each needs the layers before it.
+
+    The first broken layer is the answer: failures after it may be its consequences. The names are part of JSON reports.
+    """
+
+    API_SERVER = "api-server"
+    """The API server answers, and accepts the credentials."""
+    KUBERNETES = "kubernetes"
+    """Version and feature gates."""
+    API = "api"
+    """resource.k8s.io is served."""
+    CRDS = "crds"
+    """CustomResourceDefinitions of the driver."""
+    RIGHTS = "rights"
+    """Permissions of the driver's accounts."""
+    DAEMONSET = "daemonset"
+    """The DaemonSet of node processes, its pods and its image."""
+    NODE = "node"
+    """Nodes: labels, taints, readiness."""
+    DRIVER = "driver"
+    """NVIDIA's kernel driver and the driver root."""
+    NVML = "nvml"
+    UVM = "uvm"
+    DEVICE_NODES = "device-nodes"
+    HARDWARE = "hardware"
+    """What the hardware check reads of GPUs and driver, compared with the driver's assumptions."""
+    TOOLKIT = "toolkit"
+    """NVIDIA Container Toolkit: its CDI hook."""
+    RUNTIME = "runtime"
+    """Container runtime, its CDI switch, its default runtime."""
+    GPUS = "gpus"
+    """What the node process reports of its GPUs: left out, unhealthy."""
+    SOCKETS = "sockets"
+    """The kubelet's plugin directories and the driver's sockets."""
+    REGISTRATION = "registration"
+    """The driver is registered with the kubelet."""
+    SECOND_PUBLISHER = "second-publisher"
+    """Another driver or device plugin offers the same GPUs."""
+    SLICES = "slices"
+    """ResourceSlices."""
+    CLASSES = "classes"
+    """DeviceClasses."""
+    POLICIES = "policies"
+    """GpuPolicies."""
+    WORKLOAD = "workload"
+    """Pods, claims and claim templates as users wrote them; quota and admission."""
+    SCHEDULING = "scheduling"
+    """The scheduler places the pod."""
+    PREPARE = "prepare"
+    """The node prepares claims."""
+    CDI = "cdi"
+    """CDI files and the device ids in them."""
+    IMAGE = "image"
+    """The node pulls the image of the pod."""
+    CONTAINER = "container"
+    """The devices that a container sees."""
+    RELEASE = "release"
+    """The node unprepares the claim."""
+
+
+ORDER: Final = {layer: number for number, layer in enumerate(Layer)}
+"""Position of each layer, counted from 0."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """The result of one check for one object.
+
+    ``object`` is ``kind/name`` or ``kind/namespace/name``, or "cluster". ``seen`` and ``expected`` are phrases without
+    a full stop. ``fix`` is a sentence: the next step. ``meaning`` is the consequence for this driver; only the hardware
+    check has it. A check leaves ``check`` empty, and ``layer`` and ``object`` where its own apply: `Check.run` sets
+    them.
+    """
+
+    status: Status
+    seen: str
+    expected: str = ""
+    fix: str = ""
+    object: str = ""
+    layer: Layer | None = None
+    check: str = ""
+    meaning: str = ""
+
+
+def ok(seen: str, on: str = "") -> Finding:
+    """A finding without a problem."""
+    return Finding(status=Status.OK, seen=seen, object=on)
+
+
+def finding(
+    status: Status,
+    seen: str,
+    expected: str,
+    fix: str,
+    on: str = "",
+    *,
+    layer: Layer | None = None,
+) -> Finding:
+    """A finding with a next step."""
+    return Finding(status=status, seen=seen, expected=expected, fix=fix, object=on, layer=layer)
+
+
+def fail(seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
+    """GPUs do not work because of it."""
+    return finding(Status.FAIL, seen, expected, fix, on, layer=layer)
+
+
+def warn(seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
+    """GPUs may not work because of it."""
+    return finding(Status.WARN, seen, expected, fix, on, layer=layer)
+
+
+def unknown(seen: str, expected: str, fix: str, on: str = "") -> Finding:
+    """The check got no answer."""
+    return finding(Status.UNKNOWN, seen, expected, fix, on)
+
+
+class UnansweredError(DraError):
+    """A check cannot read a fact that it needs.
+
+    ``seen`` is what happened to the question, ``fix`` the next step, such as the missing permission.
+    """
+
+    def __init__(self, seen: str, fix: str) -> None:
+        super().__init__(f"{seen}; {fix}")
+        self.seen = seen
+        self.fix = fix
+
+
+class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
+    """``look`` does no I/O: it yields findings, or raises `UnansweredError` where a fact is missing.
+
+    ``about`` says in a few words what is checked; it is the expectation of a check without an answer. ``name`` is
+    unique, lower case, with hyphens, and part of JSON reports. A check without an object to look at yields nothing.
+    """
+
+    name: str
+    layer: Layer
+    about: str
+    look: Callable[[Facts], Iterable[Finding]]
+
+    def run(self, facts: Facts, on: str = "cluster") -> tuple[Finding, ...]:
+        """The findings, about ``on`` unless they name another; one of status unknown without an answer. Never
+        raises."""
+        try:
+            results = tuple(self.look(facts))
+        except UnansweredError as error:
+            results = (unknown(error.seen, self.about, error.fix),)
+        except Exception as error:  # noqa: BLE001 - a fence: an object of an unforeseen shape ends only one check
+            what = f"{type(error).__name__}: {error}"[:200]
+            fix = "Report this as a defect of kubectl dra doctor."
+            results = (unknown(f"the check failed: {what}", self.about, fix),)
+        return tuple(
+            replace(item, check=item.check or self.name, layer=item.layer or self.layer, object=item.object or on)
+            for item in results
+        )
+
+
+def check(name: str, layer: Layer, about: str) -> Callable[[Callable[[Facts], Iterable[Finding]]], Check[Facts]]:
+    """Make a check of the decorated function; see `Check`."""
+    return lambda look: Check(name=name, layer=layer, about=about, look=look)
+
+
+def run_all(checks: Sequence[Check[Facts]], facts: Facts, on: str = "cluster") -> tuple[Finding, ...]:
+    """The findings of all checks, by layer; within a layer the findings of the layer's own checks come first."""
+    results = [(finding, finding.layer is not each.layer) for each in checks for finding in each.run(facts, on)]
+    return tuple(finding for finding, _ in sorted(results, key=lambda item: (_position(item[0]), item[1])))
+
+
+# The verdict.
+
+
+def by_layer(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings by layer, otherwise in their order."""
+    return tuple(sorted(findings, key=_position))
+
+
+def first_broken(findings: Iterable[Finding]) -> Finding | None:
+    """The failure of the lowest layer; within a layer the first of the list. None without a failure."""
+    return min((item for item in findings if item.status is Status.FAIL), key=_position, default=None)
+
+
+def exit_status(statuses: Iterable[Status], *, unanswered: int) -> int:
+    """0: nothing is broken. 1: a failure. ``unanswered``: no failure, but a check got no answer."""
+    seen = set(statuses)
+    return 1 if Status.FAIL in seen else unanswered if Status.UNKNOWN in seen else 0
+
+
+def _position(finding: Finding) -> int:
+    return ORDER[finding.layer] if finding.layer is not None else len(ORDER)
+
+
+# Text.
+
+
+def plain(text: str, _what: str) -> str:
+    """The text without colours."""
+    return text
+
+
+def coloured(text: str, what: str) -> str:
+    """The text with the colour of its kind."""
+    return f"{_COLOURS[what]}{text}\x1b[0m"
+
+
+def printable(finding: Finding) -> Finding:
+    """The finding with every text on one line."""
+    return replace(
+        finding,
+        object=one_line(finding.object),
+        seen=one_line(finding.seen),
+        expected=one_line(finding.expected),
+        fix=one_line(finding.fix),
+    )
+
+
+def next_steps(finding: Finding, style: Style) -> Iterator[str]:
+    """The lines "expected" and "do" below a finding."""
+    for title, text in (("expected:", finding.expected), ("do:", finding.fix)):
+        if text:
+            yield from wrapped(f"  {style(title, 'dim')} {text}", "    ")
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 warning``, ``2 warnings``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+# JSON.
+
+_KEYS: Final = {"check": "check", "object": "subject", "seen": "seen", "expected": "expected", "fix": "do"}
+"""Keys of the doctor's JSON report by field."""
+
+
+def finding_to_wire(finding: Finding) -> dict[str, str]:
+    """One finding as JSON values."""
+    texts = {key: str(getattr(finding, field)) for field, key in _KEYS.items()}
+    return {"layer": finding.layer or "", "status": finding.status.value, **texts}
+
+
+def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
+    """The findings in a list of any shape. Raises ConfigurationError; ``where`` begins its message."""
+    if not isinstance(wire, list) or len(wire) > _MOST:
+        raise ConfigurationError(f"{where}: its findings are no list of at most {_MOST}")
+    return tuple(_finding(item, f"{where}: findings[{number}]") for number, item in enumerate(wire))
+
+
+def _finding(item: object, where: str) -> Finding:
+    if not isinstance(item, Mapping):
+        raise ConfigurationError(f"{where}: no object")
+    try:
+        layer, status = Layer(str(item.get("layer"))), Status(str(item.get("status")))
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    texts = {field: text_at(item, key, where) for field, key in _KEYS.items()}
+    return Finding(layer=layer, status=status, **texts)
+
+
+def text_at(item: Mapping[str, Any], name: str, where: str) -> str:
+    """The text of a field, shortened to a limit. Raises ConfigurationError."""
+    value = item.get(name, "")
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{where}: {name} is no text")
+    return value[:_LONGEST]
+
+
+def check_document(document: object, kind: str, version: int, where: str) -> Mapping[str, Any]:
+    """The document, which has to be of this kind and schemaVersion. Raises ConfigurationError."""
+    if not isinstance(document, Mapping) or document.get("kind") != kind:
+        raise ConfigurationError(f"{where}: no {kind}")
+    if document.get("schemaVersion") != version:
+        written_by = f" ({str(document['programVersion'])[:40]})" if document.get("programVersion") else ""
+        raise ConfigurationError(
+            f"{where}: a {kind} of schemaVersion {str(document.get('schemaVersion'))[:20]}, this program reads "
+            f"{version}; use the version of dra-driver that wrote it{written_by}, or a newer one"
+        )
+    return document

@@ -1,0 +1,73 @@
+"""Text for people: on one line, without terminal commands, short enough, wrapped, counted, with units.
+
+Names, messages and annotations come from anybody who may write an object, so each goes through `printable` or
+`one_line` before it reaches a terminal or an event.
+"""
+
+import textwrap
+from collections.abc import Iterable
+from typing import Final
+
+UNKNOWN: Final = "?"
+WIDTH: Final = 118
+_SPANS: Final = (("d", 86_400), ("h", 3600), ("m", 60))
+
+
+def printable(text: str) -> str:
+    """The text on one line: line ends and tabs become spaces, other unprintable characters ``?``. Columns stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char in "\t\n\r" else "?" for char in text)
+
+
+def one_line(text: str, longest: int | None = None) -> str:
+    """As `printable`, with one space for each run of white space, cut to ``longest`` characters."""
+    line = printable(" ".join(text.split()))
+    return line if longest is None else cut(line, longest)
+
+
+def cut(text: str, longest: int) -> str:
+    """The text with at most ``longest`` characters; ``…`` stands for the rest."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def quoted(value: object, longest: int = 80) -> str:
+    """The value in quotes, escaped as Python does, and cut."""
+    return cut(repr(value), longest)
+
+
+def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
+    """The text as lines: the first keeps its own indentation, the others get ``indent``. Long words are broken."""
+    lead = text[: len(text) - len(text.lstrip())]
+    flat = lead + " ".join(text.split())
+    return textwrap.wrap(flat, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """``a, b and 4 more``; each name once."""
+    unique = list(dict.fromkeys(names))
+    text = ", ".join(unique[:most])
+    return f"{text} and {len(unique) - most} more" if len(unique) > most else text
+
+
+def gib(count: float | None) -> str:
+    """Bytes as ``10 GiB``, ``9.8 GiB``, ``0``; ``?`` for None."""
+    if count is None:
+        return UNKNOWN
+    if not count:
+        return "0"
+    value = count / 2**30
+    return f"{value:.0f} GiB" if value >= 100 or abs(value - round(value)) < 0.05 else f"{value:.1f} GiB"
+
+
+def span(seconds: float | None) -> str:
+    """A duration in one unit, as kubectl shows ages: ``45s``, ``119s``, ``12m``, ``3h``, ``5d``; ``?`` for None."""
+    if seconds is None:
+        return UNKNOWN
+    unit, size = next(((unit, size) for unit, size in _SPANS if seconds >= 2 * size), ("s", 1))
+    return f"{int(seconds // size)}{unit}"

@@ -1,0 +1,129 @@
+"""All facts of a node, its checks, and the report of one run."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct, field
+
+from dra_driver.core.finding import Check, run_all
+from dra_driver.diagnose.doctor import node_devices, node_driver, node_files, node_kubelet, node_runtime
+from dra_driver.diagnose.doctor.node_devices import DeviceNodeFacts, read_devices
+from dra_driver.diagnose.doctor.node_driver import AskNvml, DriverFacts, ask_nvml, read_driver, read_hardware
+from dra_driver.diagnose.doctor.node_files import FileFacts, PodFacts, read_files, read_pod
+from dra_driver.diagnose.doctor.node_kubelet import (
+    AskVersion,
+    GetInfo,
+    KubeletFacts,
+    SocketFacts,
+    get_info,
+    kubelet_version,
+    read_kubelet,
+    read_sockets,
+)
+from dra_driver.diagnose.doctor.node_runtime import CriClient, RuntimeFacts, read_runtime
+from dra_driver.diagnose.doctor.node_view import HostView
+from dra_driver.diagnose.doctor.report import DoctorReport
+from dra_driver.diagnose.hardware.values import CheckRecord
+from dra_driver.diagnose.node_state import NodeState, Places, read_state
+from dra_driver.hardware.device_nodes.folder import DevFolder, RealDev
+
+
+class LocalFacts(Struct, frozen=True, kw_only=True):
+    """``node`` is the node's name. ``records`` are the driver's own, or why they cannot be read; None if not read.
+
+    ``hardware`` is empty unless NVML answers.
+    """
+
+    node: str
+    view: HostView
+    driver: DriverFacts = field(default_factory=DriverFacts)
+    devices: DeviceNodeFacts = field(default_factory=DeviceNodeFacts)
+    files: FileFacts = field(default_factory=FileFacts)
+    runtime: RuntimeFacts = field(default_factory=RuntimeFacts)
+    kubelet: KubeletFacts = field(default_factory=KubeletFacts)
+    sockets: SocketFacts = field(default_factory=SocketFacts)
+    pods: tuple[PodFacts, ...] = ()
+    records: NodeState | OSError | None = None
+    hardware: tuple[CheckRecord, ...] = ()
+
+
+class NodeReaders(Struct, frozen=True, kw_only=True):
+    """How to reach what is not a file; tests hand in others."""
+
+    ask_nvml: AskNvml = ask_nvml
+    dial: Callable[[str], CriClient] = CriClient
+    dev: Callable[[str], DevFolder] = RealDev
+    get_info: GetInfo = get_info
+    kubelet_version: AskVersion = kubelet_version
+    hardware: Callable[[HostView], tuple[CheckRecord, ...]] = read_hardware
+
+
+def read_node(
+    node: str,
+    view: HostView,
+    *,
+    pods: tuple[str, ...] = (),
+    places: Places | None = None,
+    readers: NodeReaders | None = None,
+) -> LocalFacts:
+    """Read everything; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end."""
+    use = readers or NodeReaders()
+    kubelet = read_kubelet(view, use.kubelet_version)
+    runtime = read_runtime(view, kubelet.runtime_socket, use.dial)
+    driver = read_driver(view, use.ask_nvml)
+    works = driver.nvml is not None and driver.nvml.gpus > 0
+    reachable = view.here(runtime.socket) if runtime.socket and not runtime.problem else None
+    return LocalFacts(
+        node=node,
+        view=view,
+        driver=driver,
+        devices=read_devices(view, use.dev(view.dev), driver.majors, driver.minors),
+        files=read_files(view),
+        runtime=runtime,
+        kubelet=kubelet,
+        sockets=read_sockets(view, use.get_info),
+        pods=tuple(
+            read_pod(reachable, pod, use.dial)
+            if reachable
+            else PodFacts(pod=pod, problem="no container runtime can be asked")
+            for pod in pods
+        ),
+        records=_records(places),
+        hardware=use.hardware(view) if works and not view.simulated else (),
+    )
+
+
+def _records(places: Places | None) -> NodeState | OSError | None:
+    try:
+        return read_state(places) if places is not None else None
+    except OSError as error:
+        return error
+
+
+NODE_CHECKS: Final[tuple[Check[LocalFacts], ...]] = (
+    *node_kubelet.CHECKS,
+    *node_driver.CHECKS,
+    *node_devices.CHECKS,
+    *node_runtime.CHECKS,
+    *node_files.CHECKS,
+)
+
+
+def examine(
+    node: str,
+    view: HostView,
+    *,
+    pods: tuple[str, ...] = (),
+    places: Places | None = None,
+    readers: NodeReaders | None = None,
+) -> DoctorReport:
+    """Read the node and judge it; see `node_facts.read_node`. Never raises an error of this project."""
+    begin = time.monotonic()
+    facts = read_node(node, view, pods=pods, places=places, readers=readers)
+    return DoctorReport(
+        target=f"node/{node}",
+        findings=run_all(NODE_CHECKS, facts, f"node/{node}"),
+        source="the node itself",
+        took_s=time.monotonic() - begin,
+    )

@@ -1,0 +1,391 @@
+"""The NVIDIA driver of a node: GPUs on the bus, driver root, kernel module, NVML, UVM, toolkit. Changes nothing."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
+from dra_driver.diagnose.doctor.node_view import HostView, names, text
+from dra_driver.diagnose.hardware import runner
+from dra_driver.diagnose.hardware.child import Task
+from dra_driver.diagnose.hardware.place import CheckSettings, task_of
+from dra_driver.diagnose.hardware.session import read_only
+from dra_driver.diagnose.hardware.values import CheckRecord
+from dra_driver.hardware.device_nodes.numbers import Majors
+from dra_driver.hardware.driver_root.detect import CANDIDATES, unsupported
+from dra_driver.hardware.driver_root.search import NVML, find_library
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.doctor.node import LocalFacts
+
+
+NVML_S: Final = 30.0
+"""Without persistence mode, the first call takes seconds for each GPU."""
+_NVIDIA: Final = "0x10de"
+_DISPLAY: Final = ("0x0300", "0x0302")
+"""PCI classes of GPUs: VGA controllers and 3D controllers."""
+_RELEASE: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
+_MODULE: Final = re.compile(r"^NVRM version:.*?\s(\d{3,4}\.\d+(?:\.\d+)?)\s", re.MULTILINE)
+_MINOR: Final = re.compile(r"^Device Minor:\s*(\d{1,3})$", re.MULTILINE)
+
+
+class PciGpu(Struct, frozen=True, kw_only=True):
+    """A GPU of NVIDIA on the PCI bus; ``bound`` is the kernel driver that has it, None for none."""
+
+    address: str
+    bound: str | None
+
+
+class NvmlAnswer(Struct, frozen=True, kw_only=True):
+    """``problem`` is a sentence when NVML does not work; ``left_out`` are GPUs that do not answer, each with why."""
+
+    gpus: int = 0
+    left_out: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+class DriverFacts(Struct, frozen=True, kw_only=True):
+    """What was found of the driver.
+
+    ``searched`` are the roots that the node process searches, ``root`` the one that has NVML's ``library``, None
+    without one. ``others`` are further roots on the host that have it. ``release`` is the version in the library's
+    name, ``module`` that of the loaded kernel module. ``pci`` is None where the bus cannot be seen.
+    """
+
+    searched: tuple[str, ...] = ()
+    configured: bool = False
+    root: str | None = None
+    library: str | None = None
+    release: str | None = None
+    others: tuple[str, ...] = ()
+    unsupported: str | None = None
+    pci: tuple[PciGpu, ...] | None = None
+    pci_devices: int = 0
+    module: str | None = None
+    modules: frozenset[str] = frozenset()
+    majors: Majors | None = None
+    majors_problem: str | None = None
+    minors: tuple[int, ...] = ()
+    nvml: NvmlAnswer | None = None
+
+
+AskNvml = Callable[[str], NvmlAnswer]
+"""Opens NVML from the library at a path, in another process."""
+
+
+def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
+    """Everything of the driver; NVML is asked only where its library and the kernel module are there."""
+    candidates = tuple(dict.fromkeys(CANDIDATES))
+    searched = (
+        (view.driver_root,) if view.driver_root else tuple(view.host_root.rstrip("/") + each for each in CANDIDATES)
+    )
+    root = next((each for each in searched if find_library(each)), None)
+    library = find_library(root) if root else None
+    majors, majors_problem = _majors(view)
+    module = _module_version(view)
+    modules = _modules(view)
+    return DriverFacts(
+        searched=searched,
+        configured=view.driver_root is not None,
+        root=root,
+        library=library,
+        release=_release(library),
+        others=tuple(each for each in candidates if root is None and find_library(view.here(each))),
+        unsupported=unsupported(view.host),
+        pci=_pci(view),
+        pci_devices=len(names(f"{view.sys}/bus/pci/devices") or ()),
+        module=module,
+        modules=modules,
+        majors=majors,
+        majors_problem=majors_problem,
+        minors=_minors(view),
+        nvml=ask(library) if library and (module or (majors and majors.nvidia is not None)) else None,
+    )
+
+
+def ask_nvml(library: str) -> NvmlAnswer:
+    """Count GPUs in a separate process: a call may hang for ever, and the library may end the process."""
+    try:
+        reading = runner.run(Task(reader="survey:counted", folder="", library=library), NVML_S)
+    except OSError as error:
+        return NvmlAnswer(problem=f"the process that asks NVML cannot be started: {error.strerror}")
+    count, left = reading.facts.get("gpus", 0), reading.facts.get("left", ())
+    return NvmlAnswer(gpus=count, left_out=tuple(left), problem=reading.problem or None)
+
+
+def read_hardware(view: HostView) -> tuple[CheckRecord, ...]:
+    """The read-only part of the hardware check; each check reads in a separate process, within its time limit."""
+    settings = CheckSettings(
+        driver_root=view.driver_root,
+        driver_root_on_host=view.driver_root_on_host,
+        host_root=view.host_root,
+        proc_devices=view.proc_devices,
+        kubelet_plugins_dir=str(view.plugins),
+        driver_name=view.driver,
+    )
+    try:
+        return read_only(task_of(settings)[0], runner.run)
+    except OSError as error:
+        return (CheckRecord.unread(f"its processes cannot be started: {error.strerror}"),)
+
+
+def _majors(view: HostView) -> tuple[Majors | None, str | None]:
+    try:
+        return Majors.read(view.proc_devices), None
+    except DriverUnavailableError as error:
+        return None, str(error)
+
+
+def _module_version(view: HostView) -> str | None:
+    """The version of the loaded kernel module: sysfs has it for proprietary and open modules alike."""
+    found = text(f"{view.sys}/module/nvidia/version")
+    if found:
+        return found.split()[0]
+    match = _MODULE.search((text(f"{view.proc}/driver/nvidia/version") or "") + " ")
+    return match[1] if match else None
+
+
+def _modules(view: HostView) -> frozenset[str]:
+    """Loaded modules that have to do with GPUs."""
+    lines = (text(f"{view.proc}/modules") or "").splitlines()
+    loaded = {line.split()[0] for line in lines if line.strip()}
+    return frozenset(
+        name for name in loaded if name.startswith("nvidia") or name in {"nouveau", "nova_core", "vfio_pci"}
+    )
+
+
+def _minors(view: HostView) -> tuple[int, ...]:
+    """Minors of the GPUs that the kernel module has."""
+    folder = f"{view.proc}/driver/nvidia/gpus"
+    found = (_MINOR.search(text(f"{folder}/{name}/information") or "") for name in names(folder) or ())
+    return tuple(sorted(int(match[1]) for match in found if match))
+
+
+def _pci(view: HostView) -> tuple[PciGpu, ...] | None:
+    folder = f"{view.sys}/bus/pci/devices"
+    addresses = names(folder)
+    if addresses is None:
+        return None
+    return tuple(
+        PciGpu(address=address, bound=_bound(f"{folder}/{address}/driver"))
+        for address in addresses
+        if text(f"{folder}/{address}/vendor") == _NVIDIA
+        and (text(f"{folder}/{address}/class") or "").startswith(_DISPLAY)
+    )
+
+
+def _bound(link: str) -> str | None:
+    try:
+        return os.readlink(link).rpartition("/")[2]  # noqa: PTH115 - the text of the link is wanted
+    except OSError:
+        return None
+
+
+def _release(library: str | None) -> str | None:
+    match = _RELEASE.search(library or "")
+    return match[1] if match else None
+
+
+_OPEN: Final = frozenset({"nouveau", "nova_core", "nova-core"})
+_NVIDIA_BOUND: Final = "GPUs bound to the kernel driver nvidia"
+
+
+@check("machine", Layer.DRIVER, "a kind of machine that NVIDIA's driver serves")
+def _machine(facts: "LocalFacts") -> Iterator[Finding]:
+    if facts.driver.unsupported and not facts.view.simulated:
+        what, _, instead = facts.driver.unsupported.partition(";")
+        yield fail(
+            what,
+            "Linux on a machine with a discrete NVIDIA GPU",
+            f"{instead.strip()[:1].upper()}{instead.strip()[1:]}.",
+        )
+
+
+@check("gpus-on-bus", Layer.DRIVER, "NVIDIA GPUs bound to NVIDIA's driver")
+def _bus(facts: "LocalFacts") -> Iterator[Finding]:
+    driver = facts.driver
+    if facts.view.simulated:
+        yield ok("the node process simulates its GPUs (SIMULATE): no driver is needed")
+        return
+    works = driver.nvml is not None and driver.nvml.gpus > 0
+    if driver.pci is None:
+        if not works:
+            do = "Run it where /sys of the node can be read."
+            yield unknown("the PCI bus cannot be seen", "GPUs of vendor 10de on the PCI bus", do)
+    elif not driver.pci and not works:
+        yield fail(
+            f"no NVIDIA GPU among {driver.pci_devices} PCI devices",
+            "a display or 3D controller of vendor 10de (lspci -d 10de:)",
+            "Use a node with an NVIDIA GPU, pass the GPU through to this virtual machine, or keep the driver's "
+            "DaemonSet off this node (nodes.selector of the chart).",
+        )
+    else:
+        yield from _bindings(driver, driver.pci)
+
+
+def _bindings(driver: DriverFacts, gpus: tuple[PciGpu, ...]) -> Iterator[Finding]:
+    open_driver = [gpu for gpu in gpus if gpu.bound in _OPEN]
+    vfio = [gpu for gpu in gpus if gpu.bound == "vfio-pci"]
+    free = [gpu for gpu in gpus if gpu.bound is None] if driver.module else []
+    if open_driver:
+        yield fail(
+            f"{_named(open_driver)} bound to {open_driver[0].bound}",
+            _NVIDIA_BOUND,
+            "Keep that module from loading (blacklist it in /etc/modprobe.d, rebuild the initramfs), and reboot.",
+        )
+    if vfio:
+        make = fail if len(vfio) == len(gpus) else warn
+        yield make(
+            f"{_named(vfio)} bound to vfio-pci, for virtual machines",
+            _NVIDIA_BOUND,
+            "If containers are to use it, unbind it from vfio-pci and bind it to nvidia (driverctl unset-override).",
+        )
+    if free:
+        make = fail if len(free) == len(gpus) else warn
+        do = "Look for NVRM in the kernel's log (dmesg): the GPU may be unsupported by this driver, or defective."
+        yield make(f"{_named(free)} bound to no kernel driver although nvidia is loaded", _NVIDIA_BOUND, do)
+    if gpus and not open_driver and not vfio and not free:
+        yield ok(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} of NVIDIA on the PCI bus")
+
+
+@check("driver-root", Layer.DRIVER, "NVIDIA's libraries below the driver root")
+def _root(facts: "LocalFacts") -> Iterator[Finding]:
+    driver, view = facts.driver, facts.view
+    if view.simulated or driver.unsupported:
+        return
+    if driver.root is not None:
+        release = f" {driver.release}" if driver.release else ""
+        yield ok(f"{NVML}{release} is at {driver.library}")
+        return
+    configured = view.driver_root_on_host or view.driver_root
+    searched = configured if configured else listed([each or "/" for each in driver.searched])
+    expected = f"{NVML} in a library folder below the driver root"
+    if configured and driver.others:
+        yield fail(
+            f"no {NVML} below the driver root {configured}, but below {listed(driver.others)}",
+            expected,
+            f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty so "
+            "that it is searched.",
+        )
+    elif driver.module:
+        yield fail(
+            f"no {NVML} below {searched}, although the kernel module {driver.module} is loaded",
+            expected,
+            "Install the driver's libraries of the same version, wait for the driver container, or set driver.root of "
+            "the chart (DRIVER_ROOT) to the folder that has them.",
+        )
+    else:
+        do = "Install the NVIDIA driver on the node (docs/driver-roots.md has the places that are searched)."
+        yield fail(f"no NVIDIA driver below {searched}", expected, do)
+
+
+@check("kernel-module", Layer.DRIVER, "the kernel module nvidia is loaded")
+def _module(facts: "LocalFacts") -> Iterator[Finding]:
+    driver = facts.driver
+    if facts.view.simulated or driver.unsupported:
+        return
+    if driver.module or (driver.majors is not None and driver.majors.nvidia is not None):
+        yield ok(f"kernel module nvidia {driver.module or 'of unknown version'} is loaded")
+    elif driver.majors_problem:
+        yield unknown(driver.majors_problem, "the kernel module nvidia in /proc/devices", "Run it on the node as root.")
+    else:
+        instead = sorted(driver.modules & _OPEN)
+        yield fail(
+            f"the kernel module nvidia is not loaded{f', {instead[0]} is' if instead else ''}",
+            "the module nvidia (lsmod, /proc/devices)",
+            "Run `modprobe nvidia` on the node. Where that fails, the module was not built for this kernel (dkms "
+            "status), or Secure Boot refuses it (dmesg).",
+        )
+
+
+@check("driver-versions", Layer.DRIVER, "kernel module and libraries of one version")
+def _versions(facts: "LocalFacts") -> Iterator[Finding]:
+    module, release = facts.driver.module, facts.driver.release
+    if facts.view.simulated or module is None or release is None:
+        return
+    if module == release:
+        yield ok(f"kernel module and libraries are both {release}")
+    else:
+        yield fail(
+            f"the loaded kernel module is {module}, the libraries are {release}",
+            "one version of both (nvidia-smi says: Driver/library version mismatch)",
+            "Drain the node and reboot it; or end every program with a GPU and load the new module (rmmod nvidia_uvm "
+            "nvidia_drm nvidia_modeset nvidia, then modprobe nvidia).",
+        )
+
+
+@check("nvml", Layer.NVML, "NVML counts the GPUs")
+def _nvml(facts: "LocalFacts") -> Iterator[Finding]:
+    answer, driver = facts.driver.nvml, facts.driver
+    if facts.view.simulated or answer is None:
+        return
+    if answer.problem:
+        do = "Run nvidia-smi on the node, and look for NVRM and Xid in the kernel's log (dmesg)."
+        yield fail(f"NVML does not work: {answer.problem}", "NVML counts the node's GPUs", do)
+        return
+    if not answer.gpus:
+        do = "Look for NVRM in the kernel's log (dmesg); nvidia-smi says the same. The driver may not support the GPU."
+        yield fail("NVML works and finds no GPU", "at least one GPU", do)
+    else:
+        yield ok(f"NVML counts {answer.gpus} GPU{'' if answer.gpus == 1 else 's'}")
+    for left in answer.left_out:
+        do = "Look for Xid in the kernel's log (dmesg); a reset of the GPU or a reboot may help."
+        yield warn(f"a GPU is left out: {left}", "every GPU answers", do)
+    bound = sum(gpu.bound == "nvidia" for gpu in driver.pci or ())
+    if answer.gpus and bound > answer.gpus + len(answer.left_out):
+        do = "Look for NVRM in the kernel's log (dmesg): the driver gave up the missing one."
+        yield warn(f"{bound} GPUs are bound to nvidia, NVML counts {answer.gpus}", "as many in NVML", do)
+
+
+@check("uvm", Layer.UVM, "the kernel module nvidia-uvm is loaded")
+def _uvm(facts: "LocalFacts") -> Iterator[Finding]:
+    majors = facts.driver.majors
+    if facts.view.simulated or majors is None or majors.nvidia is None:
+        return
+    if majors.uvm is not None:
+        yield ok(f"nvidia-uvm is loaded (major {majors.uvm})")
+    else:
+        yield fail(
+            "the kernel module nvidia-uvm is not loaded: nvidia-smi works, and CUDA in containers does not",
+            "nvidia-uvm in /proc/devices",
+            "Run `nvidia-modprobe -u -c0` or `modprobe nvidia-uvm` on the node, and have it loaded at boot "
+            "(/etc/modules-load.d).",
+        )
+
+
+@check("toolkit", Layer.TOOLKIT, "a CDI hook that can be used")
+def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
+    found = facts.files.hook
+    expected = "NVIDIA's CDI hook 1.17.8 or newer, or none"
+    if found.problem:
+        yield fail(found.problem, expected, "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).")
+    elif found.note:
+        yield warn(found.note, expected, "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node.")
+    elif found.hook:
+        yield ok(f"CDI hook {found.hook}")
+    else:
+        yield ok("no CDI hook of NVIDIA: libraries are mounted under each of their names")
+
+
+def _named(gpus: list[PciGpu]) -> str:
+    return f"GPU{'' if len(gpus) == 1 else 's'} {listed([gpu.address for gpu in gpus])} {'is' if len(gpus) == 1 else 'are'}"
+
+
+@check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")
+def _hardware(facts: "LocalFacts") -> Iterator[Finding]:
+    """A difference need not keep GPUs from working: it is one of code and machine."""
+    for record in facts.hardware:
+        seen = f"check {record.number}, {record.finding.check}: {record.finding.seen}"
+        if record.finding.status is Status.OK:
+            yield ok(seen)
+        elif record.finding.status is not Status.SKIPPED:
+            status = Status.WARN if record.finding.status is Status.FAIL else Status.UNKNOWN
+            fix = f"Run `dra-driver hardware-check` and report it (docs/hardware-check.md): {record.finding.meaning}."
+            yield finding(status, seen, record.finding.expected, fix)
+
+
+CHECKS: Final = (_machine, _bus, _root, _module, _versions, _nvml, _uvm, _toolkit, _hardware)

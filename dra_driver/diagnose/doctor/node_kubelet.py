@@ -1,0 +1,395 @@
+"""The kubelet of a node, its plugin directories and sockets, and other publishers of the same GPUs. Changes nothing.
+
+The kubelet's ``/configz`` needs permissions that a node's own processes do not have, so its process, flags and files
+are read. Flags and fields: kubernetes/kubernetes v1.36, cmd/kubelet/app/options/options.go and
+staging/src/k8s.io/kubelet/config/v1beta1/types.go."""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+from msgspec import Struct, field
+
+from dra_driver.core._pb.pluginregistration import api_pb2 as pb
+from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
+from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
+from dra_driver.diagnose.doctor.node_view import HostView, is_served, is_socket, names, parse_version, text
+from dra_driver.hardware.driver_root import process
+from dra_driver.hardware.driver_root.enter import enter
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.doctor.node import LocalFacts
+
+
+DEFAULT_ROOT: Final = "/var/lib/kubelet"
+VERSION_S: Final = 5.0
+WITH_KUBELET: Final = frozenset({"k3s", "k3s-server", "k3s-agent", "kubelite"})
+"""Processes of k3s and MicroK8s that have the kubelet inside; k0s and RKE2 start one of its own name."""
+_MOST_PROCESSES: Final = 100_000
+_MOST_FILES: Final = 32
+
+
+class KubeletFacts(Struct, frozen=True, kw_only=True):
+    """``found``: its process was seen. ``inside`` is the process that has it inside, None for none. ``sees_processes``:
+    the host's processes can be seen (its kernel threads are), so that one that was not seen does not run. ``gates`` are
+    those that its flags or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the
+    path of the container runtime that it uses."""
+
+    found: bool = False
+    inside: str | None = None
+    sees_processes: bool = False
+    version: str | None = None
+    root: str = DEFAULT_ROOT
+    config: str | None = None
+    config_problem: str | None = None
+    gates: Mapping[str, bool] = field(default_factory=dict)
+    runtime_socket: str | None = None
+
+
+AskVersion = Callable[[HostView, str], str | None]
+"""What the program of the process with this id says of its version; None where it cannot be asked."""
+
+
+def read_kubelet(view: HostView, ask: "AskVersion | None" = None) -> KubeletFacts:
+    """The first process that is called ``kubelet``; else the one that has a kubelet inside, whose settings are its
+    own."""
+    pid = next(_processes(view.proc, {"kubelet"}), None)
+    if pid is None:
+        other = next(_processes(view.proc, WITH_KUBELET), None)
+        inside = text(f"{view.proc}/{other}/comm") if other else None
+        return KubeletFacts(inside=inside, sees_processes=text(f"{view.proc}/2/comm") == "kthreadd")
+    flags = flags_of(text(f"{view.proc}/{pid}/cmdline") or "")
+    config = flags.get("config")
+    wire, problem = _config(view, config, flags.get("config-dir")) if config else ({}, None)
+    gates = {**_gates(wire.get("featureGates")), **_gates(_pairs(flags.get("feature-gates", "")))}
+    endpoint = flags.get("container-runtime-endpoint") or wire.get("containerRuntimeEndpoint")
+    return KubeletFacts(
+        found=True,
+        version=(ask or kubelet_version)(view, pid),
+        root=flags.get("root-dir", DEFAULT_ROOT),
+        config=config,
+        config_problem=problem,
+        gates=gates,
+        runtime_socket=endpoint.removeprefix("unix://") if isinstance(endpoint, str) and endpoint else None,
+    )
+
+
+def flags_of(cmdline: str) -> dict[str, str]:
+    """Flags by name, of a command line as ``/proc`` has it; the last of several counts."""
+    words = cmdline.split("\0")[1:]
+    found: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = value if equals else "" if following.startswith("-") else following
+    return found
+
+
+def _processes(proc: str, called: Collection[str]) -> Iterator[str]:
+    numbers = (name for name in (names(proc) or [])[:_MOST_PROCESSES] if name.isdecimal())
+    return (number for number in numbers if text(f"{proc}/{number}/comm") in called)
+
+
+def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, Any], str | None]:
+    """The configuration, with the files of ``--config-dir`` over it, and why it could not be read."""
+    merged: dict[str, Any] = {}
+    parts = [f"{folder}/{name}" for name in names(view.here(folder)) or () if name.endswith(".conf")] if folder else []
+    for each in (path, *parts[:_MOST_FILES]):
+        content = text(view.here(each))
+        if content is None:
+            return merged, f"{each} cannot be read"
+        try:
+            wire = yaml.safe_load(content)
+        except (yaml.YAMLError, RecursionError, ValueError):
+            return merged, f"{each} is not YAML"
+        if isinstance(wire, dict):
+            gates = {**_gates(merged.get("featureGates")), **_gates(wire.get("featureGates"))}
+            merged = {**merged, **wire, "featureGates": gates}
+    return merged, None
+
+
+def _gates(value: object) -> dict[str, bool]:
+    if not isinstance(value, dict):
+        return {}
+    return {str(name): on for name, on in value.items() if isinstance(on, bool)}
+
+
+def _pairs(value: str) -> dict[str, bool]:
+    """``A=true,B=false`` as a kubelet's flag has it."""
+    pairs = (pair.partition("=") for pair in value.split(",") if "=" in pair)
+    return {name.strip(): on.strip().lower() == "true" for name, _, on in pairs}
+
+
+def kubelet_version(view: HostView, pid: str) -> str | None:
+    """What the kubelet's own program prints; None without the right to see which program it is."""
+    try:
+        program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115
+        ended = process.run([*enter(view.host), program, "--version"], environment={}, within_s=VERSION_S)
+    except OSError:
+        return None
+    word = ended.output.strip().rpartition(" ")[2]
+    return word if ended.status == 0 and word.startswith("v") and Path(program).name == "kubelet" else None
+
+
+REGISTRATION: Final = Service(pb, "Registration")
+GET_INFO_S: Final = 5.0
+_MOST_SOCKETS: Final = 64
+
+
+class PluginWords(Struct, frozen=True, kw_only=True):
+    """What a plugin says of itself: its driver's name, its DRA socket, its services."""
+
+    driver: str
+    endpoint: str
+    versions: tuple[str, ...] = ()
+
+
+class PluginSocket(Struct, frozen=True, kw_only=True):
+    """A registration socket. ``served``: a process accepts connections. ``words`` is its answer, ``problem`` why there
+    is none. ``endpoint_served`` is about the socket that it names, where the driver is the own one."""
+
+    path: str
+    served: bool
+    words: PluginWords | None = None
+    endpoint_served: bool = False
+    problem: str | None = None
+
+
+class SocketFacts(Struct, frozen=True, kw_only=True):
+    """``registry`` is None where the kubelet's folder is missing, or cannot be read: then ``problem`` says why. ``own``
+    are the sockets in the driver's own folder, and ``device_plugins`` those of other publishers of NVIDIA GPUs (None
+    where they cannot be seen): path and whether a process listens."""
+
+    registry_folder: str = ""
+    registry: tuple[PluginSocket, ...] | None = None
+    problem: str | None = None
+    own: tuple[tuple[str, bool], ...] = ()
+    device_plugins: tuple[tuple[str, bool], ...] | None = ()
+
+
+GetInfo = Callable[[str], PluginWords]
+"""Asks the process behind a registration socket. Raises CallError."""
+
+
+def get_info(path: str) -> PluginWords:
+    """The kubelet's first question to a plugin. Raises CallError."""
+    peer = Peer(path)
+    try:
+        answer = peer.call(REGISTRATION, "GetInfo", pb.InfoRequest(), GET_INFO_S)
+    finally:
+        peer.close()
+    versions = tuple(shown(each) for each in answer.supported_versions[:_MOST_SOCKETS])
+    return PluginWords(driver=shown(answer.name), endpoint=str(answer.endpoint) or path, versions=versions)
+
+
+def read_sockets(view: HostView, ask: GetInfo = get_info) -> SocketFacts:
+    """Look at all sockets. Takes at most some seconds for each process that hangs."""
+    registry, problem = None, None
+    try:
+        os.listdir(view.registry)  # noqa: PTH208 - whether it can be read
+        registry = tuple(_asked_plugin(view, path, ask) for path in sockets_in(str(view.registry))[:_MOST_SOCKETS])
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        problem = f"{view.registry} cannot be read: {error.strerror}"
+    return SocketFacts(
+        registry_folder=str(view.registry),
+        registry=registry,
+        problem=problem,
+        own=_looked(sockets_in(str(view.own_folder))),
+        device_plugins=_device_plugins(view),
+    )
+
+
+def sockets_in(folder: str) -> list[str]:
+    """Paths of the folder's sockets, hidden ones left out as the kubelet does; none for a folder that is missing."""
+    try:
+        found = sorted(os.listdir(folder))  # noqa: PTH208 - names
+    except OSError:
+        return []
+    return [f"{folder}/{name}" for name in found if not name.startswith(".") and is_socket(f"{folder}/{name}")]
+
+
+def _device_plugins(view: HostView) -> tuple[tuple[str, bool], ...] | None:
+    try:
+        os.listdir(view.device_plugins)  # noqa: PTH208 - whether it can be read
+    except PermissionError:
+        return None
+    except OSError:
+        return ()
+    return _looked([path for path in sockets_in(view.device_plugins) if Path(path).name.startswith("nvidia-")])
+
+
+def _looked(paths: list[str]) -> tuple[tuple[str, bool], ...]:
+    return tuple((path, is_served(path)) for path in paths[:_MOST_SOCKETS])
+
+
+def _asked_plugin(view: HostView, path: str, ask: GetInfo) -> PluginSocket:
+    if not is_served(path):
+        return PluginSocket(path=path, served=False)
+    try:
+        words = ask(path)
+    except CallError as error:
+        return PluginSocket(path=path, served=True, problem=str(error))
+    # Other plugins' folders are not mounted in the pod of --on-node: only the own endpoint is tried.
+    endpoint_served = words.driver == view.driver and is_served(words.endpoint)
+    return PluginSocket(path=path, served=True, words=words, endpoint_served=endpoint_served)
+
+
+OLDEST: Final = (1, 34)
+"""The first version with resource.k8s.io/v1 (docs/operations.md)."""
+GATE: Final = "DynamicResourceAllocation"
+SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+_START: Final = (
+    "Look at the driver's pod on this node (kubectl -n dra-driver get pods -o wide, kubectl logs); it makes its "
+    "sockets within a second of its start."
+)
+
+
+@check("kubelet", Layer.KUBERNETES, "a kubelet of a known version")
+def _kubelet(facts: "LocalFacts") -> Iterator[Finding]:
+    kubelet = facts.kubelet
+    if not kubelet.found:
+        yield _without_process(kubelet)
+        return
+    version = parse_version(kubelet.version or "")
+    if version and version < OLDEST:
+        do = "Upgrade the node, or keep the driver's DaemonSet off it."
+        yield fail(f"kubelet {kubelet.version}", f"version {OLDEST[0]}.{OLDEST[1]} or newer", do)
+    else:
+        yield ok(f"kubelet {kubelet.version or 'of unknown version'} with --root-dir {kubelet.root}")
+    if kubelet.config_problem:
+        do = "Run it as root."
+        yield warn(f"the kubelet's configuration: {kubelet.config_problem}", "a file that can be read", do)
+
+
+def _without_process(kubelet: KubeletFacts) -> Finding:
+    expected = "a running kubelet"
+    if kubelet.inside:
+        return ok(f"the kubelet is inside {kubelet.inside}, so its settings are not seen")
+    if not kubelet.sees_processes:
+        do = "Run it as root on the node, or use --on-node."
+        return warn("the host's processes cannot be seen from here", expected, do)
+    do = "Start the kubelet, and look at its log (journalctl -u kubelet)."
+    return fail("no kubelet runs", expected, do)
+
+
+@check("kubelet-gate", Layer.KUBERNETES, "the kubelet's feature gate for DRA")
+def _gate(facts: "LocalFacts") -> Iterator[Finding]:
+    gates = facts.kubelet.gates
+    if gates.get(GATE) is False:
+        yield fail(
+            f"the feature gate {GATE} is off in the kubelet",
+            "on, as by default",
+            f"Remove {GATE}: false from featureGates of {facts.kubelet.config or 'the kubelet'} (or --feature-gates), "
+            "and restart the kubelet.",
+        )
+    elif facts.kubelet.found:
+        named = ", ".join(f"{name}={str(on).lower()}" for name, on in sorted(gates.items()) if "DRA" in name)
+        yield ok(f"the gate {GATE} is not switched off{f'; {named}' if named else ''}")
+
+
+@check("plugin-folders", Layer.SOCKETS, "the kubelet's plugin folders")
+def _folders(facts: "LocalFacts") -> Iterator[Finding]:
+    view, sockets = facts.view, facts.sockets
+    wanted = f"{facts.kubelet.root.rstrip('/')}/plugins_registry"
+    do = f"Set kubelet.rootDir of the chart to {facts.kubelet.root} (KUBELET_REGISTRAR_DIR, KUBELET_PLUGINS_DIR)."
+    if facts.kubelet.found and os.path.normpath(view.registry) != os.path.normpath(wanted):
+        seen = f"the kubelet looks for plugins in {wanted}, the driver registers in {view.registry}"
+        yield fail(seen, "one folder for both", do)
+    elif sockets.problem:
+        yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.")
+    elif sockets.registry is None:
+        do = "Start the kubelet, which makes the folder; or set kubelet.rootDir of the chart to its --root-dir."
+        yield fail(f"the folder {sockets.registry_folder} does not exist", "the kubelet's plugins_registry", do)
+    else:
+        yield ok(f"the kubelet's plugins_registry is {sockets.registry_folder}")
+
+
+@check("stale-sockets", Layer.SOCKETS, "sockets that a process serves")
+def _dead(facts: "LocalFacts") -> Iterator[Finding]:
+    """Sockets of this driver that a killed process left; those of other drivers slow the kubelet down alone."""
+    dead = [each.path for each in facts.sockets.registry or () if not each.served]
+    own_dead = [path for path in dead if _is_own_name(facts, path)]
+    own_dead += [path for path, served in facts.sockets.own if not served]
+    works = any(each.endpoint_served for each, _ in _own(facts))
+    if own_dead:
+        make = warn if works else fail
+        seen = f"no process listens on {listed(own_dead)}"
+        do = f"Remove {'them' if len(own_dead) > 1 else 'it'}; a start of the node process does so. " + _START
+        yield make(seen, "sockets that the running node process serves", do)
+    others = [path for path in dead if not _is_own_name(facts, path)]
+    if others:
+        do = "Start that driver, or remove its socket: the kubelet dials it for ever."
+        yield warn(f"no process listens on {listed(others)}, of another driver", "served sockets", do)
+
+
+@check("registration-socket", Layer.REGISTRATION, "a registration socket that answers")
+def _registration(facts: "LocalFacts") -> Iterator[Finding]:
+    registry, driver = facts.sockets.registry, facts.view.driver
+    if registry is None:
+        return
+    own = _own(facts)
+    for each, words in own:
+        yield from _own_socket(each, words)
+    for each in registry:
+        if each.served and each.problem and _is_own_name(facts, each.path):
+            yield fail(f"{each.path} gives no answer: {each.problem}", "an answer to GetInfo", _START)
+    served_own_name = any(each.served and _is_own_name(facts, each.path) for each in registry)
+    if not own and not served_own_name:
+        present = [each.words.driver for each in registry if each.words]
+        others = f" (of {listed(present)} there is)" if present else ""
+        yield fail(f"no registration socket of {driver} is served{others}", "one per node process", _START)
+
+
+def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[Finding]:
+    known = [version for version in words.versions if version in SERVICES]
+    if not known:
+        do = "Use a version of the driver and a kubelet that have a service in common."
+        yield fail(f"{socket.path} offers {listed(words.versions) or 'no service'}", " or ".join(SERVICES), do)
+    elif not socket.endpoint_served:
+        seen = f"{socket.path} names {words.endpoint}, on which no process listens"
+        yield fail(seen, "a served DRA socket", _START)
+    else:
+        yield ok(f"{words.driver} answers at {socket.path} with {', '.join(known)}")
+
+
+@check("device-plugin", Layer.SECOND_PUBLISHER, "no second publisher of the GPUs")
+def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
+    expected = "no device plugin for NVIDIA GPUs on this node"
+    sockets = facts.sockets.device_plugins
+    if sockets is None:
+        yield unknown(f"{facts.view.device_plugins} cannot be read", expected, "Run it as root.")
+        return
+    served = [path for path, is_served in sockets if is_served]
+    dead = [path for path, is_served in sockets if not is_served]
+    if served and not facts.view.second_publisher_allowed:
+        yield fail(
+            f"a device plugin serves {listed(served)}: a GPU could be given to two pods, so the driver withdraws "
+            "its devices",
+            expected,
+            "Keep the device plugin off this node (its node selector or affinity), or the driver's DaemonSet.",
+        )
+    elif served:
+        do = "Divide the GPUs by hand (NVIDIA_VISIBLE_DEVICES of the plugin), or end the migration."
+        yield warn(f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits", expected, do)
+    elif dead:
+        do = "Remove it: a device plugin that was uninstalled left it."
+        yield warn(f"no process listens on {listed(dead)} of a device plugin", expected, do)
+    else:
+        yield ok("no device plugin of NVIDIA has a socket here")
+
+
+def _own(facts: "LocalFacts") -> list[tuple[PluginSocket, PluginWords]]:
+    sockets = facts.sockets.registry or ()
+    return [(each, each.words) for each in sockets if each.words and each.words.driver == facts.view.driver]
+
+
+def _is_own_name(facts: "LocalFacts", path: str) -> bool:
+    """By the name of the file, as no process says whose a dead socket is."""
+    return path.rpartition("/")[2].startswith(f"{facts.view.driver}-")
+
+
+CHECKS: Final = (_kubelet, _gate, _folders, _dead, _registration, _second_publisher)

@@ -1,0 +1,98 @@
+"""A second NVML client for checks 12 and 13, ``python -m dra_driver.diagnose.hardware.client``, and its owner's side.
+
+The client gets a JSON task on stdin's first line. It opens NVML, holds a handle of every GPU (and an event set, as
+monitors do), lists the instances of one GPU on request, and prints one JSON line for each line on stdin. It ends at the
+end of stdin."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, Self
+
+from dra_driver.core.errors import CommandError
+from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.sharing.namespace import die_with_parent
+
+_ANSWER_S: Final = 20.0
+_END_S: Final = 5.0
+
+
+class ClientProcess:
+    """A context manager: the client has its session inside the block. Raises CommandError when it does not answer."""
+
+    def __init__(self, library: str | None, profile_ids: Sequence[int]) -> None:
+        self._task = {"library": library, "profiles": list(profile_ids), "parent": os.getpid()}
+        self._buffer = b""
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_ANSWER_S)
+        with theirs:
+            command = own_module("client")
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+        self.started: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.started = self._ask(json.dumps(self._task))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+
+    def list_instances(self, index: int) -> dict[str, Any]:
+        return self._ask(str(index))
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        try:
+            self._socket.sendall(line.encode() + b"\n")
+            answer = json.loads(self._line())
+        except (OSError, ValueError) as error:  # TimeoutError, too
+            raise CommandError(f"the second NVML client failed: {error or type(error).__name__}") from error
+        return answer if isinstance(answer, dict) else {}
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._buffer:
+            piece = self._socket.recv(1 << 16)
+            if not piece:
+                raise OSError("it ended")
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+
+def main() -> int:
+    name_process()
+    task = json.loads(sys.stdin.readline())
+    die_with_parent(task["parent"])
+    backend = NvmlBackend(task["library"])
+    backend.open()
+    held = probes.handles()
+    with mig_probes.event_set(held) as registered:
+        _say({"registered": registered})
+        for line in sys.stdin:
+            answer = {"instances": mig_probes.instances(held[int(line)], task["profiles"])} if line.strip() else {}
+            _say(answer)
+    backend.close()
+    return 0
+
+
+def _say(document: dict[str, Any]) -> None:
+    os.write(1, json.dumps(document).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

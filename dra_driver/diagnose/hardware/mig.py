@@ -1,0 +1,275 @@
+"""Changes MIG mode and instances of one GPU beside a second NVML client, and restores them (checks 12 to 14).
+
+Only with the consent of the GPU's owner. Each reader notes the former state first (topic ``before``), restores it in
+its own ``finally``, and notes the state afterwards (topic ``after``); `restore` does the same in a new process where
+the first one did not get there. The GPU's lock keeps the node process from changing it meanwhile. The judges do no I/O.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from dra_driver.core.errors import GpuBusyError, HardwareError
+from dra_driver.core.finding import Finding
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import MigProfile
+from dra_driver.diagnose.hardware.child import ChosenGpu, Task
+from dra_driver.diagnose.hardware.client import ClientProcess
+from dra_driver.diagnose.hardware.values import BY_OWNER, IN_USE, Facts, hardware_check, judgement
+from dra_driver.hardware.gpu.nvml import probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.node.claims import GpuLocks
+
+Topics = Iterator[tuple[str, Any]]
+LOCK_S: Final = 10.0
+RESTORE_S: Final = 15.0
+FABRIC_S: Final = 30.0
+COMPLETED: Final = 3
+"""Fabric state NVML_GPU_FABRIC_STATE_COMPLETED of nvml.h."""
+_STEP_S: Final = 0.1
+
+
+class _Bench(Struct, frozen=True, kw_only=True):
+    """The GPU under test, and its smallest profile."""
+
+    task: Task
+    chosen: ChosenGpu
+    backend: NvmlBackend
+    profile: MigProfile
+
+    @property
+    def uuid(self) -> GpuUuid:
+        return GpuUuid(self.chosen.uuid)
+
+    def create(self) -> dict[str, Any]:
+        """Create an instance of the smallest profile at its first placement; ``gi`` is its id."""
+        profile = self.profile
+        return attempt(lambda: self.backend.create_gpu_instance(self.uuid, profile.profile_id, profile.starts[0]), "gi")
+
+    def destroy(self, gi_id: int) -> dict[str, Any]:
+        """Destroy an instance without compute instances."""
+        return attempt(lambda: self.backend.destroy_gpu_instance(self.uuid, gi_id))
+
+    def second_client(self) -> ClientProcess:
+        return ClientProcess(self.task.library, [self.profile.profile_id])
+
+
+def read_first_create(task: Task) -> Topics:
+    """Check 12: MIG mode and the first instance beside a second client, then without it."""
+    return _changed(task, _first_create)
+
+
+def read_subscriptions(task: Task) -> Topics:
+    """Check 13: destroying an instance that a second process has listed, before and after that process ends."""
+    return _changed(task, _subscriptions)
+
+
+def read_fabric(task: Task) -> Topics:
+    """Check 14: the fabric's state from the moment when the last instance is gone and MIG mode is off."""
+    return _changed(task, _changed_fabric)
+
+
+def restore(task: Task) -> Topics:
+    """Bring the GPU back to the state ``before`` of the task's facts; topic ``after``."""
+    backend = NvmlBackend(task.library)
+    backend.open()
+    _restore(backend, GpuUuid(task.chosen.uuid), task.facts["before"])
+    yield "after", _state(backend, GpuUuid(task.chosen.uuid))
+    backend.close()
+
+
+def attempt(change: Callable[[], object], key: str = "value") -> dict[str, Any]:
+    """``{key: result, "ms": ...}``, or ``error`` (class), ``code`` (NVML's) and ``text`` of a refusal."""
+    begin = time.perf_counter()
+    try:
+        found: dict[str, Any] = {key: change()}
+    except HardwareError as error:
+        code = getattr(error.__cause__, "value", None)
+        found = {"error": type(error).__name__, "code": code, "text": str(error)}
+    return found | {"ms": round((time.perf_counter() - begin) * 1000, 1)}
+
+
+def _changed(task: Task, work: Callable[[_Bench], Topics]) -> Topics:
+    uuid = GpuUuid(task.chosen.uuid)
+    # Without a node process on this machine there is no lock to share, and no folder to leave behind.
+    folder = Path(task.plugin_dir if Path(task.plugin_dir or "-").is_dir() else task.folder, "locks")
+    with GpuLocks(folder).acquire([uuid], LOCK_S) as locked:
+        if not locked:
+            yield "skipped", f"the node process has been changing GPU {uuid} for {LOCK_S:.0f} s"
+            return
+        backend = NvmlBackend(task.library)
+        backend.open()
+        gpu = backend.snapshot().gpu_by_uuid(uuid)
+        profile = min(gpu.mig_profiles, key=lambda one: (one.memory_slices, one.profile_id)) if gpu else None
+        before = _state(backend, uuid) if profile else {}
+        reason = _unfit(gpu is not None and gpu.mig_resetless, profile, before)
+        if profile is None or reason:
+            yield "skipped", reason
+            return
+        yield "before", before
+        try:
+            yield from work(_Bench(task=task, chosen=task.chosen, backend=backend, profile=profile))
+        finally:
+            _restore(backend, uuid, before)
+        yield "after", _state(backend, uuid)
+        backend.close()
+
+
+def _unfit(resetless: bool | None, profile: MigProfile | None, before: dict[str, Any]) -> str:
+    if profile is None:
+        return "the GPU has no MIG profile that can be created"
+    if before["instances"]:
+        return "the GPU has MIG instances; destroy them first"
+    if not before["mode"] and not resetless:
+        return "MIG mode is off, and switching it needs a reset of the GPU: switch it on first"
+    return ""
+
+
+def _first_create(bench: _Bench) -> Topics:
+    with bench.second_client() as client:
+        yield "client", client.started
+        yield "mode beside client", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, True))
+    yield "mode alone", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, True))
+    with bench.second_client():
+        beside = bench.create()
+        yield "create beside client", beside
+        if "gi" in beside:
+            yield "destroy beside client", bench.destroy(beside["gi"])
+    alone = bench.create()
+    yield "create alone", alone
+    if "gi" in alone:
+        yield "destroy alone", bench.destroy(alone["gi"])
+
+
+def _subscriptions(bench: _Bench) -> Topics:
+    yield "mode", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, True))
+    made = bench.create()
+    yield "create", made
+    if "gi" not in made:
+        return
+    with bench.second_client() as client:
+        yield "listed", client.list_instances(bench.chosen.index)
+        yield "destroy beside client", bench.destroy(made["gi"])
+    yield "destroy alone", bench.destroy(made["gi"])
+
+
+def _changed_fabric(bench: _Bench) -> Topics:
+    state = probes.fabric_state(probes.handle_at(bench.chosen.index))
+    if not state.get("value"):
+        yield "skipped", f"the GPU has no fabric (answer {state.get('value', state.get('code'))})"
+        return
+    yield "fabric before", state
+    yield "mode", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, True))
+    made = bench.create()
+    yield "create", made
+    if "gi" in made:
+        yield "destroy", bench.destroy(made["gi"])
+    yield "mode off", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, False))
+    begin = time.monotonic()
+    timeline: list[list[Any]] = []
+    while (waited_s := time.monotonic() - begin) < FABRIC_S:
+        now = probes.fabric_state(probes.handle_at(bench.chosen.index))
+        seen = now.get("value", f"code {now.get('code')}")
+        if not timeline or timeline[-1][1] != seen:
+            timeline.append([round(waited_s, 2), seen])
+        if seen == COMPLETED:
+            break
+        time.sleep(_STEP_S)
+    yield "fabric after", timeline
+
+
+def _state(backend: NvmlBackend, uuid: GpuUuid) -> dict[str, Any]:
+    return {"mode": backend.mig_mode(uuid), "instances": [one.gi_id for one in backend.mig_instances(uuid)]}
+
+
+def _restore(backend: NvmlBackend, uuid: GpuUuid, before: dict[str, Any]) -> None:
+    """Destroy instances that were not there, and set the mode; tries again while a client holds the GPU."""
+    deadline = time.monotonic() + RESTORE_S
+    while True:
+        try:
+            for instance in backend.mig_instances(uuid):
+                if instance.gi_id in before["instances"]:
+                    continue
+                for compute in instance.compute:
+                    backend.destroy_compute_instance(uuid, instance.gi_id, compute.ci_id)
+                backend.destroy_gpu_instance(uuid, instance.gi_id)
+            backend.set_mig_mode(uuid, before["mode"])
+        except GpuBusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_STEP_S * 5)
+        else:
+            return
+
+
+NOT_RESTORED: Final = "the GPU is not as it was: restore it by hand with nvidia-smi -mig and nvidia-smi mig"
+
+
+@hardware_check(12, "first MIG instance beside a client", read_first_create, 60.0, BY_OWNER)
+def first_create(facts: Facts, _survey: Facts) -> Finding:
+    """Creating works, or is refused with IN_USE while another client has the GPU."""
+    differences = [*_not_restored(facts)]
+    for step in ("mode beside client", "create beside client"):
+        answer = facts[step]
+        if "error" in answer and answer.get("code") != IN_USE:
+            differences.append(f"{step}: {_told(answer)}, expected success or code {IN_USE}")
+    for step in ("mode alone", "create alone"):
+        if "error" in facts[step]:
+            differences.append(f"{step}: {_told(facts[step])}, expected success")
+    seen = ", ".join(f"{step}: {_told(facts[step])}" for step in ("mode beside client", "create beside client"))
+    return judgement(
+        differences,
+        seen,
+        right="IN_USE is tried again while the call has time, and the process that holds the GPU is named",
+        wrong=NOT_RESTORED if any(_not_restored(facts)) else "a partition would fail instead of being tried again",
+    )
+
+
+@hardware_check(13, "instance that another process listed", read_subscriptions, 60.0, BY_OWNER)
+def subscriptions(facts: Facts, _survey: Facts) -> Finding:
+    """Destroying works, at the latest after the other process has ended."""
+    differences = [*_not_restored(facts)]
+    for step in ("mode", "create"):
+        if "error" in facts[step]:
+            differences.append(f"{step}: {_told(facts[step])}")
+    beside, alone = facts.get("destroy beside client", {}), facts.get("destroy alone", {})
+    if "error" in beside and beside.get("code") != IN_USE:
+        differences.append(f"destroy beside client: {_told(beside)}, expected success or code {IN_USE}")
+    if "error" in alone:
+        differences.append(f"destroy alone: {_told(alone)}, expected success")
+    return judgement(
+        differences,
+        f"destroying an instance that a second process has listed: {_told(beside)}; after its end: {_told(alone)}",
+        right="two node processes during an update do not block each other for longer than one of them lists",
+        wrong=NOT_RESTORED if any(_not_restored(facts)) else "unpreparing a claim would fail instead of being retried",
+    )
+
+
+@hardware_check(14, "fabric after MIG", read_fabric, 75.0, BY_OWNER)
+def fabric(facts: Facts, _survey: Facts) -> Finding:
+    """The fabric is complete again within 30 s after the last instance."""
+    timeline = facts["fabric after"]
+    differences = [*_not_restored(facts)]
+    if not timeline or timeline[-1][1] != COMPLETED:
+        differences.append(f"the fabric's state after MIG was {timeline}, expected {COMPLETED} (completed)")
+    return judgement(
+        differences,
+        f"fabric states (seconds, state) after the last instance: {timeline}",
+        right="a whole GPU after partitions waits this long for the fabric",
+        wrong=NOT_RESTORED if any(_not_restored(facts)) else "CUDA would fail with code 802 on a whole GPU after MIG",
+    )
+
+
+def _not_restored(facts: Facts) -> Iterator[str]:
+    before, after = facts.get("before"), facts.get("after")
+    if before != after:
+        yield f"before {before}, afterwards {after or 'unknown'}"
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    if "error" in answer:
+        return f"{answer['error']} (code {answer.get('code')})"
+    return f"ok in {answer['ms']:.0f} ms" if answer else "not tried"

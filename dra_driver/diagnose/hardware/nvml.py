@@ -1,0 +1,309 @@
+"""NVML's raw answers: while MIG mode is off, about profiles, and about every property that the backend describes.
+
+Checks 3, 4 and 5. Each topic of a reader is the NVML index of a GPU. The judges do no I/O."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from dra_driver.core.finding import Finding, Status
+from dra_driver.core.model.mig import MigProfile
+from dra_driver.diagnose.hardware.child import Task
+from dra_driver.diagnose.hardware.values import (
+    INVALID_ARGUMENT,
+    VANISHED,
+    Facts,
+    alike,
+    described,
+    gpus,
+    hardware_check,
+    judgement,
+    known,
+)
+from dra_driver.hardware.gpu.catalog import GpuModel, models
+from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE
+from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
+from dra_driver.hardware.gpu.nvml.profiles import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
+
+Topics = Iterator[tuple[str, Any]]
+
+
+def read_without_mode(task: Task) -> Topics:
+    """Of GPUs with MIG whose mode is off: `mig_probes.without_mode` for the profiles that they list."""
+    return _per_gpu(task, _codes_without_mode)
+
+
+def read_profiles(task: Task) -> Topics:
+    """Of GPUs with MIG: `mig_probes.profiles`, `probes.fields`, and what names are computed from."""
+    return _per_gpu(task, _profiles)
+
+
+def read_described(task: Task) -> Topics:
+    """`probes.device` of every GPU, and the description that the backend makes of it."""
+    backend = NvmlBackend(task.library)
+    backend.open()
+    yield "system", probes.system()
+    for index, handle in enumerate(probes.handles()):
+        yield str(index), probes.device(handle) | {"fields": probes.fields(handle)}
+    found = backend.snapshot()
+    yield "snapshot", {"gpus": [str(gpu) for gpu in found.gpus], "leftOut": [str(one) for one in found.left_out]}
+    backend.close()
+
+
+def _per_gpu(task: Task, read: Callable[[Any], Any]) -> Topics:
+    backend = NvmlBackend(task.library)
+    backend.open()
+    for index, handle in enumerate(probes.handles()):
+        facts = read(handle)
+        if facts is not None:
+            yield str(index), facts
+    backend.close()
+
+
+def _mode(handle: Any) -> Any:
+    """``[current, pending]``; None for a GPU without MIG."""
+    return probes.ask(lambda: probes.pynvml.nvmlDeviceGetMigMode(handle)).get("value")
+
+
+def _codes_without_mode(handle: Any) -> Any:
+    mode = _mode(handle)
+    if mode is None or mode[0]:
+        return None
+    ids = [row["id"] for row in mig_probes.profiles(handle) if "id" in row]
+    return mig_probes.without_mode(handle, ids)
+
+
+def _profiles(handle: Any) -> Any:
+    mode = _mode(handle)
+    if mode is None:
+        return None
+    answers = probes.described(handle)
+    return {
+        "mode": mode,
+        "rows": mig_probes.profiles(handle),
+        "fields": probes.fields(handle),
+        "name": answers["nvmlDeviceGetName"],
+        "architecture": answers["nvmlDeviceGetArchitecture"],
+        "memory": answers["nvmlDeviceGetMemoryInfo"],
+        "virtualization": answers["nvmlDeviceGetVirtualizationMode"],
+    }
+
+
+_UNSIGNED: Final = frozenset({1, 2, 3})
+"""nvmlValueType_t: unsigned int, long, long long; only of these the low half is the number."""
+_HOPPER: Final = 9
+_WITHDRAWN: Final = frozenset({15, 16})  # lost, reset required: the GPU itself fails
+_VGPU: Final = 2
+_PER_PROFILE: Final = {"nvmlDeviceGetGpuInstances": GONE, "nvmlDeviceGetGpuInstanceRemainingCapacity": VANISHED}
+_SINGLE: Final = {
+    "nvmlDeviceGetGpuInstanceById": VANISHED,
+    "nvmlDeviceGetSupportedEventTypes": ABSENT,
+    "nvmlDeviceRegisterEvents": ABSENT,
+}
+"""Codes by function that the backend takes for "there is none" while MIG mode is off."""
+
+
+@hardware_check(3, "codes while MIG mode is off", read_without_mode, 30.0)
+def without_mode(facts: Facts, _survey: Facts) -> Finding:
+    """Functions for MIG answer Not Supported, Not Found or nothing."""
+    found = dict(gpus(facts))
+    if not found:
+        return Finding(status=Status.SKIPPED, seen="no GPU with MIG whose MIG mode is off")
+    differences = [f"GPU {index}: {text}" for index, answers in found.items() for text in _unexpected(answers)]
+    first = next(iter(found.values()))
+    seen = ", ".join(
+        f"{name.removeprefix('nvmlDevice')} {_code(answer)}" for name, answer in _flat(first) if answer is not None
+    )
+    return judgement(
+        differences,
+        f"{len(found)} GPUs; of the first: {seen}",
+        right="the backend reads such a GPU as one without instances",
+        wrong="the backend would report trouble, or miss instances, while MIG mode is off",
+    )
+
+
+def _unexpected(answers: Mapping[str, Any]) -> Iterator[str]:
+    for name, codes in _PER_PROFILE.items():
+        for profile_id, answer in answers[name].items():
+            if not known(answer, codes):
+                yield f"{name}({profile_id}): {described(answer)}"
+    for profile_id, answer in answers["nvmlDeviceGetGpuInstances"].items():
+        if answer.get("value"):
+            yield f"nvmlDeviceGetGpuInstances({profile_id}): {answer['value']} instances"
+    for name, codes in _SINGLE.items():
+        if not known(answers[name], codes):
+            yield f"{name}: {described(answers[name])}"
+
+
+def _flat(answers: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    for name, answer in answers.items():
+        yield name, answer if "ms" in answer else next(iter(answer.values()), None)
+
+
+def _code(answer: Mapping[str, Any]) -> str:
+    return "ok" if "value" in answer else str(answer.get("code"))
+
+
+@hardware_check(4, "MIG profiles and fields", read_profiles, 30.0)
+def profiles(facts: Facts, _survey: Facts) -> Finding:
+    """Profiles, names and placements are those of the catalog, by version 1 or 2."""
+    found = {index: gpu for index, gpu in gpus(facts) if _may_have_mig(gpu)}
+    if not found:
+        return Finding(status=Status.SKIPPED, seen="no GPU with MIG")
+    differences = [f"GPU {index}: {text}" for index, gpu in found.items() for text in _profile_differences(gpu)]
+    unknown = "" if any(_listed(gpu) for gpu in found.values()) else "no GPU lists a profile in its present mode"
+    return judgement(
+        differences,
+        alike({index: _profiles_seen(gpu) for index, gpu in found.items()}),
+        right="partitions are published as NVML lists them",
+        wrong="partitions would be published with other names, sizes or places than NVML's",
+        unknown=unknown,
+    )
+
+
+def _may_have_mig(gpu: Mapping[str, Any]) -> bool:
+    """NVIDIA's mock answers for MIG on architectures of which no board has it."""
+    return bool(_listed(gpu)) or gpu["architecture"].get("value") not in WITHOUT_MIG
+
+
+def _listed(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in gpu["rows"] if "id" in row]
+
+
+def _profiles_seen(gpu: Mapping[str, Any]) -> str:
+    rows = _listed(gpu)
+    versions = [sum("value" in row[version] for row in rows) for version in ("v1", "v2")]
+    fields = ", ".join(f"field {name} {_field(gpu, name)}" for name in ("184", "199", "200"))
+    mode = "on" if gpu["mode"][0] else "off"
+    return f"MIG mode {mode}, {versions[1]} profiles by version 2 and {versions[0]} by version 1, {fields}"
+
+
+def _field(gpu: Mapping[str, Any], name: str) -> str:
+    field = gpu["fields"].get(name, {})
+    return f"= {field['value']} (type {field['type']})" if "value" in field else f"code {field.get('code')}"
+
+
+def _profile_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+    allowed = ABSENT | {INVALID_ARGUMENT}
+    for row in gpu["rows"]:
+        for version in ("v1", "v2"):
+            if not known(row[version], allowed):
+                yield f"profile number {row['number']}, version {version[1]}: {described(row[version])}"
+        if "id" in row and not known(row["placements"], ABSENT):
+            yield f"placements of profile {row['id']}: {described(row['placements'])}"
+    yield from _name_differences(gpu)
+    yield from _field_differences(gpu)
+    yield from _catalog_differences(gpu)
+
+
+def _name_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+    """Names that would be computed for a driver without names, against those of this one."""
+    rows = [row for row in _listed(gpu) if row["placements"].get("value")]
+    ends = [start + size for row in rows for start, size in _places(row)]
+    for row in rows:
+        info = row["v2"].get("value")
+        if info is None or not info.get("name"):
+            continue
+        name = info["name"].removeprefix("MIG ").strip()
+        computed = computed_name(_profile(row, info), FLAVOURS.get(row["number"], ""), max(ends), _memory(gpu))
+        if computed != name:
+            yield f"profile {row['id']} is {name}, and would be called {computed} if NVML had no names"
+
+
+def _places(row: Mapping[str, Any]) -> list[tuple[int, int]]:
+    pairs = (text.split(":") for text in row["placements"].get("value") or ())
+    return [(int(start), int(size)) for start, size in pairs]
+
+
+def _profile(row: Mapping[str, Any], info: Mapping[str, Any]) -> MigProfile:
+    places = _places(row)
+    return MigProfile(
+        name="",
+        profile_id=row["id"],
+        compute_slices=info["sliceCount"],
+        memory_slices=places[0][1],
+        max_instances=info["instanceCount"],
+        starts=tuple(sorted(start for start, _ in places)),
+        memory_bytes=info["memorySizeMB"] * 2**20,
+    )
+
+
+def _memory(gpu: Mapping[str, Any]) -> int | None:
+    value = gpu["memory"].get("value")
+    return value["total"] if value else None
+
+
+def _field_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+    field = gpu["fields"].get(str(RESETLESS_FIELD), {})
+    if "value" not in field:
+        return
+    if field["type"] not in _UNSIGNED:
+        yield f"field {RESETLESS_FIELD} has value type {field['type']}, and is read as an unsigned number"
+    architecture = gpu["architecture"].get("value")
+    is_guest = gpu["virtualization"].get("value") == _VGPU
+    if architecture is not None and not is_guest and bool(field["uint"]) != (architecture >= _HOPPER):
+        yield (
+            f"field {RESETLESS_FIELD} is {field['uint']} on architecture {architecture}: without the field, the driver"
+            " takes GPUs from Hopper (9) on as resetless"
+        )
+
+
+def _catalog_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+    """Against the board of the catalog, which the simulation is made from."""
+    model = _model(gpu["name"].get("value"))
+    if model is None or model.mig is None:
+        return
+    ours = {profile.enum: profile for profile in model.mig.profiles}
+    for row in _listed(gpu):
+        info = row["v2"].get("value") or row["v1"].get("value")
+        profile = ours.get(row["number"])
+        if profile is None:
+            continue
+        if (info["id"], info["sliceCount"]) != (profile.profile_id, profile.compute_slices):
+            yield f"profile number {row['number']} has id {info['id']} and {info['sliceCount']} slices, the catalog" + (
+                f" has id {profile.profile_id} and {profile.compute_slices}"
+            )
+        places = sorted(_places(row))
+        if places and places != [(start, profile.memory_slices) for start in sorted(profile.starts)]:
+            yield f"profile {row['id']} has placements {row['placements']['value']}, the catalog {profile.starts}"
+
+
+def _model(name: str | None) -> GpuModel | None:
+    return next((model for model in models().values() if model.product_name == name), None)
+
+
+@hardware_check(5, "every property of a GPU", read_described, 45.0)
+def every_call(facts: Facts, _survey: Facts) -> Finding:
+    """A property is read, or is missing by one of four codes."""
+    differences = []
+    absent: dict[str, int] = {}
+    for index, answers in gpus(facts):
+        for name in (*NEEDED, *OPTIONAL):
+            answer = answers[name]
+            allowed = _allowed(name)
+            if "value" not in answer and answer.get("code") in allowed:
+                absent[name] = absent.get(name, 0) + 1
+            if not known(answer, allowed) or (name in NEEDED and "value" not in answer):
+                differences.append(f"GPU {index}: {name}: {described(answer)}")
+        field = answers["fields"]
+        if "error" in field and field.get("code") not in ABSENT | {INVALID_ARGUMENT}:
+            differences.append(f"GPU {index}: nvmlDeviceGetFieldValues: {field['error']} ({field.get('code')})")
+    differences += [f"left out: {text}" for text in facts.get("snapshot", {}).get("leftOut", ())]
+    lost = [text for text in differences if any(f"({code})" in text for code in _WITHDRAWN)]
+    missing = ", ".join(f"{name.removeprefix('nvmlDeviceGet')} on {count}" for name, count in absent.items())
+    return judgement(
+        differences,
+        f"{len(dict(gpus(facts)))} GPUs; properties that they lack: {missing or 'none'}",
+        right="a GPU is published with what it has",
+        wrong="a GPU needs a reset or a look at the kernel log"
+        if lost
+        else "the GPU would be left out, or log trouble",
+    )
+
+
+def _allowed(name: str) -> frozenset[int]:
+    """Codes that mean "not there"; the fabric's structure may be newer than the driver."""
+    if name in NEEDED:
+        return frozenset()
+    return ABSENT | {INVALID_ARGUMENT} if name == FABRIC else ABSENT

@@ -1,0 +1,68 @@
+"""Reads the devices of resource.k8s.io/v1 objects: one function for each question that several packages ask. Pure.
+
+Null and missing parts read as empty. Objects come from a state whose shapes were checked (``kube.state``); a part of
+another type raises AttributeError or TypeError.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Wire = Mapping[str, Any]
+
+
+def allocation_results(allocation: Wire | None) -> Sequence[Wire]:
+    """The devices of one allocation; none without it."""
+    results: Sequence[Wire] = ((allocation or {}).get("devices") or {}).get("results") or ()
+    return results
+
+
+def results_of(claim: Wire) -> Sequence[Wire]:
+    """The devices that are allocated to a claim, with those of admin access."""
+    return allocation_results((claim.get("status") or {}).get("allocation"))
+
+
+def users_of(claim: Wire) -> Sequence[Wire]:
+    """``status.reservedFor``: who may use the claim, pods and others."""
+    users: Sequence[Wire] = (claim.get("status") or {}).get("reservedFor") or ()
+    return users
+
+
+def is_pod(user: Wire) -> bool:
+    """Whether an entry of ``reservedFor`` names a pod: the core API group is left out or empty."""
+    return user.get("resource") == "pods" and not user.get("apiGroup")
+
+
+def pool_of(item: Wire) -> tuple[str, str]:
+    """Driver and name of a ResourceSlice's pool: the name alone is not unique."""
+    spec = item.get("spec") or {}
+    return str(spec.get("driver") or ""), str((spec.get("pool") or {}).get("name") or "")
+
+
+def generation_of(item: Wire) -> int:
+    """``spec.pool.generation`` of a ResourceSlice. Left out it is 0, as in Kubernetes' own clients."""
+    return int(((item.get("spec") or {}).get("pool") or {}).get("generation") or 0)
+
+
+def newest_slices(slices: Iterable[Wire]) -> list[Wire]:
+    """The ResourceSlices of the newest generation of each pool, in their order: the scheduler ignores the others."""
+    every = list(slices)
+    newest: dict[tuple[str, str], int] = {}
+    for item in every:
+        newest[pool_of(item)] = max(newest.get(pool_of(item), 0), generation_of(item))
+    return [item for item in every if generation_of(item) == newest[pool_of(item)]]
+
+
+def attribute_of(attributes: Wire | None, driver: str, name: str) -> Wire:
+    """The value of a device's attribute, such as ``{"string": "GPU-1"}``; empty without it.
+
+    A name without a domain is in the domain of the driver (resource/v1 ``QualifiedName``), so both forms are the same.
+    """
+    known = attributes or {}
+    value: Wire = known.get(name) or known.get(f"{driver}/{name}") or {}
+    return value
+
+
+def attribute_text(attributes: Wire | None, driver: str, name: str) -> str:
+    """The text of an attribute; "" without it, and for one of another type."""
+    value = attribute_of(attributes, driver, name).get("string")
+    return value if isinstance(value, str) else ""

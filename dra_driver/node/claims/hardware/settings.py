@@ -1,0 +1,312 @@
+"""Defines the GPU settings that claims change: when each is applied, released and restored.
+
+``hardware/mig/`` and ``hardware/sharing/`` change a setting on the hardware. A new setting is one more class here and
+one more entry in `SETTINGS`.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import ClassVar
+
+from dra_driver.core.errors import CommandError
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.terms import Interval, Strategy
+from dra_driver.hardware.gpu.notes import COMPUTE_MODE, MIG_MODE, TIME_SLICE
+from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
+from dra_driver.node.claims.entry import Assignment, Entry, State
+from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.waiting import Deadline, GpuLockedError
+
+log = logging.getLogger(__name__)
+
+ReleaseStep = tuple[GpuUuid, Callable[[], None]]
+"""A step that restores a setting, with the GPU that it is about."""
+
+STEP_S = 5.0
+"""Seconds that restoring one setting may wait where the caller sets no limit."""
+LEAST_S = 1.0
+"""Seconds that nvidia-smi, or stopping a daemon, normally takes."""
+ENSURE_WHOLE_S = 5.0
+"""Seconds to try a busy GPU within one attempt; the call itself tries again while it has time (`waiting`)."""
+START_S = 25.0
+"""Seconds until an MPS daemon has to be ready. Starting one takes about a second, on a busy node several."""
+
+
+class GpuSetting:
+    """One kind of setting: for a claim it is applied and released, without a claim it is restored.
+
+    The caller holds the locks of the GPUs. All methods may be repeated, and raise `HardwareError` and `StorageError`.
+    The defaults do nothing: a new setting overrides what it needs and is listed in `settings.SETTINGS`.
+    """
+
+    def __init__(self, deps: ClaimDependencies) -> None:
+        self._hardware = require_hardware(deps)
+        self._journal = deps.journal
+        self._gpu_locks = deps.gpu_locks
+
+    def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
+        """Change the setting as the plan's devices need it. The intent is durable in the journal already."""
+
+    def verify(self, prepared: PreparePlan, deadline: Deadline) -> None:
+        """Check that a prepared claim still has the setting, and bring back what can be brought back."""
+
+    def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:  # noqa: ARG002 - a default
+        """Steps that restore what was changed for the entry's claim and no other claim needs."""
+        yield from ()
+
+    def release_without_entry(self, uid: ClaimUid, *, within_s: float) -> None:
+        """Restore what was changed for one claim alone that has no entry any more: its journal was lost."""
+
+    def has_orphans(self) -> bool:
+        """Whether changes exist that no claim needs and no GPU note records."""
+        return False
+
+    def remove_orphans(self, locked: Collection[GpuUuid]) -> None:
+        """Undo the changes of `has_orphans`. The caller holds the locks of all GPUs of the node."""
+
+
+class NotedSetting(GpuSetting, ABC):
+    """A setting that this driver records in a GPU note before it changes it.
+
+    ``note_key`` is the note's key. ``survives_reboot``: the GPU keeps the setting, so the note stays valid after a
+    reboot. ``shared_by_claims``: several claims of one GPU may need it at once, so it stays while another claim has the
+    GPU.
+    """
+
+    note_key: ClassVar[str]
+    survives_reboot: ClassVar[bool] = False
+    shared_by_claims: ClassVar[bool] = True
+
+    @abstractmethod
+    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether one of the claims that have a part of the GPU needs the setting as it is."""
+
+    @abstractmethod
+    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
+        """Restore the GPU, whose note exists and whose claims do not need the setting. ``locked`` are locked GPUs."""
+
+    def restore_for_claim(self, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline) -> None:  # noqa: ARG002
+        """`restore` for a claim that is about to use the GPU. Raises when the GPU cannot be restored now."""
+        self.restore(gpu, locked)
+
+
+class MigModeSetting(NotedSetting):
+    """MIG mode. Partitions need it. A claim for a whole GPU or a share of it cannot begin while it is on.
+
+    Creating a GPU's first partition enables it and destroying the last one disables it (`MigManager`). This setting
+    restores a mode that could not be disabled then, because a process had the GPU open.
+    """
+
+    note_key = MIG_MODE
+    survives_reboot = True
+    shared_by_claims = False
+
+    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether a claim has a partition."""
+        return any(assigned.device.partition for assigned in assignments)
+
+    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:  # noqa: ARG002 - see `GpuSetting`
+        """Switch the mode off; it stays on, and its note stays, while instances exist or a process uses the GPU."""
+        if self._hardware.mig.restore_mode(gpu):
+            self._hardware.changed()
+
+    def restore_for_claim(self, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline) -> None:  # noqa: ARG002
+        """Switch the mode off. Raises `GpuBusyError` when that is impossible before the deadline."""
+        try:
+            self._hardware.mig.ensure_whole(gpu, within_s=deadline.left_s(most_s=ENSURE_WHOLE_S))
+        finally:
+            self._hardware.changed()
+
+
+class TimeSliceSetting(NotedSetting):
+    """The time slice of a whole GPU (`sharing.timeslice.TimeSlicer`).
+
+    Claims that share a GPU by time slicing need it; all of them have the same interval.
+    """
+
+    note_key = TIME_SLICE
+
+    def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
+        """Set the intervals, except where another claim's share set the same interval before."""
+        for device in todo.devices:
+            sharing = device.sharing
+            if sharing is None or sharing.strategy is not Strategy.TIME_SLICING:
+                continue
+            if not self._is_set(todo.ref.uid, device.gpu.uuid, sharing.interval):
+                self._hardware.slicer.set(device.gpu.uuid, sharing.interval, within_s=deadline.left_s(most_s=STEP_S))
+
+    def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
+        """Reset GPUs that no other claim shares by time slicing. While a rebuild is pending, claims may be missing."""
+        uid = entry.ref.uid
+        devices = [device for device in reversed(entry.devices) if device.changes_hardware]
+        sliced = (d.gpu_uuid for d in devices if d.sharing is not None and d.sharing.strategy is Strategy.TIME_SLICING)
+        for gpu in dict.fromkeys(sliced):
+            others = tuple(assigned for assigned in self._journal.assignments(gpu) if assigned.uid != uid)
+            if not self._journal.rebuild_pending and not self.is_needed(others):
+                yield gpu, partial(self._reset_best_effort, gpu, deadline.left_s(least_s=LEAST_S))
+
+    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether a claim shares the GPU, as a whole, by time slicing."""
+        return any(
+            assigned.device.sharing is not None
+            and assigned.device.sharing.strategy is Strategy.TIME_SLICING
+            and assigned.device.partition is None
+            for assigned in assignments
+        )
+
+    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:  # noqa: ARG002 - see `GpuSetting`
+        """Reset the interval, and the compute mode that was changed for it.
+
+        Does nothing while this driver has the GPU in MIG mode: nvidia-smi does not set time slices then, and answers as
+        a GPU without this setting does. The note stays until the mode is off.
+        """
+        if self._journal.gpu_note(gpu, MIG_MODE) is None:
+            self._hardware.slicer.reset(gpu, within_s=STEP_S)
+
+    def _is_set(self, uid: ClaimUid, gpu: GpuUuid, interval: Interval) -> bool:
+        """Whether another prepared claim has the interval already. The command takes up to a second on hardware."""
+        if self._journal.gpu_note(gpu, TIME_SLICE) != interval:
+            return False
+        others = (self._journal.entry(other.uid) for other in self._journal.assignments(gpu) if other.uid != uid)
+        return any(other is not None and other.state is State.PREPARED for other in others)
+
+    def _reset_best_effort(self, gpu: GpuUuid, within_s: float) -> None:
+        """Reset; a missing or hanging nvidia-smi does not keep a pod from ending. The note stays, the periodic reclaim
+        tries again, and no claim gets the whole GPU or a share before it is reset."""
+        try:
+            self._hardware.slicer.reset(gpu, within_s=within_s)
+        except CommandError as error:
+            log.warning("time slice is not reset yet; will retry", extra={"gpu": gpu, "reason": str(error)})
+
+
+class MpsDaemonSetting(GpuSetting):
+    """MPS daemons (`sharing.mps.MpsClient`). The record of a daemon is its directory, not a GPU note.
+
+    The daemon of a shared GPU has the GPU's UUID as id and serves several claims; others serve one claim each.
+    """
+
+    def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
+        """Start the plan's daemons and wait until they are ready."""
+        for daemon in _daemons_of(todo):
+            self._hardware.mps.ensure(daemon, within_s=deadline.left_s(most_s=START_S))
+
+    def verify(self, prepared: PreparePlan, deadline: Deadline) -> None:
+        """Start daemons that do not run; one that is ready takes no time."""
+        for daemon in _daemons_of(prepared):
+            self._hardware.mps.ensure(daemon, within_s=deadline.left_s())
+
+    def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
+        """Stop the claim's daemons that no other claim uses."""
+        for daemon_id, gpus in self._daemons_to_stop(entry).items():
+            within_s = deadline.left_s(least_s=LEAST_S)
+            yield next(iter(gpus), GpuUuid("")), partial(self._hardware.mps.release, daemon_id, gpus, within_s=within_s)
+
+    def release_without_entry(self, uid: ClaimUid, *, within_s: float) -> None:
+        """Stop daemons that serve this claim alone: their ids begin with its UID."""
+        for daemon in [each for each in self._hardware.mps.daemons() if each.startswith(f"{uid}-")]:
+            self._hardware.mps.release(daemon, (), within_s=within_s)
+
+    def has_orphans(self) -> bool:
+        """Whether a daemon exists that no entry needs."""
+        return bool(tuple(self._orphans()))
+
+    def remove_orphans(self, locked: Collection[GpuUuid]) -> None:
+        """Stop every daemon that no entry needs. A MIG device's daemon does not say which GPU it uses."""
+        self._stop_orphans(locked)
+
+    def stop_orphans_of(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
+        """Stop the GPU's daemons that no entry needs, and those that do not say which GPU they use."""
+        self._stop_orphans(locked, gpu)
+
+    def _stop_orphans(self, locked: Collection[GpuUuid], gpu: GpuUuid | None = None) -> None:
+        mps = self._hardware.mps
+        for daemon_id in self._orphans():
+            daemon = mps.daemon(daemon_id)
+            if gpu is not None and daemon is not None and gpu not in daemon.gpus:
+                continue
+            # Stopping it restores the compute mode of all its GPUs, and another claim may be about to use one of them.
+            others = set(daemon.gpus if daemon else ()).difference(locked)
+            # Does not wait: the call that has those locks may wait for ours.
+            with self._gpu_locks.acquire(others, 0.0) as acquired:
+                if not acquired:
+                    raise GpuLockedError(f"orphaned MPS daemon {daemon_id} cannot be stopped: its GPUs are locked")
+                mps.release(daemon_id, (), within_s=STEP_S)
+
+    def _orphans(self) -> Iterator[str]:
+        # The daemons are listed before the journal is read: an intent is in the journal before its daemon is requested,
+        # so a listed daemon without an entry is orphaned, not new. (A repeated request is seen under the lock.)
+        listed = self._hardware.mps.daemons()
+        if listed:
+            needed = {
+                assigned.device.sharing.daemon.id
+                for assigned in self._journal.assignments()
+                if assigned.device.sharing is not None and assigned.device.sharing.daemon is not None
+            }
+            yield from (daemon for daemon in listed if daemon not in needed)
+
+    def _daemons_to_stop(self, entry: Entry) -> dict[str, tuple[GpuUuid, ...]]:
+        """Ids with the GPUs whose compute mode the daemon changed. A shared GPU's daemon stays while a rebuild is
+        pending: claims that use it may be missing in the journal."""
+        used = {
+            device.sharing.daemon.id: (device.gpu_uuid, device.sharing.daemon.gpus)
+            for device in reversed(entry.devices)
+            if device.changes_hardware and device.sharing is not None and device.sharing.daemon is not None
+        }
+        return {
+            daemon: gpus
+            for daemon, (gpu, gpus) in used.items()
+            if not (daemon == gpu and self._journal.rebuild_pending)
+            and daemon not in set(self._daemons_of_others(entry.ref.uid, gpu))
+        }
+
+    def _daemons_of_others(self, uid: ClaimUid, gpu: GpuUuid) -> Iterator[str]:
+        for other in self._journal.assignments(gpu):
+            if other.uid != uid and other.device.sharing is not None and other.device.sharing.daemon is not None:
+                yield other.device.sharing.daemon.id
+
+
+def _daemons_of(todo: PreparePlan) -> list[MpsDaemon]:
+    """The plan's daemons, each once."""
+    daemons = [d.sharing.daemon for d in todo.devices if d.sharing is not None and d.sharing.daemon is not None]
+    return list({daemon.id: daemon for daemon in daemons}.values())
+
+
+class ComputeModeSetting(NotedSetting):
+    """The compute mode. Claims that share the GPU need it.
+
+    Time slices and MPS daemons change and restore it (`sharing.compute_mode`). This setting restores a mode whose
+    daemon or time slice ended without restoring it.
+    """
+
+    note_key = COMPUTE_MODE
+
+    def __init__(self, deps: ClaimDependencies) -> None:
+        super().__init__(deps)
+        self._daemons = MpsDaemonSetting(deps)
+
+    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether a claim shares the GPU or a partition of it."""
+        return any(assigned.device.sharing for assigned in assignments)
+
+    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
+        """Stop the GPU's orphaned daemons, which need the mode, then restore it."""
+        self._daemons.stop_orphans_of(gpu, locked)
+        # A claim that begins may record a daemon of the GPU's id, so a leftover one of that id is no orphan; end it.
+        self._hardware.mps.release(gpu, (gpu,), within_s=STEP_S)
+
+
+SETTINGS: tuple[type[GpuSetting], ...] = (MigModeSetting, TimeSliceSetting, ComputeModeSetting, MpsDaemonSetting)
+"""In the order in which they are applied; they are released in reverse order."""
+
+LOST_AT_REBOOT = tuple(
+    kind.note_key for kind in SETTINGS if issubclass(kind, NotedSetting) and not kind.survives_reboot
+)
+"""Keys of notes that are void after a reboot. MIG mode may survive one, so the GPU is looked at."""
+
+
+def settings_of(deps: ClaimDependencies) -> tuple[GpuSetting, ...]:
+    """One object per setting, in the order of `SETTINGS`. Raises `NotPermittedError` without hardware."""
+    return tuple(kind(deps) for kind in SETTINGS)

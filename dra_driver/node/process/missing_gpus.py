@@ -1,0 +1,254 @@
+"""Publishes missing GPUs from their last known description, with a taint.
+
+A GPU that falls off the bus, hangs or does not come back after a reboot is left out of the inventory. Taken out of the
+slices, its pods would never be evicted (only devices in slices have taints that evict), and a claim that has it would
+keep a device that no slice explains. So its last known value stays published, with a taint (``health_taints.py``):
+while NVML still lists the GPU, while a claim in the journal has it, and in any case for ``KEEP_S``.
+
+The device name contains the minor number. When another GPU has it now, the one that a claim has is published under the
+name, and the other one when that claim has ended; without a claim, the GPU that exists is published.
+
+The values are also in a file, so that a restart while a GPU is missing, also of the node, publishes it again. A GPU
+that was found when the file was written and that this process has not seen may only be late: GPUs of one node do not
+all answer at once when the driver was loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get
+it, and it is not called lost. One that this process has seen is lost at once.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.files import replace_file
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kube.published import limits
+
+log = logging.getLogger(__name__)
+
+KEEP_S: Final = 15 * 60.0
+GRACE_S: Final = 20.0
+"""Two looks at the health of the GPUs."""
+VERSION: Final = 1
+MAX_BYTES: Final = 4 * 2**20
+MAX_GPUS: Final = 256
+_MINORS: Final = range(1024)
+_LATEST: Final = 4e9
+"""Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
+
+
+class KnownGpu(Struct, frozen=True, kw_only=True):
+    """A GPU as it was found last. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
+
+    gpu: Gpu
+    gone_since: float | None = None
+
+
+Known = Mapping[GpuUuid, KnownGpu]
+
+
+class MissingGpu(Struct, frozen=True, kw_only=True):
+    """A GPU that is published and not found. ``since`` is in seconds of the Unix epoch; ``awaited``: it may be late."""
+
+    since: float
+    awaited: bool = False
+
+
+Missing = Mapping[GpuUuid, MissingGpu]
+
+
+def plain(gpu: Gpu) -> Gpu:
+    """The GPU without what passes: instances and MIG mode of this driver, and the fabric's state. Pure.
+
+    It is published in the same forms, and does not change when partitions come and go.
+    """
+    foreign = tuple(instance for instance in gpu.mig_instances if not instance.owned)
+    enabled = gpu.mig_enabled and not gpu.mig_mode_owned
+    return replace(gpu, mig_instances=foreign, mig_enabled=enabled, mig_mode_owned=False, fabric=None)
+
+
+def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[GpuUuid]], now: float) -> Known:
+    """What is known after a look at ``now``; GPUs that need not be published any more are dropped. Pure.
+
+    ``held`` is asked only when a GPU is missing. A clock that jumped back begins the time anew.
+    """
+    found = {gpu.uuid: KnownGpu(gpu=plain(gpu)) for gpu in snapshot.gpus}
+    gone = {uuid: replace(last, gone_since=_since(last, now)) for uuid, last in known.items() if uuid not in found}
+    if not gone:
+        return found
+    listed = {left_out.label for left_out in snapshot.left_out}
+    kept = {*listed, *held()}
+    return found | {
+        uuid: last for uuid, last in gone.items() if uuid in kept or now - (last.gone_since or now) < KEEP_S
+    }
+
+
+def with_missing(snapshot: Snapshot, missing: Iterable[Gpu], held: Collection[GpuUuid]) -> Snapshot:
+    """The snapshot with GPUs that are not in it. Of two with one minor, the first is published: see above. Pure."""
+    gone = tuple(missing)
+    first = tuple(gpu for gpu in gone if gpu.uuid in held)
+    last = tuple(gpu for gpu in gone if gpu.uuid not in held)
+    gpus = sorted((*first, *snapshot.gpus, *last), key=lambda gpu: gpu.minor)  # stable
+    return replace(snapshot, gpus=tuple(gpus))
+
+
+class MissingGpuTracker:
+    """Thread-safe; no method raises. ``held`` returns the GPUs that claims have and may raise StorageError."""
+
+    def __init__(
+        self,
+        path: Path,
+        held: Callable[[], Collection[GpuUuid]],
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._held, self._now, self._clock = path, held, now, clock
+        self._lock = threading.Lock()  # guards the fields below; the journal is read with it
+        self._known: Known = {}
+        for gpu, since in read(path):
+            self._known = {**self._known, gpu.uuid: KnownGpu(gpu=gpu, gone_since=since)}
+        self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
+        self._awaited_since: float | None = None  # the first look
+        self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
+        self._unchanged: Snapshot | None = None  # the last one, when nothing is missing
+        self._unwritten = False
+
+    @property
+    def missing(self) -> dict[GpuUuid, MissingGpu]:
+        """GPUs that are not found."""
+        with self._lock:
+            waits = self._awaited_since is None or self._clock() - self._awaited_since < GRACE_S
+            return {
+                uuid: MissingGpu(since=last.gone_since, awaited=waits and uuid in self._awaited)
+                for uuid, last in self._known.items()
+                if last.gone_since is not None
+            }
+
+    @property
+    def remembered(self) -> Snapshot:
+        """All of them: those found last and those missing."""
+        with self._lock:
+            return Snapshot(gpus=tuple(last.gpu for last in self._known.values()))
+
+    def complete(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with missing GPUs that stay published. Equal results for one snapshot are the same object."""
+        with self._lock:
+            if snapshot is self._unchanged:
+                return snapshot
+            if self._awaited_since is None:
+                self._awaited_since = self._clock()
+            self._awaited -= {gpu.uuid for gpu in snapshot.gpus}
+            held = cache(self._held_gpus)  # read at most once
+            before, self._known = self._known, after_look(self._known, snapshot, held, self._now())
+            self._report(before)
+            if before != self._known or self._unwritten:
+                self._write()
+            gone = {uuid: last.gpu for uuid, last in self._known.items() if last.gone_since is not None}
+            self._unchanged = None if gone or self._unwritten else snapshot
+            if not gone:
+                return snapshot
+            mine = frozenset(gone.keys() & set(held()))
+            if self._completed is None or self._completed[0] is not snapshot or self._completed[1] != mine:
+                self._completed = (snapshot, mine, with_missing(snapshot, gone.values(), mine))
+            return self._completed[2]
+
+    def with_missing(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the GPUs that are missing now, as far as it does not have them; notes nothing."""
+        here = {gpu.uuid for gpu in snapshot.gpus}
+        with self._lock:
+            known = self._known.items()
+            gone = [last.gpu for uuid, last in known if last.gone_since is not None and uuid not in here]
+        return with_missing(snapshot, gone, {gpu.uuid for gpu in gone}) if gone else snapshot
+
+    def _held_gpus(self) -> Collection[GpuUuid]:
+        try:
+            return self._held()
+        except DraError as error:
+            log.warning("it is not known which GPUs claims have; missing ones stay", extra={"reason": error})
+            return self._known.keys()
+
+    def _report(self, before: Known) -> None:
+        for uuid, last in self._known.items():
+            was = before.get(uuid)
+            if was is not None and was.gone_since is None and last.gone_since is not None:
+                log.warning("GPU is not found; it stays published with a taint", extra={"gpu": uuid})
+            elif was is not None and was.gone_since is not None and last.gone_since is None:
+                log.info("GPU is found again", extra={"gpu": uuid})
+        for uuid in before.keys() - self._known.keys():
+            log.warning("GPU is not found and no longer published", extra={"gpu": uuid})
+
+    def _write(self) -> None:
+        known = self._known.values()
+        try:
+            replace_file(self._path, encode((last.gpu, last.gone_since) for last in known))
+        except OSError as error:
+            if not self._unwritten:
+                log.warning("GPUs cannot be noted; a restart forgets a missing one", extra={"reason": error})
+            self._unwritten = True
+        else:
+            self._unwritten = False
+
+
+def _is_news(last: KnownGpu, now: float) -> bool:
+    """Whether it is not known for longer than the grace time that the GPU is missing."""
+    return last.gone_since is None or 0.0 <= now - last.gone_since < GRACE_S
+
+
+def _since(last: KnownGpu, now: float) -> float:
+    return now if last.gone_since is None else min(last.gone_since, now)
+
+
+class _Entry(Struct, frozen=True, kw_only=True):
+    gpu: Gpu
+    goneSince: float | None = None  # noqa: N815 - the name in the file
+
+    def __post_init__(self) -> None:
+        if self.gpu.minor not in _MINORS or not limits.fits(self.gpu.uuid):
+            raise ValueError(f"minor {self.gpu.minor} or UUID {self.gpu.uuid[:80]!r} would make a slice invalid")
+        if self.goneSince is not None and not 0 <= self.goneSince <= _LATEST:  # false for NaN, too
+            raise ValueError(f"goneSince is {self.goneSince}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
+
+
+class _Content(Struct, frozen=True, kw_only=True):
+    version: int
+    gpus: tuple[msgspec.Raw, ...]
+
+
+def encode(known: Iterable[tuple[Gpu, float | None]]) -> bytes:
+    """The file's content: ``{"version": 1, "gpus": [{"gpu": {fields of Gpu}, "goneSince": 1763805600.0}]}``."""
+    entries = [_Entry(gpu=gpu, goneSince=since) for gpu, since in known]
+    return msgspec.json.encode({"version": VERSION, "gpus": entries})
+
+
+def read(path: Path) -> list[tuple[Gpu, float | None]]:
+    """The GPUs in the file; none when it does not exist or cannot be used. A wrong entry is logged and skipped."""
+    try:
+        with path.open("rb") as file:
+            content = msgspec.json.decode(file.read(MAX_BYTES), type=_Content)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("the file of known GPUs cannot be read; it is written again", extra={"file": path, "reason": error})
+        return []
+    if content.version != VERSION:
+        log.warning("the file of known GPUs has another version; it is written again", extra={"file": path})
+        return []
+    return [found for entry in content.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
+
+
+def _entry(entry: msgspec.Raw, path: Path) -> tuple[Gpu, float | None] | None:
+    try:
+        found = msgspec.json.decode(entry, type=_Entry)
+    except (ValueError, RecursionError) as error:
+        log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
+        return None
+    return found.gpu, found.goneSince

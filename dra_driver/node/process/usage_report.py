@@ -1,0 +1,134 @@
+"""Reads the findings of the usage exporter, validates them, and reports them as events and in the GpuNode."""
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from dra_driver.config.settings import NodeSettings
+from dra_driver.config.usage_findings import FILE, MAX_BYTES, RENEW_S, decode
+from dra_driver.config.usage_findings import FOLDER as FINDINGS
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.files import ChangedFile
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu_node import NO_USAGE, ToldUsage
+from dra_driver.core.model.terms import Terms
+from dra_driver.core.model.usage_findings import UsageFindings
+from dra_driver.core.time import rfc3339
+from dra_driver.node.claims import Journal
+from dra_driver.node.process.assignments_file import FOLDER
+from dra_driver.node.process.node_events import Tell
+from dra_driver.node.process.usage_events import ClaimNotice, UsageEvents
+from dra_driver.node.process.usage_validation import believed
+
+log = logging.getLogger(__name__)
+
+CHECKED_S: Final = 20.0
+"""How often ``checkedAt`` of the GpuNode is renewed while the controller is asked to act."""
+STALE_S: Final = 3 * RENEW_S
+
+
+class FindingsFile:
+    """Reads ``findings.json`` of the usage exporter. Of one thread.
+
+    The exporter renews the file every minute while it has content (`config.usage_findings.RENEW_S`). Findings that are
+    not renewed are those of an exporter that has ended or hangs: they count for `STALE_S`, by a clock that does not
+    jump, and are dropped then. A damaged file counts as not renewed. A file that exists when the node process starts is
+    as old as its time of modification: otherwise a node process that restarts would trust findings of an exporter that
+    ended days ago. ``folder`` is the directory ``usage`` of the driver's directory; ``wall_clock`` is that of files.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path, self._clock, self._wall_clock = folder / FINDINGS / FILE, clock, wall_clock
+        self._file = ChangedFile(self._path, MAX_BYTES)
+        self._has_read = False
+        self._renewed_s = clock()
+        self._findings: UsageFindings | None = None
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the newest file is not used."""
+        return self._problem
+
+    def look(self) -> UsageFindings | None:
+        """The findings in force; the same value while nothing changed, None without any."""
+        try:
+            content = self._file.read()
+            if content is not None:
+                self._take(content)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._fail(f"the usage exporter's findings {self._path} cannot be read: {error.strerror}")
+        if self._findings is not None and self._clock() - self._renewed_s > STALE_S:
+            log.info("dropped findings of the usage exporter: it does not renew them")
+            self._findings = None
+        return self._findings
+
+    def _take(self, content: bytes) -> None:
+        age_s = 0.0 if self._has_read else max(0.0, self._wall_clock() - self._file.modified)
+        self._has_read = True
+        try:
+            self._findings = decode(content)
+        except ConfigurationError as error:
+            self._fail(f"the usage exporter's findings are damaged: {error}")
+            return
+        self._problem, self._renewed_s = None, self._clock() - age_s
+
+    def _fail(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("findings of the usage exporter are not read", extra={"reason": problem})
+        self._problem = problem
+
+
+class UsageReport:
+    """Of one thread. ``notify`` hears of events about claims."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        journal: Journal,
+        tell: Tell,
+        *,
+        notify: Callable[[ClaimNotice], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        folder = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
+        self._file, self._journal, self._clock, self._now = FindingsFile(folder, clock=clock), journal, clock, now
+        self._events = UsageEvents(tell, notify=notify, clock=clock)
+        self._told, self._checked_s, self._checked_at = NO_USAGE, 0.0, ""
+
+    @property
+    def told(self) -> ToldUsage:
+        """What the GpuNode says; the same value while nothing changed."""
+        return self._told
+
+    @property
+    def problem(self) -> str | None:
+        """Why the newest findings are not told."""
+        return self._file.problem
+
+    def look(self, snapshot: Snapshot, terms: Terms) -> None:
+        """Takes what is new in the file. A look at an unchanged file costs microseconds. Raises StorageError."""
+        findings = self._file.look()
+        if findings is None or findings.is_empty:
+            self._take(NO_USAGE)
+            return
+        if self._clock() - self._checked_s >= CHECKED_S or not self._checked_at:
+            self._checked_s, self._checked_at = self._clock(), rfc3339(self._now())
+        self._take(believed(findings, self._journal.entries(), snapshot, terms, self._checked_at))
+
+    def _take(self, told: ToldUsage) -> None:
+        if told != self._told:
+            self._told = told
+        self._events.update(told)

@@ -1,1 +1,0 @@
-"""The patch formats of the Kubernetes API."""

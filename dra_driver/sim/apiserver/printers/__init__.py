@@ -1,1 +1,0 @@
-"""The columns and rows of `kubectl get`, by kind."""

@@ -1,0 +1,77 @@
+"""Text for people."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.core.text import counted, cut, gib, listed, one_line, printable, quoted, span, wrapped
+
+ESCAPE = "\x1b[31mred\u202e"
+
+
+@given(st.text())
+def test_printable_text_keeps_its_columns(text: str) -> None:
+    """Excerpts point at columns, and nothing in them moves the cursor of a terminal."""
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert shown.isprintable()
+
+
+def test_unprintable_characters_are_replaced() -> None:
+    """Line ends and tabs separate words; terminal commands and changes of the direction do not get through."""
+    assert printable(f"a\n\tb {ESCAPE}") == "a  b ?[31mred?"
+    assert one_line(f" a\r\n\tb  {ESCAPE} ", 9) == "a b ?[31…"
+
+
+@pytest.mark.parametrize(("text", "longest", "shown"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("", 3, "")])
+def test_cut_text_fits(text: str, longest: int, shown: str) -> None:
+    """The mark of the cut counts."""
+    assert cut(text, longest) == shown
+
+
+def test_quoted_value_is_escaped_and_short() -> None:
+    """Values of users stand in events, which have limits."""
+    assert quoted(ESCAPE) == "'\\x1b[31mred\\u202e'"
+    assert len(quoted("x" * 1000)) == 80
+
+
+def test_wrapped_lines_keep_their_indentation() -> None:
+    """Long words such as expressions are broken, and an empty text is one line."""
+    assert wrapped("  a word\nand  expression", "    ", 12) == ["  a word and", "    expressi", "    on"]
+    assert wrapped("") == [""]
+
+
+def test_counted_noun_has_its_plural() -> None:
+    """Only one thing has none."""
+    assert [counted(count, "node") for count in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
+
+
+def test_listed_names_are_few_and_differ() -> None:
+    """The number of the others counts each name once."""
+    assert listed(["a", "b", "a"], 2) == "a, b"
+    assert listed(["a", "b", "a", "c", "d"], 2) == "a, b and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (None, "?"),
+        (0, "0"),
+        (10 * 2**30, "10 GiB"),
+        (9984 << 20, "9.8 GiB"),
+        (80944 << 20, "79 GiB"),
+        (1004 << 27, "126 GiB"),
+    ],
+)
+def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:
+    """One decimal where it says something."""
+    assert gib(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "?"), (0.4, "0s"), (119, "119s"), (600, "10m"), (7199, "119m"), (7200, "2h"), (200_000, "2d")],
+)
+def test_duration_has_one_unit(seconds: float | None, shown: str) -> None:
+    """The unit changes at two of the next, so that an age is never off by half."""
+    assert span(seconds) == shown

@@ -1,0 +1,47 @@
+"""Times of Kubernetes, written and read."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.core.time import parse_time, rfc3339, rfc3339_micro
+
+PARIS = timezone(timedelta(hours=1))
+
+
+def test_whole_seconds_are_written_in_utc() -> None:
+    """Another zone is converted, and decimals are cut: metav1.Time has none."""
+    assert rfc3339(datetime(2026, 1, 31, 12, 0, 0, 999_999, tzinfo=PARIS)) == "2026-01-31T11:00:00Z"
+    assert rfc3339(1_769_857_200.9) == "2026-01-31T11:00:00Z"
+
+
+def test_micro_time_has_six_decimals() -> None:
+    """A Lease with fewer is refused by the API server."""
+    assert rfc3339_micro(datetime(2026, 1, 31, 12, 0, 0, 50, tzinfo=UTC)) == "2026-01-31T12:00:00.000050Z"
+    assert rfc3339_micro(0) == "1970-01-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize("text", ["2026-01-31T11:00Z", "2026-01-31T12:00:00+01:00", "2026-01-31T11:00:00.000000001Z"])
+def test_time_is_read_in_utc(text: str) -> None:
+    """Whatever the zone and the number of decimals."""
+    at = parse_time(text)
+    assert at == datetime(2026, 1, 31, 11, tzinfo=UTC)
+    assert at is not None
+    assert at.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "value", [None, 7, "", "soon", "2026-01-31", "2026-01-31T12:00:00", "0001-01-01T00:00:00+01:00", ["2026"]]
+)
+def test_value_that_is_no_time_is_none(value: object) -> None:
+    """Objects of other clients may have anything in the place of a time."""
+    assert parse_time(value) is None
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_written_time_is_read_back(at: datetime) -> None:
+    """Also years of fewer than four digits."""
+    assert parse_time(rfc3339_micro(at)) == at
+    assert parse_time(rfc3339(at)) == at.replace(microsecond=0)
