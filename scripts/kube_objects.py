@@ -164,11 +164,12 @@ def _struct(name: str, types: dict[str, dict[str, str]]) -> str:
 
 
 def _required(name: str, key: str, text: str) -> str:
-    """``metadata`` of a kind is always there; the API's other required fields are in the table."""
+    """``metadata`` of a kind and ``spec`` of a pod are always there; the table has the API's other required fields."""
     if key in RELAXED.get(name, "").split():
         return text.replace(" required=true", "")
     is_kind = any(name in kinds for kinds in ROOTS.values())
-    return f"{text} required=true" if is_kind and key == "metadata" else text
+    always = (is_kind and key == "metadata") or (name, key) == ("core.v1.Pod", "spec")
+    return f"{text} required=true" if always else text
 
 
 def _field(key: str, text: str, types: dict[str, dict[str, str]], *, nullable: bool) -> str:

@@ -1,19 +1,19 @@
-"""Find the field of an object that is not as the structs of ``kube/objects/`` describe it.
+"""Read objects as the structs of ``kube/objects/``, and find the field that does not fit.
 
-For objects from files, and for objects on which other code has failed. null counts as absent, as in Go's decoder, and
-unknown fields pass.
+null counts as absent, as in Go's decoder, and unknown fields pass.
 """
 
 import types
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
 from dra_driver.kube.objects import core, resource
 
+S = TypeVar("S", bound=Struct)
 KINDS: Final[Mapping[str, type[Struct]]] = {
     kind.__name__: kind
     for kind in (
@@ -32,6 +32,18 @@ _WORDS: Final = {
 }
 
 
+def read(kind: type[S], item: object) -> S:
+    """An object of the API server as a struct. Raises ValueError, which names the field, for one that does not fit."""
+    try:
+        return convert(item, kind)
+    except ValidationError:
+        pass
+    try:
+        return convert(_without_nulls(item), kind)
+    except (ValidationError, RecursionError) as error:
+        raise ValueError(problem_of(kind, item) or str(error)) from error
+
+
 def misfit(kind: str, item: object) -> str:
     """What is wrong with an object of this kind, with the field's path; "" when it is right."""
     problem = problem_of(KINDS[kind], item)
@@ -48,6 +60,12 @@ def problem_of(hint: Any, value: object, path: str = "") -> str:
     except (ValidationError, RecursionError):
         return _problem(hint, value, path)
     return ""
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _problem(hint: Any, value: Any, path: str) -> str:

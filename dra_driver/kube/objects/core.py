@@ -164,9 +164,9 @@ class PodStatus(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
 
 class Pod(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     metadata: ObjectMeta
+    spec: PodSpec
     api_version: str = ""
     kind: str = ""
-    spec: PodSpec | None = None
     status: PodStatus | None = None
 
 
