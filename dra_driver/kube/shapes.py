@@ -126,4 +126,5 @@ def _first(problems: Any) -> str:
 
 def _says(path: str, expected: str, value: object) -> str:
     got = _WORDS.get(type(value), "nothing")
-    return f"{path}: expected {expected}, got {got}: {str(value)[:40]!r}"
+    shown = "" if isinstance(value, dict | list) else f": {str(value)[:40]!r}"  # text of a deep value would recurse
+    return f"{path}: expected {expected}, got {got}{shown}"
