@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.caps import instance_minor
+from dra_driver.hardware.gpu.simulated.root import instance_minor
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.forms import LIST, Forms, share, slice_of

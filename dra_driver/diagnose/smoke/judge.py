@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from dra_driver.core.finding import Finding, Layer, Status, one_line
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.text import one_line
 from dra_driver.diagnose.smoke.objects import CONTAINER
 from dra_driver.kube.published.listing import UNKNOWN, Devices, described_devices, difference, observed_devices
 
@@ -96,7 +97,7 @@ def unscheduled_message(pod: Wire) -> str:
 
 def shortened(text: object) -> str:
     """Text of others: on one line, printable, and of bounded length."""
-    return one_line(text)[:_LONGEST]
+    return one_line(str(text or ""), _LONGEST)
 
 
 def failed(layer: Layer, message: str) -> Finding:

@@ -140,7 +140,7 @@ def _clean_up(rest: Any, namespace: str) -> int:
 
 
 def _print(report: "SmokeReport", form: str) -> None:
-    from dra_driver.core.finding import one_line
+    from dra_driver.core.text import one_line
     from dra_driver.diagnose.smoke import to_wire
 
     if form == "json":

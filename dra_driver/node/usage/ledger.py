@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.node.usage.energy import EnergyUser, divided, joules_since
-from dra_driver.node.usage.judge import device_used
-from dra_driver.node.usage.observed import step_s
+from dra_driver.node.usage.idle import device_used
 from dra_driver.node.usage.rows import RowKey, RowUse, rows_of
-from dra_driver.node.usage.values import AssignedUse, DeviceUse, GpuUse, JoinedUsage
+from dra_driver.node.usage.values import AssignedUse, DeviceUse, GpuUse, JoinedUsage, step_s
 
 MAX_ROWS: Final = 4096
 """A node has at most some hundred pods; a scrape of all rows is about 6 MiB."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from dra_driver.core.model.terms import Form
-from dra_driver.node.usage.judge import device_used
+from dra_driver.node.usage.idle import device_used
 from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, SeenProcess
 
 

@@ -1,4 +1,4 @@
-"""Find the two MIG capability nodes ``/dev/nvidia-caps/nvidia-cap<N>`` of a partition, below ``/proc/driver``.
+"""Find a partition's MIG capability nodes below ``/proc/driver``, and a GPU's DRM nodes in sysfs.
 
 Source: NVIDIA's MIG User Guide, "Device Nodes and Capabilities". A program may use a compute instance when it can read
 two nodes, the GPU instance's and the compute instance's. ``nvidia/capabilities/gpu<minor>/mig/gi<g>/access`` and
@@ -9,10 +9,12 @@ opens the next instance with its id. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
 
 import os
 import re
+from pathlib import Path
 
 from msgspec import Struct
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
+from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 MODE = 0o444
 """Default mode of the module's nodes: readable, which is enough to open a capability."""
@@ -91,3 +93,36 @@ def _read(path: str, limit: int) -> str | None:
             return file.read(limit)
     except OSError:
         return None
+
+
+_PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DRM_NAME = re.compile(r"card\d{1,4}|renderD\d{1,4}")
+_DEV_FILE = re.compile(r"(\d{1,10}):(\d{1,10})")
+
+
+class DrmNode(Struct, frozen=True, kw_only=True):
+    """One node below ``/dev/dri``: ``card1`` or ``renderD129``."""
+
+    name: str
+    numbers: NodeNumbers
+
+
+def drm_nodes(pci_bus_id: str | None, sysfs_root: str = "/sys") -> tuple[DrmNode, ...]:
+    """DRM nodes of the GPU at ``pci_bus_id`` (sysfs form, ``0000:65:00.0``) in order of name; () when it has none.
+
+    Numbers come from sysfs's ``dev`` files, so ``/dev/dri`` need not be visible here.
+    """
+    if not pci_bus_id or not _PCI_BUS_ID.fullmatch(pci_bus_id.lower()):
+        return ()
+    folder = Path(sysfs_root, "bus/pci/devices", pci_bus_id.lower(), "drm")
+    try:
+        names = sorted(name for name in os.listdir(folder) if _DRM_NAME.fullmatch(name))  # noqa: PTH208 - names, not paths
+        texts = [(name, (folder / name / "dev").read_text("ascii")) for name in names]
+    except (OSError, UnicodeDecodeError):
+        return ()
+    matches = [(name, _DEV_FILE.fullmatch(text.strip())) for name, text in texts]
+    return tuple(
+        DrmNode(name=name, numbers=NodeNumbers(major=int(match[1]), minor=int(match[2])))
+        for name, match in matches
+        if match
+    )

@@ -1,12 +1,16 @@
-"""Says in one system call whether any of many folders has changed: inotify, asked and never waited for.
+"""Detect changes of many folders, and of the mount table, with one system call each.
 
-The kernel queues an event before the call that makes the change returns (inotify(7)), so a prepare that asks afterwards
-sees it, as it would with a ``stat`` of each folder. What inotify does not see is a mount that covers a folder: the
-inode of two folders is compared at each look, and `provider` compares all of them after a mount (`mount_watch`).
+The kernel queues an inotify event before the call that makes the change returns (inotify(7)), so a prepare that asks
+afterwards sees it, as it would with a ``stat`` of each folder. inotify does not see a mount that covers a folder:
+`FolderWatch` compares the inode of two folders at each check, and `provider` compares all of them after a mount.
+
+A change of the mount table makes an open ``/proc/self/mountinfo`` report an exceptional condition once (Linux,
+fs/proc_namespace.c, ``mounts_poll``), for every mount of the process's namespace, also those of pods that start.
 """
 
 import ctypes
 import os
+import select
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
@@ -18,7 +22,7 @@ _MOST_READS = 100  # the kernel queues 16384 events by default, of 16 bytes and 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _start() -> int:
+def _start_inotify() -> int:
     """A new inotify instance; negative when the kernel refuses one."""
     return int(_libc.inotify_init1(_NONBLOCK_CLOEXEC))
 
@@ -30,7 +34,9 @@ class FolderWatch:
     `is_quiet` is always False.
     """
 
-    def __init__(self, folders: Iterable[str], anchors: Iterable[str], *, start: Callable[[], int] = _start) -> None:
+    def __init__(
+        self, folders: Iterable[str], anchors: Iterable[str], *, start: Callable[[], int] = _start_inotify
+    ) -> None:
         self._folders = tuple(folders)
         self._anchors = tuple((path, _identity(path)) for path in anchors)
         self._descriptor = start()
@@ -91,3 +97,26 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _open_mounts() -> int:
+    """An open mount table; negative where there is none."""
+    try:
+        return os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+class MountWatch:
+    """For one thread at a time. Without a mount table, `changed` is always True."""
+
+    def __init__(self, *, start: Callable[[], int] = _open_mounts) -> None:
+        self._poll = select.poll()
+        self._descriptor = start()
+        if self._descriptor >= 0:
+            self._poll.register(self._descriptor, select.POLLPRI)
+            weakref.finalize(self, os.close, self._descriptor)
+
+    def changed(self) -> bool:
+        """Whether the mount table changed since the last call, or since the start."""
+        return self._descriptor < 0 or bool(self._poll.poll(0))

@@ -8,27 +8,104 @@ CDI documents carry the numbers of each node, so that most containers need no no
   its rules again (``systemctl daemon-reload``), containers lose devices without such a link
   (github.com/opencontainers/cgroups, ``devices/systemd.go``; NVIDIA/nvidia-docker#1671).
 
-So a missing node or link is a warning. Something else at a node's path is an error, because a container would get it.
-Only the names of ``names.py`` are made, and nothing is deleted.
+So a missing node or link is a warning. A different file at a node's path is an error, because a container would get it.
+Only the names of ``numbers.py`` are made, and nothing is deleted.
 """
 
 import logging
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from dra_driver.core.errors import DeviceLostError, DeviceNodeError, DraError
-from dra_driver.hardware.device_nodes.capability_files import CapabilityFile, capability_file
+from dra_driver.hardware.device_nodes.ensure import ensure_link, ensure_node
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Stamp
-from dra_driver.hardware.device_nodes.names import CONTROL_NODES, NodeKind, expected_numbers, kind_of
-from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import (
+    CONTROL_NODES,
+    Majors,
+    NodeKind,
+    NodeNumbers,
+    expected_numbers,
+    kind_of,
+)
 from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
-from dra_driver.hardware.device_nodes.problems import Problem, ProblemKind, Problems
-from dra_driver.hardware.device_nodes.settle import settle_link, settle_node
 from dra_driver.hardware.device_nodes.tools import Outcome
+
+_MINORS_LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
+_MINOR_LINE: Final = re.compile(r"^gpu([0-9]{1,4})/(gi[0-9]{1,4}(?:/ci[0-9]{1,4})?)/access ([0-9]{1,7})$", re.MULTILINE)
+
+
+class CapabilityFile(Struct, frozen=True, kw_only=True):
+    """An access file. ``gone``: the module has such files, but not this one, so the instance does not exist."""
+
+    path: str
+    gone: bool
+
+
+def capability_file(proc_driver: str, minor: int) -> CapabilityFile | None:
+    """The file of ``nvidia-cap<minor>`` below ``/proc/driver``; None where the module lists none. Never raises."""
+    try:
+        with open(f"{proc_driver}/nvidia-caps/mig-minors", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            text = file.read(_MINORS_LIMIT)
+    except OSError:
+        return None
+    for gpu, instance, number in _MINOR_LINE.findall(text):
+        if int(number) == minor:
+            folder = f"{proc_driver}/nvidia/capabilities"
+            path = f"{folder}/gpu{gpu}/mig/{instance}/access"
+            has_files = os.path.isdir(folder)  # noqa: PTH112
+            return CapabilityFile(path=path, gone=not os.path.exists(path)) if has_files else None  # noqa: PTH110
+    return None
+
+
+KEEP_S: Final = 600.0
+"""A problem that a prepare found is forgotten after this time, unless it is found again."""
+
+
+class ProblemKind(StrEnum):
+    """What suffers is in each problem's text."""
+
+    NODE = "node"
+    LINK = "link"
+    PERMISSION = "permission"
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """One problem of the node at ``path``; ``text`` is a sentence with a next step."""
+
+    kind: ProblemKind
+    path: str
+    text: str
+
+
+class Problems:
+    """The present problems by kind and path. For one thread at a time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._found: dict[tuple[str, ProblemKind], tuple[str, float]] = {}
+
+    def put(self, kind: ProblemKind, path: str, text: str | None) -> None:
+        """Replace the problem of this kind and path; None for none."""
+        if text is None:
+            self._found.pop((path, kind), None)
+        else:
+            self._found[path, kind] = (text, self._clock() + KEEP_S)
+
+    def current(self) -> tuple[Problem, ...]:
+        """In the order of the paths."""
+        now = self._clock()
+        self._found = {key: value for key, value in self._found.items() if value[1] > now}
+        return tuple(
+            Problem(kind=kind, path=path, text=text) for (path, kind), (text, _) in sorted(self._found.items())
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +136,7 @@ class _Node(Struct, frozen=True, kw_only=True):
     numbers: NodeNumbers
 
 
-class NodeKeeper:
+class DeviceNodeReconciler:
     """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe.
 
     ``majors`` gives the kernel's numbers as last read, None before that. ``tools`` are the driver's, None to do
@@ -165,13 +242,13 @@ class NodeKeeper:
                 f"{node.path} cannot be given to a container: {file.path} is gone, so another program destroyed the"
                 " MIG instance; delete the pod, or wait for the driver to make the instance again"
             )
-        put, done = self._problems.put, settle_node(self._dev, node.path, node.numbers, self._params(node, file))
+        put, done = self._problems.put, ensure_node(self._dev, node.path, node.numbers, self._params(node, file))
         reason = done.refusal or done.missing
         put(ProblemKind.NODE, node.path, reason and _no_node(node, reason))
         if done.refusal is not None:
             return DeviceNodeError(_no_node(node, done.refusal))
         put(ProblemKind.PERMISSION, node.path, _not_open(node, done.mode))
-        link = settle_link(self._dev, node.path, node.numbers) if done.missing is None else None
+        link = ensure_link(self._dev, node.path, node.numbers) if done.missing is None else None
         put(ProblemKind.LINK, node.path, link and _no_link(node, link))
         if done.missing is None and link is None:
             self._kept[node.path] = (majors, self._dev.stamp(node.path))
