@@ -145,21 +145,6 @@ def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
         ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
 
 
-def test_a_failed_check_is_a_failed_container(tmp_path: Path) -> None:
-    """The exit status of nvidia-smi is the container's."""
-    write(tmp_path / "cdi", "x.json", {"a": {"mounts": [smi(tmp_path, "echo No devices were found; exit 6")]}})
-    view = ContainerView(tmp_path / "view")
-    view.create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
-    assert view.check().exit_code == 6
-
-
-def test_a_container_without_devices_succeeds_without_output(tmp_path: Path) -> None:
-    """Pods that use no GPU run as well."""
-    view = ContainerView(tmp_path / "view")
-    view.create({"name": "m"}, [], [])
-    assert view.check().output == ""
-
-
 @pytest.mark.parametrize(
     ("edits", "said"),
     [
@@ -238,9 +223,3 @@ def test_extended_resources_follow_the_pods_mappings(name: str, asked: list[str]
     )
     container = {"name": name, "resources": {"requests": dict.fromkeys(asked, "1")}}
     assert extended_cdi_names(container, STATUS, devices) == expected
-
-
-def test_a_pod_without_extended_resources_has_no_mappings() -> None:
-    """Without mappings no device is injected."""
-    container = {"name": "m", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
-    assert extended_cdi_names(container, {}, (_device("x", "container-0-request-0"),)) == []

@@ -114,13 +114,3 @@ def test_shares_consume_capacity(store: Store) -> None:
     assert [result["consumedCapacity"] for result in results] == [{"memory": f"{gib}Gi"} for gib in (10, 20, 30)]
     assert len({result["shareID"] for result in results}) == 3
     assert {result["device"] for result in results} == {"gpu-0"}
-
-
-def test_a_plain_claim_has_a_shared_gpu_alone(store: Store) -> None:
-    """A claim without capacity requests consumes all of it by default."""
-    _share(store)
-    pod(store, "plain", WHOLE)
-    pod(store, "share", WHOLE, capacity={"requests": {"memory": "1Mi"}})
-    EmbeddedScheduler(store).step()
-    assert running(store) == {"plain"}
-    assert result_of(store, "plain")["consumedCapacity"] == {"memory": "80Gi"}

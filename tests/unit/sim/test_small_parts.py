@@ -9,10 +9,9 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.scheduler.allocation import MAX_PODS, NodeUsage, unfit_reason
 from dra_driver.sim import client as manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
+from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.cluster import Cluster, check_cel
-from dra_driver.sim.demo.chapter import table
+from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import condition, set_condition
 from dra_driver.sim.recorder import StoreEventRecorder
@@ -133,14 +132,6 @@ def test_repeated_events_count_up() -> None:
     assert events[0]["involvedObject"]["uid"] == subject["metadata"]["uid"]
 
 
-def test_tables_look_like_kubectls() -> None:
-    """The columns are the API server's, aligned, without those of -o wide."""
-    text = table(NODES, [{**node("node-with-a-long-name"), "spec": {}, "status": {}}], NOW)
-    head, row = text.splitlines()
-    assert head.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]
-    assert row.index("Unknown") == head.index("STATUS")
-
-
 def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:
     """Wrong arguments are refused before anything is started."""
     policy = tmp_path / "a.yaml"
@@ -165,12 +156,6 @@ def test_policies_are_replaced_as_a_whole(tmp_path: Path) -> None:
     assert not list(cluster.policies.iterdir())
     cluster.stop()
     assert not cluster.folder.exists()
-
-
-def test_the_api_server_compiles_cel_expressions() -> None:
-    """An expression that does not compile is refused when the object is created, with its path."""
-    assert check_cel('device.driver == "x"') is None
-    assert "1:1" in (check_cel("nope") or "")
 
 
 def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> None:

@@ -86,32 +86,6 @@ def test_references_in_openapi_resolve() -> None:
     assert refs <= schemas
 
 
-def test_clients_discover_group_by_group() -> None:
-    """There are lists of groups and resources; the kind of a scale has a group of its own."""
-    store = Store()
-    assert _json(_ask(store, "GET", "/api"))["versions"] == ["v1"]
-    groups = {group["name"] for group in _json(_ask(store, "GET", "/apis"))["groups"]}
-    assert "resource.k8s.io" in groups
-    names = [item["name"] for item in _json(_ask(store, "GET", "/apis/resource.k8s.io/v1"))["resources"]]
-    assert "resourceclaims/status" in names
-    assert _json(_ask(store, "GET", "/apis/apps"))["preferredVersion"]["version"] == "v1"
-    apps = {item["name"]: item for item in _json(_ask(store, "GET", "/apis/apps/v1"))["resources"]}
-    assert apps["deployments/scale"]["group"] == "autoscaling"
-
-
-def test_methods_that_do_not_exist_are_not_allowed() -> None:
-    """405, not 404 and not 500."""
-    for method, path in (
-        ("PUT", "/api/v1/pods"),
-        ("POST", "/api/v1/pods"),
-        ("POST", "/api/v1/namespaces/default/pods/p"),
-        ("DELETE", "/api/v1/namespaces/default/pods/p/status"),
-    ):
-        with pytest.raises(KubernetesApiError) as refused:
-            _ask(Store(), method, path, {})
-        assert refused.value.status == 405
-
-
 def test_lists_are_always_complete() -> None:
     """limit is accepted; a continue token, which this server never sends, is expired."""
     store = Store()
@@ -177,20 +151,6 @@ def test_the_columns_of_a_watched_table_come_once() -> None:
         store.create(CONFIG_MAPS, config_map("b"))
         lines = [json.loads(line) for line in frames.of(changes.take_all()).splitlines()]
     assert [bool(line["object"]["columnDefinitions"]) for line in lines] == [True, False]
-
-
-def test_bodies_are_read_by_their_media_type() -> None:
-    """YAML and JSON objects are accepted; other types, and lists, are refused."""
-    yaml_body = ApiRequest(method="POST", path="/", headers={"content-type": "application/yaml"}, body=b"a: {b: 1}")
-    assert yaml_body.object() == {"a": {"b": 1}}
-    for headers, body, status in (
-        ({"content-type": "text/plain"}, b"x", 415),
-        ({}, b"[1]", 400),
-        ({"content-type": "application/yaml"}, b"a: [", 400),
-    ):
-        with pytest.raises(KubernetesApiError) as refused:
-            ApiRequest(method="POST", path="/", headers=headers, body=body).object()
-        assert refused.value.status == status
 
 
 def test_an_eviction_deletes_the_pod_that_was_meant() -> None:
