@@ -5,9 +5,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
-from dra_driver.controller.special_claims import PodRef
+from dra_driver.controller.pending_evictions import PendingEviction, PodRef
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
@@ -32,7 +31,7 @@ class EvictionOutcome(Struct, frozen=True, kw_only=True):
     unknown: bool = False
 
 
-def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
+def look(api: EvictionRequests, case: PendingEviction) -> EvictionOutcome | None:
     """A reason not to evict the pod now, None if it has to go. Raises KubernetesApiError when that cannot be read."""
     try:
         pod = api.get(paths.pod(case.pod.namespace, case.pod.name))
@@ -64,7 +63,7 @@ def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
     return EvictionOutcome(result="evicted")
 
 
-def _of_pod(pod: Mapping[str, Any], case: Endangered) -> EvictionOutcome | None:
+def _of_pod(pod: Mapping[str, Any], case: PendingEviction) -> EvictionOutcome | None:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     if metadata.get("uid") != case.pod.uid or metadata.get("deletionTimestamp"):
         return EvictionOutcome(result="gone", reason="the pod was replaced or is being deleted")

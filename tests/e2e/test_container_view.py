@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.caps import instance_minor
+from dra_driver.hardware.gpu.simulated.root import instance_minor
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.forms import LIST, Forms, share, slice_of
 from tests.e2e.gates import PARTITIONS, SHARES

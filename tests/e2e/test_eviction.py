@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, POD_DISRUPTION_BUDGETS, PODS

@@ -20,9 +20,8 @@ import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.simulated.usage_file import NAME as USAGE_FILE
-from dra_driver.hardware.gpu.simulated.usage_file import SimulatedUse, change_uses
-from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, parse_steps
+from dra_driver.hardware.gpu.simulated.usage import ANNOTATION, SimulatedUse, change_uses, parse_steps
+from dra_driver.hardware.gpu.simulated.usage import NAME as USAGE_FILE
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from tests.e2e import objects

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from dra_driver.config.options import flags_of, load
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.hardware.place import CheckSettings
+from dra_driver.diagnose.hardware.place import load_places, place_flags
 
 REPORT_FILE: Final = "hardware-check-report.json"
 ISSUES: Final = "docs/hardware-check.md says how to report it"
@@ -47,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--replay", metavar="FILE", help="judge the facts of a report again, without any hardware")
     group = parser.add_argument_group("places, as for kubelet-plugin")
-    for flag in flags_of(CheckSettings):
+    for flag in place_flags():
         default = f" (default: {flag.default})" if flag.default else ""
         group.add_argument(
             flag.flag,
@@ -98,9 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the checks, or judges a report again. Raises ConfigurationError and StorageError."""
     if args.replay:
         return _replay(Path(args.replay))
-    settings = load(
-        CheckSettings, {flag.field: getattr(args, flag.field) for flag in flags_of(CheckSettings)}, os.environ
-    )
+    settings = load_places({flag.field: getattr(args, flag.field) for flag in place_flags()}, os.environ)
     from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import child, place, runner, session, storage
     from dra_driver.diagnose.hardware.storage import Hasher

@@ -11,7 +11,6 @@ from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
-from dra_driver.sim.node.node_process import DriverSubprocess
 
 
 @pytest.fixture
@@ -60,16 +59,6 @@ def test_a_restored_gpu_is_no_leftover(node: ClusterNode) -> None:
     assert node.leftovers() == [f"{gpu} has 0 MIG instances, MIG mode off, compute mode EXCLUSIVE_PROCESS"]
     hardware.set_compute_mode(gpu, ComputeMode.DEFAULT)
     assert node.leftovers() == []
-
-
-def test_stopping_a_process_that_was_never_started_does_nothing(tmp_path: Path) -> None:
-    """A cluster whose start failed is stopped like any other."""
-    process = DriverSubprocess("thing", ["version"], tmp_path / "log")
-    process.ask_to_stop()
-    assert process.stop() is None
-    assert not process.is_running
-    assert process.pid is None
-    assert process.log_tail() == "(no log)"
 
 
 def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:

@@ -109,33 +109,6 @@ def test_the_log_ends_with_cuda_variables(tmp_path: Path) -> None:
     ]
 
 
-def test_capability_nodes_and_folders_of_a_partition_under_mps(tmp_path: Path) -> None:
-    """Two partitions of one parent and the daemon's folders: only the allocated nodes, and the host's pipes."""
-    for folder in ("pipe", "shm"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "pipe" / "control").touch()
-    mounts = [
-        {"hostPath": str(tmp_path / "pipe"), "containerPath": "/tmp/nvidia-mps", "options": ["rw", "bind"]},
-        {"hostPath": str(tmp_path / "shm"), "containerPath": "/dev/shm", "options": ["rw", "bind"]},
-    ]
-    caps = {
-        name: [node(f"/dev/nvidia-caps/nvidia-cap{cap}") for cap in pair]
-        for name, pair in {"a": (12, 13), "b": (21, 22)}.items()
-    }
-    parent = node("/dev/nvidia0")
-    devices = {name: {"deviceNodes": [parent, *pair], "mounts": mounts} for name, pair in caps.items()}
-    devices["c"] = {"deviceNodes": [parent, node("/dev/nvidia-caps/nvidia-cap30")]}
-    write(tmp_path / "cdi", "x.json", devices)
-    view = ContainerView(tmp_path / "view")
-    view.create({"name": "m"}, [f"{KIND}=a", f"{KIND}=b"], [tmp_path / "cdi"])
-    assert sorted(path.name for path in (view.rootfs / "dev/nvidia-caps").iterdir()) == [
-        f"nvidia-cap{cap}" for cap in (12, 13, 21, 22)
-    ]
-    assert (view.rootfs / "tmp/nvidia-mps/control").exists()
-    view.remove()
-    assert (tmp_path / "pipe" / "control").exists()
-
-
 def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
     """A real runtime would hide the device; the simulated one refuses the mount."""
     (tmp_path / "shm").mkdir()

@@ -113,6 +113,11 @@ def test_a_dry_run_takes_nothing() -> None:
     assert condition(world.store.get(PODS, "p0", "default"), "DisruptionTarget") == ""
 
 
+def test_without_a_budget_every_pod_goes() -> None:
+    world = World(2)
+    assert [world.evict("p0"), world.evict("p1")] == [201, 201]
+
+
 def test_two_budgets_for_one_pod_are_an_error() -> None:
     world = World(2, minAvailable=1)
     other = {"metadata": {"name": "b2"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "minAvailable": 1}}
@@ -126,3 +131,8 @@ def test_an_unready_pod_goes_while_enough_others_are_healthy() -> None:
     world.controller.step()
     assert world.evict("sick") == 201
     assert world.refusal("p0").status == 429
+
+
+def test_both_limits_at_once_are_refused() -> None:
+    with pytest.raises(KubernetesApiError, match="cannot be both set"):
+        World(1, minAvailable=1, maxUnavailable=1)

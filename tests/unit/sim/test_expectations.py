@@ -194,14 +194,6 @@ def test_partitions_are_compared_by_parent_profile_and_uuid(
     assert found is None if said is None else said in (found or "")
 
 
-def test_whole_gpus_and_partitions_in_one_pod(parts: Store) -> None:
-    """Both are counted; the parent of a MIG device does not count as a GPU."""
-    run_pod(parts, "p", UUIDS[0], cut(("1g.10gb", "1")), granted=("gpu-0", "m0"))
-    assert complaint(parts, "pod/p Running sees 1 GPU and 1 MIG device") is None
-    assert "see 1 MIG devices, expected 0" in (complaint(parts, "pod/p Running sees 1 GPU") or "")
-    assert "see 1 GPUs, expected 0" in (complaint(parts, "pod/p Running sees 1 MIG device") or "")
-
-
 def test_partitions_compared_between_pods(parts: Store) -> None:
     """Different partitions of one parent count as the same GPU."""
     run_pod(parts, "a", cut(("1g.10gb", "1")), granted=("m0",))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
+from dra_driver.sim.demo.requirements import Requirements, group_examples, parse_nodes, read_requirements
 
 
 def example(folder: Path, name: str, *lines: str) -> Path:
@@ -72,3 +72,11 @@ def test_examples_are_grouped_by_requirements(tmp_path: Path) -> None:
     names = [[path.name for path in members] for members in group_examples(paths).values()]
     assert names == [["b.yaml"], ["a.yaml", "d.yaml"], ["c.yaml"]]
     assert not group_examples([])
+
+
+def test_node_flags() -> None:
+    """A node is NAME=SPEC; the error for anything else shows the form."""
+    assert parse_nodes(["a=4xa100-sxm4-40gb", "b=2xl4-24gb"]) == {"a": "4xa100-sxm4-40gb", "b": "2xl4-24gb"}
+    for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(ConfigurationError, match="node"):
+            parse_nodes(wrong)

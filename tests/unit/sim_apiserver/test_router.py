@@ -86,6 +86,19 @@ def test_references_in_openapi_resolve() -> None:
     assert refs <= schemas
 
 
+def test_methods_that_do_not_exist_are_not_allowed() -> None:
+    """405, not 404 and not 500."""
+    for method, path in (
+        ("PUT", "/api/v1/pods"),
+        ("POST", "/api/v1/pods"),
+        ("POST", "/api/v1/namespaces/default/pods/p"),
+        ("DELETE", "/api/v1/namespaces/default/pods/p/status"),
+    ):
+        with pytest.raises(KubernetesApiError) as refused:
+            _ask(Store(), method, path, {})
+        assert refused.value.status == 405
+
+
 def test_lists_are_always_complete() -> None:
     """limit is accepted; a continue token, which this server never sends, is expired."""
     store = Store()
@@ -151,6 +164,20 @@ def test_the_columns_of_a_watched_table_come_once() -> None:
         store.create(CONFIG_MAPS, config_map("b"))
         lines = [json.loads(line) for line in frames.of(changes.take_all()).splitlines()]
     assert [bool(line["object"]["columnDefinitions"]) for line in lines] == [True, False]
+
+
+def test_bodies_are_read_by_their_media_type() -> None:
+    """YAML and JSON objects are accepted; other types, and lists, are refused."""
+    yaml_body = ApiRequest(method="POST", path="/", headers={"content-type": "application/yaml"}, body=b"a: {b: 1}")
+    assert yaml_body.object() == {"a": {"b": 1}}
+    for headers, body, status in (
+        ({"content-type": "text/plain"}, b"x", 415),
+        ({}, b"[1]", 400),
+        ({"content-type": "application/yaml"}, b"a: [", 400),
+    ):
+        with pytest.raises(KubernetesApiError) as refused:
+            ApiRequest(method="POST", path="/", headers=headers, body=body).object()
+        assert refused.value.status == status
 
 
 def test_an_eviction_deletes_the_pod_that_was_meant() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.core.errors import InvalidObjectError
-from dra_driver.sim.apiserver.kinds import DAEMON_SETS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import DAEMON_SETS, EVENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, SECRETS
 from dra_driver.sim.apiserver.rules.pods import qos_class
 from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod, resource_slice
@@ -53,6 +53,14 @@ def test_attributes_and_capacities_are_counted_together() -> None:
     }
     text = _problems(Store(), RESOURCE_SLICES, resource_slice(devices=[device]))
     assert "the total number of attributes and capacities must not exceed 32" in text
+
+
+def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
+    """timeAdded is set when it is missing."""
+    store = Store()
+    taint = {"key": "a", "effect": "NoExecute"}
+    made = store.create(RESOURCE_SLICES, resource_slice(devices=[{"name": "a", "taints": [taint]}]))
+    assert made["spec"]["devices"][0]["taints"][0]["timeAdded"].endswith("Z")
 
 
 def test_a_step_of_zero_fits_nothing_and_breaks_nothing() -> None:
@@ -134,3 +142,26 @@ def test_workloads_are_checked_through_their_templates() -> None:
     spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template}
     daemons = {"metadata": {"name": "d", "namespace": "default"}, "spec": spec}
     assert "spec.template.spec.containers[0].resources.claims[0]: Not found" in _problems(Store(), DAEMON_SETS, daemons)
+
+
+def test_secrets_hold_base64_only() -> None:
+    """Plain text belongs into stringData."""
+    secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"a": "not base64!"}}
+    assert "data[a]" in _problems(Store(), SECRETS, secret)
+
+
+def test_events_of_cluster_objects_live_in_default() -> None:
+    """A node's events have no namespace of their own."""
+    event = {"metadata": {"name": "e", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}}
+    assert Store().create(EVENTS, event)
+    event["metadata"] = {"name": "e", "namespace": "kube-public"}
+    assert "does not match event.namespace" in _problems(Store(), EVENTS, event)
+
+
+def test_a_device_may_select_its_nodes_by_label() -> None:
+    """In a slice with node selection per device."""
+    term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+    one = resource_slice(devices=[{"name": "a", "nodeSelector": {"nodeSelectorTerms": [term]}}])
+    del one["spec"]["nodeName"]
+    one["spec"]["perDeviceNodeSelection"] = True
+    assert Store().create(RESOURCE_SLICES, one)

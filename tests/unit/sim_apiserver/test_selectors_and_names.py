@@ -1,6 +1,8 @@
 """Selectors and name formats, by the real server's grammar."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.selectors import field_match, label_match, object_match
@@ -9,6 +11,7 @@ from dra_driver.sim.apiserver.validation import (
     dns_1035_label,
     dns_label,
     dns_subdomain,
+    generated_name,
     label_key,
     label_value,
     path_segment,
@@ -88,3 +91,9 @@ def test_name_formats(check: object, good: str, bad: list[str]) -> None:
     assert callable(check)
     assert check(good) == []
     assert [name for name in bad if not check(name)] == []
+
+
+@given(st.from_regex(r"[a-z]([-a-z0-9]*[a-z0-9])?-?", fullmatch=True))
+def test_generated_names_are_names(base: str) -> None:
+    """A generated name is a valid label for every valid base."""
+    assert dns_label(generated_name(base)) == []

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.core.errors import ConflictError, GoneError, InvalidObjectError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NODES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.cluster import check_cel
+from dra_driver.sim.apiserver.writes import WriteOptions
 from tests.unit.sim_apiserver.builders import claim, config_map, node, pod
 
 
@@ -41,17 +41,13 @@ def test_status_is_written_through_its_subresource_only() -> None:
     assert "labels" not in after["metadata"]
 
 
-def test_lists_are_in_key_order_and_selected() -> None:
-    """By namespace, labels and any dotted field; a watch can continue from the list's revision."""
+def test_dry_runs_are_checked_and_not_stored() -> None:
+    """They fail like the write would, and store nothing."""
     store = Store()
-    for name in ("b", "a"):
-        store.create(CONFIG_MAPS, config_map(name, labels={"app": name}))
-    found = store.list(CONFIG_MAPS, "default")
-    assert [item["metadata"]["name"] for item in found.items] == ["a", "b"]
-    assert found.resource_version == store.revision
-    assert len(store.list(CONFIG_MAPS, labels="app in (a)").items) == 1
-    assert len(store.list(CONFIG_MAPS, fields="metadata.labels.app=b").items) == 1
-    assert store.list(CONFIG_MAPS, "kube-system").items == []
+    assert store.create(CONFIG_MAPS, config_map("a"), options=WriteOptions(dry_run=True))["metadata"]["uid"]
+    assert store.find(CONFIG_MAPS, "a", "default") is None
+    with pytest.raises(InvalidObjectError):
+        store.create(RESOURCE_CLAIMS, claim(deviceClassName=""), options=WriteOptions(dry_run=True))
 
 
 def test_a_watch_resumes_or_fails_with_gone() -> None:
@@ -113,9 +109,10 @@ def test_concurrent_writers_lose_no_update() -> None:
     assert store.get(CONFIG_MAPS, "a", "default")["data"]["n"] == "80"
 
 
-def test_a_selector_that_does_not_compile_is_refused_with_its_path() -> None:
+def test_the_cel_compiler_is_asked_about_selectors() -> None:
     """The compiler's message becomes the problem of that expression's path."""
-    store = Store(check_cel=check_cel)
-    assert store.create(RESOURCE_CLAIMS, claim("a", selectors=[{"cel": {"expression": "device.driver == 'x'"}}]))
-    with pytest.raises(InvalidObjectError, match=r"exactly.selectors\[0\].cel.expression: .*1:1"):
+    store = Store(check_cel=lambda expression: "undeclared reference" if "nope" in expression else None)
+    good = claim("a", selectors=[{"cel": {"expression": "device.driver == 'x'"}}])
+    assert store.create(RESOURCE_CLAIMS, good)
+    with pytest.raises(InvalidObjectError, match=r"exactly.selectors\[0\].cel.expression: .*undeclared reference"):
         store.create(RESOURCE_CLAIMS, claim("b", selectors=[{"cel": {"expression": "nope"}}]))
