@@ -4,9 +4,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
-from dra_driver.controller.special_claims import PodRef
+from dra_driver.controller.pending_evictions import PendingEviction, PodRef
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
@@ -33,7 +32,7 @@ class EvictionOutcome(Struct, frozen=True, kw_only=True):
     unknown: bool = False
 
 
-def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
+def look(api: EvictionRequests, case: PendingEviction) -> EvictionOutcome | None:
     """A reason not to evict the pod now, None if it has to go. Raises KubernetesApiError when that cannot be read."""
     try:
         pod = read(Pod, api.get(paths.pod(case.pod.namespace, case.pod.name)))
@@ -72,7 +71,7 @@ def has_ended(pod: Pod) -> bool:
     return pod.status is not None and pod.status.phase in {"Succeeded", "Failed"}
 
 
-def _of_pod(pod: Pod, case: Endangered) -> EvictionOutcome | None:
+def _of_pod(pod: Pod, case: PendingEviction) -> EvictionOutcome | None:
     extended = pod.status.extended_resource_claim_status if pod.status is not None else None
     if pod.metadata.uid != case.pod.uid or pod.metadata.deletion_timestamp:
         return EvictionOutcome(result="gone", reason="the pod was replaced or is being deleted")

@@ -60,8 +60,7 @@ from dra_driver.node.policy import PolicySource, standing_of
 from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.node_events import Tell
-from dra_driver.node.process.usage_events import ClaimNotice
-from dra_driver.node.process.usage_report import UsageReport
+from dra_driver.node.process.usage_report import ClaimNotice, UsageReport
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dra_driver.controller.special_claims import EXTENDED_CLAIM_ANNOTATION
+from dra_driver.controller.pending_evictions import EXTENDED_CLAIM_ANNOTATION
 
 DRIVER = "gpu.nvidia.com"
 POOL = f"gpu-a/{DRIVER}"

@@ -7,8 +7,8 @@ claim is reserved for, and it has to run there.
 from msgspec import Struct
 
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, has_ended
-from dra_driver.controller.special_claims import PodRef, pods_of, results_of
-from dra_driver.controller.usage_cases import UsageCase, node_use, usage_cases
+from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
+from dra_driver.controller.usage_requests import UsageEvictionRequest, node_use, usage_cases
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION
@@ -17,7 +17,7 @@ from dra_driver.kube.objects.resource import ResourceClaim
 from dra_driver.kube.shapes import read
 
 
-class MayLeave(Struct, frozen=True, kw_only=True):
+class EvictionCandidates(Struct, frozen=True, kw_only=True):
     """The pods of a case that may be evicted, in their order, or the ``outcome`` that forbids it."""
 
     pods: tuple[PodRef, ...] = ()
@@ -29,7 +29,7 @@ def gone(reason: str) -> EvictionOutcome:
     return EvictionOutcome(result="gone", reason=reason)
 
 
-def still_asked(api: EvictionRequests, case: UsageCase) -> EvictionOutcome | None:
+def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> EvictionOutcome | None:
     """None if the node still asks. Raises KubernetesApiError when that cannot be read."""
     try:
         found = node_use(api.get(paths.gpu_nodes(case.node)))
@@ -39,16 +39,16 @@ def still_asked(api: EvictionRequests, case: UsageCase) -> EvictionOutcome | Non
     return None if any(each.key == case.key for each in asked) else gone(f"node {case.node} no longer asks for it")
 
 
-def candidates(api: EvictionRequests, case: UsageCase, driver: str) -> MayLeave:
+def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -> EvictionCandidates:
     """Who may be evicted. Raises KubernetesApiError when that cannot be read."""
     try:
         claim = read(ResourceClaim, api.get(paths.resource_claim(case.namespace, case.claim)))
     except NotFoundError as error:
-        return MayLeave(outcome=gone(str(error)))
+        return EvictionCandidates(outcome=gone(str(error)))
     except ValueError as error:
-        return MayLeave(outcome=gone(f"the claim cannot be read: {error}"))
+        return EvictionCandidates(outcome=gone(f"the claim cannot be read: {error}"))
     if not _is_of_node(claim, case, driver):
-        return MayLeave(outcome=gone(f"the claim is not allocated on node {case.node}"))
+        return EvictionCandidates(outcome=gone(f"the claim is not allocated on node {case.node}"))
     users = pods_of(claim)
     named = [pod for pod in case.pods if pod in users] if case.kind == "over-grant" else users
     running: list[PodRef] = []
@@ -57,17 +57,21 @@ def candidates(api: EvictionRequests, case: UsageCase, driver: str) -> MayLeave:
         if outcome is None:
             running.append(pod)
         elif outcome.result != "gone":
-            return MayLeave(outcome=outcome)  # a claim that keeps one of its pods is kept
-    return MayLeave(pods=tuple(running)) if running else MayLeave(outcome=gone("no pod of the claim is left"))
+            return EvictionCandidates(outcome=outcome)  # a claim that keeps one of its pods is kept
+    return (
+        EvictionCandidates(pods=tuple(running))
+        if running
+        else EvictionCandidates(outcome=gone("no pod of the claim is left"))
+    )
 
 
-def _is_of_node(claim: ResourceClaim, case: UsageCase, driver: str) -> bool:
+def _is_of_node(claim: ResourceClaim, case: UsageEvictionRequest, driver: str) -> bool:
     pool = f"{case.node}/{driver}"  # as slices.pool_name makes it
     mine = [each for each in results_of(claim) if each.driver == driver and each.pool == pool]
     return claim.metadata.uid == case.claim_uid and any(case.device in {"", each.device} for each in mine)
 
 
-def _forbids(api: EvictionRequests, ref: PodRef, case: UsageCase) -> EvictionOutcome | None:
+def _forbids(api: EvictionRequests, ref: PodRef, case: UsageEvictionRequest) -> EvictionOutcome | None:
     try:
         pod = read(Pod, api.get(paths.pod(ref.namespace, ref.name)))
     except NotFoundError as error:
