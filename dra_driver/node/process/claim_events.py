@@ -26,7 +26,7 @@ from dra_driver.node.claims import Entry, Journal
 from dra_driver.node.process.health_events import Notice
 from dra_driver.node.process.health_report import devices_of, is_about
 from dra_driver.node.process.node_events import COMPONENT
-from dra_driver.node.process.usage_events import ClaimNotice
+from dra_driver.node.process.usage_report import ClaimNotice
 
 log = logging.getLogger(__name__)
 

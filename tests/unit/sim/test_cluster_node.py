@@ -13,7 +13,6 @@ from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode, show_exporter
 from dra_driver.sim.node.node import NodeFolders
-from dra_driver.sim.node.node_process import DriverSubprocess
 
 
 @pytest.fixture
@@ -92,16 +91,6 @@ def test_the_exporters_pod_is_found_by_its_label_and_its_port_is_reached() -> No
     assert pod["metadata"]["uid"] == uid
     show_exporter(store, "gpu-b", 1, 40001)
     assert len(store.list(PODS, "dra-driver").items) == 2
-
-
-def test_stopping_a_process_that_was_never_started_does_nothing(tmp_path: Path) -> None:
-    """A cluster whose start failed is stopped like any other."""
-    process = DriverSubprocess("thing", ["version"], tmp_path / "log")
-    process.ask_to_stop()
-    assert process.stop() is None
-    assert not process.is_running
-    assert process.pid is None
-    assert process.log_tail() == "(no log)"
 
 
 def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:

@@ -31,7 +31,7 @@ from dra_driver.node.process.claim_events import (
     told_objects,
 )
 from dra_driver.node.process.health_events import Notice
-from dra_driver.node.process.usage_events import ClaimNotice
+from dra_driver.node.process.usage_report import ClaimNotice
 from tests.fakes.entries import device, entry
 from tests.fakes.stand_in import stand_in
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
