@@ -110,8 +110,6 @@ class ReducedWatch(Generic[View]):
 
 
 class _Pair:
-    """Two watches, started and stopped together."""
-
     _both: tuple[ReducedWatch[Any], ReducedWatch[Any]]
 
     def start(self) -> None:
@@ -119,7 +117,6 @@ class _Pair:
             watch.start()
 
     def stop(self) -> None:
-        """End both. Idempotent."""
         for watch in self._both:
             watch.stop()
 

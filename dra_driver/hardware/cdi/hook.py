@@ -114,10 +114,7 @@ def parse_version(printed: bytes) -> Semver:
 
 
 def print_version(root: str, path: str, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Output of ``path --version``, which is killed with its children after ``timeout_s``.
-
-    Raises `UnknownVersionError`.
-    """
+    """Output of ``path --version``, which is killed after ``timeout_s``. Raises `UnknownVersionError`."""
     command = [*process.enter_root(root), path, "--version"]
     try:
         ended = process.run(command, environment=_ENVIRONMENT, within_s=timeout_s)

@@ -32,7 +32,6 @@ class _Element(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     """Base of all parts of a document: fields in declared order, empty fields left out."""
 
     def to_wire(self) -> dict[str, Any]:
-        """A new dict of JSON values, keys in the specification's order."""
         wire: dict[str, Any] = json.loads(msgspec.json.encode(self))
         return wire
 
@@ -150,7 +149,6 @@ class CdiSpec(_Element, frozen=True, kw_only=True):
         return {"cdiVersion": minimum_version(self), **super(CdiSpec, self).to_wire()}  # noqa: UP008 - slots: a new class
 
     def all_edits(self) -> Iterator[ContainerEdits]:
-        """The document's own edits, then each device's."""
         yield self.container_edits
         yield from (device.container_edits for device in self.devices)
 

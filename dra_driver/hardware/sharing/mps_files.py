@@ -88,7 +88,6 @@ class MpsDaemon(Struct, frozen=True, kw_only=True, rename=_WIRE):
 
 
 def check_id(daemon_id: str) -> str:
-    """Return the id when it can be a folder name, else raise ValueError."""
     if not _ID.fullmatch(daemon_id):
         raise ValueError(
             f"{quoted(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"
@@ -174,7 +173,6 @@ class DaemonFolder:
             self.released.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Want no daemon any more. Idempotent."""
         with storage(f"release {self.desired}"), suppress(FileNotFoundError):
             self.desired.replace(self.released)
 
@@ -183,23 +181,18 @@ class DaemonFolder:
         return _read(self.status, Status)
 
     def write_status(self, status: Status) -> None:
-        """Replace the status. Atomic."""
         _write(self.status, status)
 
     def clear_status(self) -> None:
-        """Remove the status, because the daemon has ended. Idempotent."""
         with storage(f"remove {self.status}"):
             self.status.unlink(missing_ok=True)
 
     def remove(self, *, within_s: float = REMOVE_S) -> None:
-        """Remove the folder and its content. Idempotent."""
         with storage(f"remove {self.path}"):
             remove_tree(self.path, within_s=within_s)
 
 
 class MpsFolders:
-    """All daemons' folders below ``root``."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.daemons = root / "daemons"
@@ -216,7 +209,6 @@ class MpsFolders:
         return DaemonFolder(self.daemons / check_id(daemon_id))
 
     def ids(self) -> tuple[str, ...]:
-        """Ids with a folder, in any state, ascending."""
         with storage(f"list {self.daemons}"):
             try:
                 found = [entry.name for entry in os.scandir(self.daemons) if entry.is_dir(follow_symlinks=False)]
