@@ -8,7 +8,6 @@ registry strategies.
 from functools import partial
 
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.rules.claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
 from dra_driver.sim.apiserver.rules.core import (
     EVENT_RULES,
     GPU_NODE_RULES,
@@ -17,13 +16,14 @@ from dra_driver.sim.apiserver.rules.core import (
     SECRET_RULES,
     SERVICE_RULES,
 )
-from dra_driver.sim.apiserver.rules.pods import POD_RULES
+from dra_driver.sim.apiserver.rules.dra import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.sim.apiserver.rules.workloads import (
     BUDGET_RULES,
     DAEMON_SET_RULES,
     DEPLOYMENT_RULES,
     JOB_RULES,
+    POD_RULES,
     REPLICA_SET_RULES,
 )
 from dra_driver.sim.apiserver.validation import dns_1035_label, dns_label, path_segment
