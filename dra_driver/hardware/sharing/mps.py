@@ -203,15 +203,12 @@ class MpsClient:
             log.info("MPS daemon gone", extra={"daemon": daemon_id})
 
     def daemons(self) -> tuple[str, ...]:
-        """Ids of all requested daemons that are not completely released, incomplete ones included, ascending."""
         return self._folders.ids()
 
     def daemon(self, daemon_id: str) -> MpsDaemon | None:
-        """The daemon as requested; None for an unknown id, or when the requesting process died before writing it."""
         return self._folders.of(daemon_id).read_any()
 
     def directories(self, daemon_id: str) -> MpsDirectories:
-        """The folders through which clients connect. Raises MpsUnavailableError before the daemon was first ready."""
         folder = self._folders.of(daemon_id)
         status = folder.read_status()
         if status is None or not status.shm.startswith("/"):

@@ -137,12 +137,10 @@ class Supervised:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended for good and its status is cleared."""
         return self._phase is _Phase.GONE
 
     @property
     def is_moving(self) -> bool:
-        """Whether it starts or ends, so that steps should follow quickly."""
         return self._phase in (_Phase.STARTING, _Phase.ENDING)
 
     def end(self) -> None:

@@ -265,7 +265,7 @@ class NodeProcess:
             inventory,
             gate,
             find=lambda: find_request(own_node.current(), file.read(), file.path),
-            prepared=lambda: journal.counts().claims,
+            prepared=journal.count_claims,
             changed=publish,
             published=lambda: not self._has_started or publisher.published,
             tell=tell,

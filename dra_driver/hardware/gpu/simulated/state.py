@@ -65,8 +65,6 @@ _Stamp = tuple[int, int, int] | None
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A fault of a call; see the module docstring."""
-
     method: str
     gpu: str | None = None
     error: str | None = None
@@ -78,19 +76,15 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """Differences from the spec. ``gpus`` has the file's JSON objects by UUID."""
-
     count: int = 0
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     injected: tuple[GpuFault, ...] = ()
 
     def injected_into(self, gpu: str) -> tuple[GpuFault, ...]:
-        """The faults of that GPU and of its GPU instances."""
         return tuple(found for found in self.injected if found.gpu == gpu)
 
     def state(self, gpu: Gpu) -> GpuState:
-        """The state of ``gpu``. Raises DriverUnavailableError for an object that cannot be decoded."""
         found = self.gpus.get(gpu.uuid)
         if found is None or found.get("described") not in (None, _digest(gpu)):
             return simulated_mig.described(gpu)
@@ -102,7 +96,6 @@ class Changes(Struct, frozen=True, kw_only=True):
             ) from error
 
     def with_state(self, gpu: Gpu, state: GpuState) -> "Changes":
-        """A copy with another state of ``gpu``."""
         return replace(self, gpus={**self.gpus, gpu.uuid: _encode_state(gpu, state)})
 
     def strike(self, method: str, gpu: str | None) -> tuple["Changes", Fault | None]:
@@ -122,10 +115,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 class StateStore:
-    """The changes of one node. Thread-safe; ``locked`` serialises changes of threads and processes."""
-
     def __init__(self, file: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """``file`` stores them; its directory must exist at the first change. None: in memory."""
         self.file = file
         self._lock_timeout_s = lock_timeout_s
         self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
@@ -134,7 +124,6 @@ class StateStore:
         self._depth = 0
 
     def read(self) -> Changes:
-        """The present changes; reads the file only after it was replaced. Raises DriverUnavailableError."""
         with self._lock:
             if self.file is not None:
                 self._reload(self.file)
