@@ -29,15 +29,6 @@ def test_callers_get_copies() -> None:
     assert store.get(CONFIG_MAPS, "a", "default")["metadata"]["labels"] == {"x": "1"}
 
 
-def test_a_write_without_a_change_is_not_stored() -> None:
-    """The version stays, and watches get no event."""
-    store = Store()
-    made = store.create(CONFIG_MAPS, config_map("a"))
-    with store.watch([CONFIG_MAPS], since=store.revision) as events:
-        assert store.update(CONFIG_MAPS, made) == made
-        assert events.take_all() == []
-
-
 def test_status_is_written_through_its_subresource_only() -> None:
     """An update keeps the stored status, a status update keeps everything else."""
     store = Store()
