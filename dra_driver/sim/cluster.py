@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 
 from dra_driver.core.errors import CelSyntaxError, ConfigurationError, RetryableError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
@@ -96,9 +95,7 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 
 from dra_driver.core.errors import DraError
-from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
+from dra_driver.core.time import rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, utc_now
 from dra_driver.sim.apiserver.kinds import EVENTS
 from dra_driver.sim.apiserver.store import Store
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
-from dra_driver.hardware.device_nodes import names as device_names
+from dra_driver.hardware.device_nodes import numbers as device_names
+from dra_driver.hardware.device_nodes.ensure import plan_node
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Seen, link_end
-from dra_driver.hardware.device_nodes.judge import judge
-from dra_driver.hardware.device_nodes.names import CAPABILITIES, expected_numbers
-from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import CAPABILITIES, Majors, NodeNumbers, expected_numbers
 from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
     expected = f"a character device {node.expected.major}:{node.expected.minor}"
     if _is_missing(node):
         return
-    verdict = judge(node.expected, node.seen, params, node.behind)
+    verdict = plan_node(node.expected, node.seen, params, node.behind)
     if verdict.refusal or verdict.make:
         numbers = node.seen.numbers
         has = f"has the numbers {numbers.major}:{numbers.minor}" if numbers else f"is a {node.seen.found}"

@@ -15,14 +15,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
-from dra_driver.core.finding import Finding, Layer, check, counted, fail, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import counted, listed
 from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError
 from dra_driver.diagnose.doctor.node_view import HostView, names
 from dra_driver.diagnose.node_state import NodeState, find_disagreements
 from dra_driver.hardware.cdi import CdiNames, CdiSpec, DriverRoot
 from dra_driver.hardware.cdi.decode import decode
-from dra_driver.hardware.cdi.hook import choose_hook
-from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts

@@ -13,11 +13,12 @@ import yaml
 from msgspec import Struct, field
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
-from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
-from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
-from dra_driver.diagnose.doctor.node_view import HostView, is_served, is_socket, names, parse_version, text
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import listed
+from dra_driver.core.unix_grpc import CallError, Peer, Service, is_served, shown
+from dra_driver.diagnose.doctor.node_view import HostView, is_socket, names, parse_version, text
 from dra_driver.hardware.driver_root import process
-from dra_driver.hardware.driver_root.enter import enter
+from dra_driver.hardware.driver_root.process import enter_root
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts
@@ -126,7 +127,7 @@ def kubelet_version(view: HostView, pid: str) -> str | None:
     """What the kubelet's own program prints; None without the right to see which program it is."""
     try:
         program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115
-        ended = process.run([*enter(view.host), program, "--version"], environment={}, within_s=VERSION_S)
+        ended = process.run([*enter_root(view.host), program, "--version"], environment={}, within_s=VERSION_S)
     except OSError:
         return None
     word = ended.output.strip().rpartition(" ")[2]

@@ -4,12 +4,13 @@ The paths are the host's on the host itself, and below a mount in a pod."""
 
 import os
 import re
-import socket
 import stat
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+
+from dra_driver.config.settings import NodeSettings
 
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
@@ -43,6 +44,8 @@ class HostView(Struct, frozen=True, kw_only=True):
     cri_socket: str | None = None
     simulated: bool = False
     second_publisher_allowed: bool = False
+    settings: NodeSettings | None = None
+    """Of the node process; without them no hardware is checked."""
 
     def here(self, path: str) -> str:
         """This process' path of a path on the host."""
@@ -68,7 +71,6 @@ class HostView(Struct, frozen=True, kw_only=True):
 
 
 MAX_BYTES: Final = 1 << 20
-CONNECT_S: Final = 2.0
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
 
@@ -94,19 +96,6 @@ def is_socket(path: str) -> bool:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:
         return False
-
-
-def is_served(path: str) -> bool:
-    """Whether a process accepts connections. A refused permission and a full queue count as yes."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(CONNECT_S)
-        try:
-            probe.connect(path)
-        except (PermissionError, TimeoutError):
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def parse_version(text: str) -> tuple[int, int] | None:

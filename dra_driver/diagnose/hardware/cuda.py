@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from dra_driver.core.errors import CommandError, DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.gpu import Gpu
@@ -21,12 +23,12 @@ from dra_driver.diagnose.hardware.child import Task, own_module
 from dra_driver.diagnose.hardware.cuda_probe import ClaimView
 from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, few, hardware_check, judgement
 from dra_driver.hardware.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
+from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.driver_root.search import CUDA, find_library
-from dra_driver.hardware.sharing import control, namespace, programs
+from dra_driver.hardware.sharing import control
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
-from dra_driver.hardware.sharing.mps_files import DaemonFolder
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
 
 PROBE_S: Final = 25.0
 _LIBRARY: Final = ".so"
@@ -63,7 +65,7 @@ def run_probe(view: ClaimView, environment: Mapping[str, str] | None = None, pre
     try:
         done = subprocess.run(
             own_module("cuda_probe"),
-            input=view.to_json(),
+            input=msgspec.json.encode(view).decode(),
             env=environment,
             capture_output=True,
             text=True,
@@ -192,7 +194,7 @@ def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, Any]:
     if library is None:
         return {"error": f"no {CUDA} below {task.root}"}
     view = ClaimView(library=library, allocate_mib=(UNDER_MIB, OVER_MIB))
-    enter = namespace.View(pipe=folder.pipe, log=folder.log, shm=shm).enter
+    enter = control.View(pipe=folder.pipe, log=folder.log, shm=shm).enter
     return run_probe(view, client_environment(folder, task.root, library), enter)
 
 
@@ -200,11 +202,11 @@ def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[st
     """Of a CUDA program with this process' C library: that of a driver root that is a whole system is another one."""
     environment = {
         **os.environ,
-        "CUDA_MPS_PIPE_DIRECTORY": namespace.PIPE,
+        "CUDA_MPS_PIPE_DIRECTORY": control.PIPE,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={LIMIT_MIB}M",
         control.MARK: str(folder.path),
     }
-    if not programs.is_own(root) and not programs.has_shell(root):
+    if not search.is_own(root) and not search.has_shell(root):
         environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
     return environment
 

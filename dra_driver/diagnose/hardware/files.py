@@ -19,12 +19,10 @@ from dra_driver.diagnose.hardware.values import Facts, few, hardware_check, judg
 from dra_driver.hardware.cdi import discover
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.device_nodes.params import parse_params
-from dra_driver.hardware.driver_root import process
-from dra_driver.hardware.driver_root.folders import PROGRAM_FOLDERS
-from dra_driver.hardware.driver_root.search import find_program
+from dra_driver.hardware.driver_root import process, search
+from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.sharing import programs
 
 Topics = Iterator[tuple[str, Any]]
 
@@ -86,13 +84,13 @@ def _ctk(task: Task) -> dict[str, Any]:
     command = [_toolkit(root) or "", "cdi", "generate", "--format=json"]
     if task.driver_root.host_root:
         command.append(f"--driver-root={task.driver_root.host_root}")
-    entered = [] if programs.is_own(root) else [shutil.which("chroot", path=programs.OWN_PATH) or "chroot", root]
+    entered = [] if search.is_own(root) else [shutil.which("chroot", path=search.OWN_PATH) or "chroot", root]
     # Into a file of this process, and without what it logs: it prints more than `Running` keeps.
     file = Path(task.folder, "ctk.json")
     try:
         ended = process.Running(
             ["/bin/sh", "-c", 'exec "$@" > "$0" 2>/dev/null', str(file), *entered, *command],
-            environment={"PATH": programs.OWN_PATH, "LC_ALL": "C"},
+            environment={"PATH": search.OWN_PATH, "LC_ALL": "C"},
             within_s=_PROGRAM_S,
         ).wait()
     except OSError as error:
@@ -129,7 +127,7 @@ def _ldconfig(task: Task) -> dict[str, Any]:
     try:
         ended = process.run(
             ["/bin/sh", "-c", 'exec "$0" "$@" | grep -E "nvidia|libcuda|libnv"', program, "-p", "-C", cache],
-            environment={"PATH": programs.OWN_PATH, "LC_ALL": "C"},
+            environment={"PATH": search.OWN_PATH, "LC_ALL": "C"},
             within_s=_PROGRAM_S,
         )
     except OSError as error:
@@ -196,7 +194,7 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
 _CAP_NODE: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
 _FIXED: Final = {"/dev/nvidiactl": ("nvidia", 255), "/dev/nvidia-modeset": ("nvidia", 254)}
 _UVM: Final = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
-# Left out on purpose (cdi/layout.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
+# Left out on purpose (cdi/libraries.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
 _NOT_OURS: Final = re.compile(
     r"xorg|nvidia_drv\.so|libglxserver_nvidia|/vulkan/|/egl/|glvnd|/X11/|lib32|i386-linux-gnu|libnvidia-wine"
 )

@@ -20,22 +20,22 @@ from dra_driver.diagnose.hardware.values import (
     known,
 )
 from dra_driver.hardware.gpu.catalog import GpuModel, models
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE
+from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
-from dra_driver.hardware.gpu.nvml.profiles import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 
 Topics = Iterator[tuple[str, Any]]
 
 
 def read_without_mode(task: Task) -> Topics:
-    """Of GPUs with MIG whose mode is off: `mig_probes.without_mode` for the profiles that they list."""
+    """Of GPUs with MIG whose mode is off: `probes.without_mode` for the profiles that they list."""
     return _per_gpu(task, _codes_without_mode)
 
 
 def read_profiles(task: Task) -> Topics:
-    """Of GPUs with MIG: `mig_probes.profiles`, `probes.fields`, and what names are computed from."""
+    """Of GPUs with MIG: `probes.profiles`, `probes.fields`, and what names are computed from."""
     return _per_gpu(task, _profiles)
 
 
@@ -70,8 +70,8 @@ def _codes_without_mode(handle: Any) -> Any:
     mode = _mode(handle)
     if mode is None or mode[0]:
         return None
-    ids = [row["id"] for row in mig_probes.profiles(handle) if "id" in row]
-    return mig_probes.without_mode(handle, ids)
+    ids = [row["id"] for row in probes.profiles(handle) if "id" in row]
+    return probes.without_mode(handle, ids)
 
 
 def _profiles(handle: Any) -> Any:
@@ -81,7 +81,7 @@ def _profiles(handle: Any) -> Any:
     answers = probes.described(handle)
     return {
         "mode": mode,
-        "rows": mig_probes.profiles(handle),
+        "rows": probes.profiles(handle),
         "fields": probes.fields(handle),
         "name": answers["nvmlDeviceGetName"],
         "architecture": answers["nvmlDeviceGetArchitecture"],

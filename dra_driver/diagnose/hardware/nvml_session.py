@@ -15,11 +15,10 @@ from dra_driver.core.errors import CommandError
 from dra_driver.core.finding import Finding
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.values import Facts, alike, few, gpus, hardware_check, judgement, known
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.nvml.device_files import open_device_files
+from dra_driver.hardware.gpu.nvml import probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.errors import ABSENT
-from dra_driver.hardware.sharing.smi import Smi
+from dra_driver.hardware.sharing.timeslice import Smi
 
 Topics = Iterator[tuple[str, Any]]
 REFERENCES: Final = "/sys/module/nvidia/refcnt"
@@ -37,7 +36,7 @@ def read_held(task: Task) -> Topics:
     yield "open", _held()
     backend.snapshot()
     yield "snapshot", _held()
-    with mig_probes.event_set(probes.handles()) as registered:
+    with probes.event_set(probes.handles()) as registered:
         yield "event set", _held() | {"registered": registered}
     yield "event set freed", _held()
     backend.close()

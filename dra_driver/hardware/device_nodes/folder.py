@@ -11,8 +11,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from dra_driver.hardware.device_nodes.names import char_link
-from dra_driver.hardware.device_nodes.numbers import NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import NodeNumbers, char_link
 
 _MAX_LINKS: Final = 4
 

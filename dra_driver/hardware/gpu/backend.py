@@ -1,11 +1,8 @@
-"""The interface to GPU hardware that the NVML backend (``nvml/``) and the simulated one (``simulated/``) implement.
-
-``inventory.py`` decides how often the hardware is read.
-"""
+"""The interface to GPU hardware, implemented over NVML (``nvml/``) and by a simulation (``simulated/``)."""
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Snapshot
@@ -207,3 +204,31 @@ class UsageSource(Protocol):
 
 class GpuBackend(Backend, GpuControl, Detachable, HealthSource, Protocol):
     """Reading and changing GPUs, and their health, as the node process uses it."""
+
+
+MIG_MODE: Final = "mig-mode"
+"""This driver switched MIG mode on."""
+COMPUTE_MODE: Final = "compute-mode"
+"""This driver set another compute mode; the value is the previous one."""
+TIME_SLICE: Final = "time-slice"
+"""This driver set a time slice; the value is its interval."""
+
+
+class GpuNotes(Protocol):
+    """Durable notes about what this driver changed on a GPU. Raises StorageError."""
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
+        """The note's value, None without a note."""
+        ...
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        """Write it; durable on return."""
+        ...
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        """Remove it if it exists; durable on return."""
+        ...
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        """GPUs that have such a note."""
+        ...

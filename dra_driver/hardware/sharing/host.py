@@ -21,11 +21,10 @@ from typing import Final
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import holder_of, lock_file, name_holder
 from dra_driver.hardware.driver_root.process import Clock, Sleep
-from dra_driver.hardware.sharing import control, heartbeat, logfiles, orphan_processes
+from dra_driver.hardware.sharing import control, mps_files, orphan_processes, supervise
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.hardware.sharing.memory import DaemonMemory
-from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, MpsFolders, storage
+from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, MpsDaemon, MpsFolders, storage
 from dra_driver.hardware.sharing.supervise import Supervised
 
 log = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ class MpsHost:
         if self._clock() >= self._shorten_at:
             self._shorten_at = self._clock() + LOGS_EVERY_S
             for supervised in self._running.values():
-                logfiles.shorten(supervised.folder.log)
+                supervise.shorten_logs(supervised.folder.log)
         return BUSY_S if any(one.is_moving for one in self._running.values()) else IDLE_S
 
     def stop(self) -> None:
@@ -140,10 +139,10 @@ class MpsHost:
             self.stop()
 
     def _beat(self) -> None:
-        """Say that the loop goes on (`heartbeat`). A probe that fails may not end this process, only tell."""
+        """Say that the loop goes on (`mps_files`). A probe that fails may not end this process, only tell."""
         if self._lock is not None and self._clock() >= self._beat_at:
-            self._beat_at = self._clock() + heartbeat.EVERY_S
-            heartbeat.beat(self._lock)
+            self._beat_at = self._clock() + mps_files.EVERY_S
+            mps_files.beat(self._lock)
 
     def _apply_wanted(self) -> None:
         """Start daemons that are wanted and do not run; stop those that are not wanted or have changed."""

@@ -194,18 +194,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(root: Path) -> int:
-    from dra_driver.hardware.sharing import heartbeat
+    from dra_driver.hardware.sharing import mps_files
     from dra_driver.hardware.sharing.mps_files import MpsFolders
 
-    problem = heartbeat.problem(MpsFolders(root))
+    problem = mps_files.host_problem(MpsFolders(root))
     if problem is not None:
         print(problem)
     return 0 if problem is None else 1
 
 
 def _memory(settings: MpsHostSettings) -> "DaemonMemory":
-    from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory
-    from dra_driver.hardware.sharing.tmpfs import SystemMounts, TmpfsBounds
+    from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory, SystemMounts, TmpfsBounds
 
     folder = f"{settings.driver_name}-mps"
     former = Path(settings.shm_dir) / folder

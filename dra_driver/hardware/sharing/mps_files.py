@@ -1,6 +1,6 @@
 """The files through which the node process and the MPS host communicate.
 
-    <root>/host.lock                      locked by the MPS host while it runs
+    <root>/host.lock                      locked by the MPS host while it runs; its time is set every `BEAT_S`
     <root>/daemons/<id>/desired.json      the wanted daemon, written by the node process
     <root>/daemons/<id>/released.json     the same file after the release, until the release is complete
     <root>/daemons/<id>/status.json       the running daemon, written by the host; removed with the daemon
@@ -8,23 +8,121 @@
 
 Files instead of a socket, because either process may be restarted at any time and then reads what is wanted and what
 runs. Nothing is synced to disk: a power cut ends both daemons and claims, and files of an earlier boot only say what to
-clean up.
+clean up. Ids become folder names and UUIDs arguments of commands, so only the characters of real ones are accepted.
+
+``dra-driver mps-host --check`` serves a readiness probe. There is no liveness probe on purpose: it would restart the
+container, which ends the work of every MPS client of the node. The daemons of a host that hangs keep running.
 """
 
 import json
 import os
-from collections.abc import Iterator
+import re
+import time
+from binascii import crc32
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
-from dra_driver.hardware.sharing.daemon import MpsDaemon, check_id
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.text import quoted
 from dra_driver.hardware.sharing.safe_rmtree import REMOVE_S, remove_tree
+
+MAX_DEVICES: Final = 64
+MAX_LIMIT_MIB: Final = 2**24
+"""16 TiB: above any GPU, and small enough not to overflow in any program that reads it."""
+_ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
+# MIG-GPU-<uuid>/<gi>/<ci> is how drivers before R470 name MIG devices.
+_DEVICE: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}")
+
+
+class MpsDaemon(Struct, frozen=True, kw_only=True):
+    """One daemon and the limits of its clients. Raises ValueError, with a sentence, for values out of bounds.
+
+    ``devices`` are the UUIDs of the GPUs or MIG devices that clients see, ascending. ``gpus`` are the whole GPUs among
+    them, whose compute mode becomes EXCLUSIVE_PROCESS; MIG devices have no compute mode. ``default_percentage`` is 0 to
+    100 percent of the multiprocessors, None for no limit. ``memory_limits`` maps device UUIDs to the MiB that one
+    client may allocate; a device without an entry has no limit.
+    """
+
+    id: str
+    devices: tuple[str, ...]
+    gpus: tuple[GpuUuid, ...] = ()
+    default_percentage: int | None = None
+    memory_limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+        if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"an MPS daemon has 1 to {MAX_DEVICES} different devices, not {len(self.devices)}")
+        for device in self.devices:
+            if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+                raise ValueError(f"{quoted(device)} is not the UUID of a GPU or MIG device")
+        if not set(self.gpus) <= set(self.devices) or not all(gpu.startswith("GPU-") for gpu in self.gpus):
+            raise ValueError("the whole GPUs of an MPS daemon must be among its devices")
+        if self.default_percentage is not None and not _is_whole(self.default_percentage, 0, 100):
+            raise ValueError(f"a thread percentage must be 0 to 100, not {quoted(self.default_percentage)}")
+        for device, limit in self.memory_limits.items():
+            if device not in self.devices:
+                raise ValueError(f"a memory limit names {quoted(device)}, which is not a device of the daemon")
+            if not _is_whole(limit, 1, MAX_LIMIT_MIB):
+                raise ValueError(f"a memory limit must be 1 to {MAX_LIMIT_MIB} MiB, not {quoted(limit)}")
+
+    @property
+    def generation(self) -> str:
+        """A checksum of all fields, by which a status names the description that it belongs to."""
+        # It distinguishes the few descriptions that one id ever has. hashlib would cost the MPS host 20 % of its
+        # memory.
+        text = json.dumps(self.to_wire(), sort_keys=True).encode()
+        return f"{crc32(text):08x}{len(text):x}"
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "id": self.id,
+            "devices": list(self.devices),
+            "gpus": list(self.gpus),
+            "defaultPercentage": self.default_percentage,
+            "memoryLimitsMiB": dict(self.memory_limits),
+        }
+
+    @classmethod
+    def from_wire(cls, wire: object) -> "MpsDaemon":
+        """The reverse of `to_wire`; ignores unknown fields. Raises ValueError for any other form."""
+        if not isinstance(wire, dict):
+            raise ValueError("an MPS daemon must be an object")  # noqa: TRY004 - one error for all that a file may hold
+        devices, gpus, limits = wire.get("devices"), wire.get("gpus"), wire.get("memoryLimitsMiB")
+        if not isinstance(devices, list) or not isinstance(gpus, list) or not isinstance(limits, dict):
+            raise ValueError("devices and gpus must be lists, and memory limits an object")  # noqa: TRY004 - same
+        if not all(isinstance(text, str) for text in (wire.get("id"), *devices, *gpus)):
+            raise ValueError("the id and the devices of an MPS daemon must be strings")
+        return cls(
+            id=wire["id"],
+            devices=tuple(devices),
+            gpus=tuple(GpuUuid(gpu) for gpu in gpus),
+            default_percentage=wire.get("defaultPercentage"),
+            memory_limits=limits,
+        )
+
+
+def check_id(daemon_id: str) -> str:
+    """Return the id when it can be a folder name, else raise ValueError."""
+    if not isinstance(daemon_id, str) or not _ID.fullmatch(daemon_id):
+        raise ValueError(
+            f"{quoted(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"
+        )
+    return daemon_id
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
 
 DaemonState = Literal["starting", "ready", "failed", "stopping"]
 DAEMON_STATES: Final = ("starting", "ready", "failed", "stopping")
@@ -252,3 +350,30 @@ def _read(path: Path) -> Any:
 def _write(path: Path, wire: dict[str, Any]) -> None:
     with storage(f"write {path}"):
         replace_file(path, json.dumps(wire, sort_keys=True).encode() + b"\n")
+
+
+EVERY_S: Final = 10.0
+LATE_S: Final = 60.0
+"""A host that ends a daemon waits up to `supervise.KILL_S` twice for it, others are delayed that long."""
+
+
+def beat(lock: int) -> None:
+    """Set the time of the lock file with this descriptor. Never raises."""
+    with suppress(OSError):  # a file system that is read-only now; the check says so
+        os.utime(lock)
+
+
+def host_problem(folders: MpsFolders, *, now: Callable[[], float] = time.time) -> str | None:
+    """A sentence about what is wrong with the host; None while it works."""
+    try:
+        silent_s = now() - folders.lock.stat().st_mtime
+    except OSError as error:
+        return f"no MPS host has run on this node: {folders.lock}: {error.strerror or error}"
+    if not folders.host_lives():
+        return f"no MPS host runs: {folders.lock} is not locked"
+    if silent_s > LATE_S:
+        return (
+            f"the MPS host has not gone on for {silent_s:.0f} s, expected a sign every {EVERY_S:.0f} s: look at its "
+            "log; daemons that run go on, and restarting the host would end their clients"
+        )
+    return None

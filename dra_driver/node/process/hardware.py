@@ -17,14 +17,12 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.cdi import DriverRoot
 from dra_driver.hardware.driver_root.detect import Detector, RootSource
-from dra_driver.hardware.gpu.backend import GpuBackend
+from dra_driver.hardware.gpu.backend import GpuBackend, GpuNotes
 from dra_driver.hardware.gpu.holders import GpuHolders
-from dra_driver.hardware.gpu.instance_reader import InstanceReader
-from dra_driver.hardware.gpu.notes import GpuNotes
+from dra_driver.hardware.gpu.nvml.listings import InstanceReader
 from dra_driver.hardware.mig.manager import CreationWatch, MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
-from dra_driver.hardware.sharing.smi import Smi
-from dra_driver.hardware.sharing.timeslice import TimeSlicer
+from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
 from dra_driver.node.claims import HardwareDependencies
 from dra_driver.node.process.gpu_changes import GpuChangeTracker, TrackedGpuControl
 

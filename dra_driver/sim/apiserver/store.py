@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
+from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.api_errors import not_found
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, utc_now
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.apiserver.patching import Patch, apply_patch

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from dra_driver.core.errors import NotFoundError
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, parse_time, utc_now
+from dra_driver.core.time import parse_time
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller

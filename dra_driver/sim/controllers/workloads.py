@@ -15,17 +15,8 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from dra_driver.sim.apiserver.jsonvalue import (
-    Clock,
-    Obj,
-    copy_json,
-    dig,
-    entries,
-    mapping,
-    parse_time,
-    rfc3339,
-    utc_now,
-)
+from dra_driver.core.time import parse_time, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller

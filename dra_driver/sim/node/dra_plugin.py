@@ -6,13 +6,14 @@ and a health stream that stays open.
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Any, Final
 
 from dra_driver.conformance.plugin import ClaimKey, Plugin, PluginInfo, PrepareAnswer
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.core.worker import Worker
+from dra_driver.sim.node.device_health import HealthCache
 from dra_driver.sim.node.kubelet_state import NodeClaim
 
 log = logging.getLogger(__name__)
@@ -21,17 +22,10 @@ CALL_TIMEOUT_S: Final = 45.0
 HEALTH_RETRY_S: Final = 5.0
 
 
-class HealthReports(Protocol):
-    """Takes the messages of health streams, and their ends."""
-
-    def report(self, driver: str, devices: Iterable[Any]) -> None: ...
-    def clear(self, driver: str) -> None: ...
-
-
 class DraPlugin:
     """One registered instance of a driver and the connection to it. Thread-safe."""
 
-    def __init__(self, info: PluginInfo, service: str, reports: HealthReports) -> None:
+    def __init__(self, info: PluginInfo, service: str, reports: HealthCache) -> None:
         self.name, self.endpoint, self.service = info.name, info.endpoint, service
         self._reports = reports
         self._plugin = Plugin(info, service, CALL_TIMEOUT_S, as_kubelet=True)

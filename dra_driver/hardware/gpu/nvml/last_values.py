@@ -29,7 +29,7 @@ from dra_driver.hardware.gpu.nvml.errors import (
     raise_translated,
     withdraws,
 )
-from dra_driver.hardware.gpu.nvml.profiles import MigFacts
+from dra_driver.hardware.gpu.nvml.mig import MigFacts
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

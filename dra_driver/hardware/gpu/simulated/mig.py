@@ -21,7 +21,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid, MigUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance, MigProfile
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
 
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this driver creates one
@@ -33,7 +33,7 @@ class GpuState(Struct, frozen=True, kw_only=True):
     ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and
     ``busy_on_create`` one that lets its MIG mode be switched and keeps its first GPU instance from being created.
     ``fabric_after_mig`` is what ``fabric`` becomes when the last GPU instance is destroyed, None for no change.
-    ``troubles``: see ``troubles.py``.
+    ``troubles``: see ``faults.py``.
     """
 
     mig_enabled: bool = False
@@ -44,7 +44,7 @@ class GpuState(Struct, frozen=True, kw_only=True):
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     fabric: Fabric | None = None
     fabric_after_mig: Fabric | None = None
-    troubles: frozenset[Trouble] = frozenset()
+    troubles: frozenset[FailureMode] = frozenset()
 
     def instance(self, gi_id: int) -> MigInstance | None:
         """The GPU instance with that id, or None."""

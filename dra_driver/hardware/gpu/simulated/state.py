@@ -17,7 +17,7 @@ also ends real MIG instances. Deleting it acts as a reboot. People and tests may
         "busyOnCreate": null,                     or the program that keeps its first instance from being created
         "fabric": null,                           or {"state": "in progress", "status": 0}, see ``core/model/fabric.py``
         "fabricAfterMig": null,                   or what it becomes when the last instance is destroyed
-        "troubles": [],                           or names of ``troubles.py``
+        "troubles": [],                           or names of ``faults.py``
         "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
      "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
                  "skip": 0, "times": 1, "delayS": 0, "after": false}],
@@ -50,9 +50,9 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import faults as hardware_faults
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig
-from dra_driver.hardware.gpu.simulated import troubles
 from dra_driver.hardware.gpu.simulated.faults import GpuFault
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 
@@ -318,7 +318,7 @@ def _decode_state(gpu: Gpu, raw: Mapping[str, Any]) -> GpuState:
         busy_on_create=raw.get("busyOnCreate"),
         fabric=_decode_fabric(raw["fabric"]) if "fabric" in raw else gpu.fabric,
         fabric_after_mig=_decode_fabric(raw.get("fabricAfterMig")),
-        troubles=troubles.parse(raw.get("troubles", ())),
+        troubles=faults.parse_failure_modes(raw.get("troubles", ())),
         compute_mode=ComputeMode(raw.get("computeMode", 0)),
     )
 

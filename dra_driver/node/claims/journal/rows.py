@@ -14,7 +14,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
 from dra_driver.core.model.mig import PartitionId, parse_partition_name
 from dra_driver.core.model.terms import Interval, Strategy
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.kube.published import ALL_PERCENT
 from dra_driver.node.claims.entry import (
     AssignedDevice,

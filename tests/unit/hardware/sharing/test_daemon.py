@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.sharing.daemon import MAX_DEVICES, MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MAX_DEVICES, MpsDaemon
 
 UUIDS = st.uuids().map(lambda uuid: f"GPU-{uuid}") | st.uuids().map(lambda uuid: f"MIG-{uuid}")
 G1, G2 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
