@@ -16,7 +16,9 @@ NVIDIA_MOCK_ROOTS (see ``test_nvidia_mock.py``).
 """
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,9 +148,18 @@ def node_folders(node: str | None) -> Folders | None:
 
 
 @pytest.fixture
-def requirements() -> Requirements:
-    """GPUs and policies that a test requires; test files override this fixture."""
-    return Requirements()
+def requirements(request: pytest.FixtureRequest) -> Requirements:
+    """GPUs and policies that a test requires: its parameter, or REQUIREMENTS of its file, or the file's own fixture."""
+    found: Requirements = getattr(request, "param", getattr(request.module, "REQUIREMENTS", Requirements()))
+    return found
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, for the sockets in it."""
+    made = Path(tempfile.mkdtemp(prefix="dra-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture

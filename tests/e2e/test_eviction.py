@@ -32,11 +32,7 @@ EVICTED_S = 60.0
 LEASE_S = 5
 # One, two and three ill GPUs are less than 20 % of these.
 GPUS = "8xh100-sxm5-80gb,8xa100-sxm4-40gb"
-
-
-@pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=(("host", GPUS),), policies=(ROOT / POLICY,))
+REQUIREMENTS = Requirements(nodes=(("host", GPUS),), policies=(ROOT / POLICY,))
 
 
 @pytest.fixture

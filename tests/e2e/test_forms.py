@@ -32,12 +32,7 @@ LONG_CALL_S = 300.0
 shared_gpu = pytest.mark.parametrize(
     "requirements", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
-
-
-@pytest.fixture
-def requirements(request: pytest.FixtureRequest) -> Requirements:
-    found: Requirements = getattr(request, "param", Requirements(nodes=ONE_H100))
-    return found
+REQUIREMENTS = Requirements(nodes=ONE_H100)
 
 
 @pytest.fixture

@@ -35,11 +35,7 @@ XID, LOST = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost"
 NEEDS_RESET = "gpu.dra-driver.io/recovery-action"
 
 pytestmark = pytest.mark.needs(SHARES, TAINTS, POD_HEALTH)
-
-
-@pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=(("gpu-a", SPEC),), policies=(POLICY, POLICY.with_name("evict-xid-79.yaml")))
+REQUIREMENTS = Requirements(nodes=(("gpu-a", SPEC),), policies=(POLICY, POLICY.with_name("evict-xid-79.yaml")))
 
 
 class Sickness:

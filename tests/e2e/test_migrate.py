@@ -53,11 +53,7 @@ spec:
 """
 NOTICED_S, BACK_S = 60.0, 240.0
 """A device plugin is noticed after 10 s, and believed to be gone after 60."""
-
-
-@pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=(("lab", "4xh100-sxm5-80gb"),))
+REQUIREMENTS = Requirements(nodes=(("lab", "4xh100-sxm5-80gb"),))
 
 
 @pytest.mark.needs(PARTITIONS)

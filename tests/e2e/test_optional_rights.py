@@ -5,8 +5,6 @@ Needs no node and no GPU: the control plane alone. With $E2E_RIGHTS_FILE the fig
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +24,7 @@ from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on, token
-from tests.rights.figures import Figures, accesses
+from tests.rights.figures import Figures, accesses, figures_of, without_names
 from tests.rights.installation import installed, until
 from tests.rights.optional import Drainer, TellingNode
 from tests.rights.request import Obj, Request
@@ -36,6 +34,12 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER, ELSEWHERE = (f"optional-{name}-{SUFFIX}" for name in ("own", "other", "elsewhere"))
 NAMESPACE, TENANT = f"optional-{SUFFIX}", f"optional-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
+plain = without_names(
+    {
+        **{OWN: "node-a", OTHER: "node-b", ELSEWHERE: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"},
+        f"-{SUFFIX}": "",
+    }
+)
 VALUES = {name: {"enabled": True} for name in ("claimStatus", "claimEvents", "drainer")}
 VALUES |= {"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}}
 DRAINER = "rights-drainer"
@@ -100,27 +104,8 @@ def clean(rest: RestClient) -> None:
 
 @pytest.fixture(scope="module")
 def figures(admin: RestClient) -> Iterator[Figures]:
-    found = Figures(version=str(admin.get("/version")["gitVersion"]))
-    yield found
-    print(found.table())  # noqa: T201 - for `pytest -s`
-    if target := os.environ.get("E2E_RIGHTS_FILE"):
-        found.write(Path(target), VALUES, "optional")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
-    made = Path(tempfile.mkdtemp(prefix="dra-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-def plain(text: str) -> str:
-    """Without names of this run."""
-    names = ((OWN, "node-a"), (OTHER, "node-b"), (ELSEWHERE, "node-b"), (TENANT, "tenant"), (NAMESPACE, "dra-driver"))
-    for name, stands_for in (*names, (f"-{SUFFIX}", "")):
-        text = text.replace(name, stands_for)
-    return text
+    with figures_of(admin, VALUES, "optional") as found:
+        yield found
 
 
 def test_a_node_process_tells_claims_with_the_rights_that_it_uses(

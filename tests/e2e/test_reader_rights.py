@@ -5,8 +5,6 @@ Needs no node and no GPU: the control plane alone. With $E2E_RIGHTS_FILE the fig
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -22,7 +20,7 @@ from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden, readers
 from tests.rights.accounts import Account, account_on, pod_on, token
-from tests.rights.figures import Figures, accesses
+from tests.rights.figures import Figures, accesses, figures_of, without_names
 from tests.rights.installation import installed
 from tests.rights.request import Obj, Request
 
@@ -30,6 +28,7 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER = (f"readers-{name}-{SUFFIX}" for name in ("own", "other"))
 NAMESPACE, TENANT = f"readers-{SUFFIX}", f"readers-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
+plain = without_names({OWN: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver", f"-{SUFFIX}": ""})
 VALUES = {name: {"enabled": True} for name in ("capacityMetrics", "usageReader")} | {"policyStatus": {"enabled": False}}
 READER = "rights-reader"
 
@@ -65,29 +64,8 @@ def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
 
 @pytest.fixture(scope="module")
 def figures(admin: RestClient) -> Iterator[Figures]:
-    found = Figures(version=str(admin.get("/version")["gitVersion"]))
-    yield found
-    print(found.table())  # noqa: T201 - for `pytest -s`
-    if target := os.environ.get("E2E_RIGHTS_FILE"):
-        found.write(Path(target), VALUES, "readers")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
-    made = Path(tempfile.mkdtemp(prefix="dra-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-def plain(text: str) -> str:
-    """Without names of this run."""
-    for name, stands_for in (
-        *((OWN, "node-a"), (OTHER, "node-b"), (TENANT, "tenant"), (NAMESPACE, "dra-driver")),
-        (f"-{SUFFIX}", ""),
-    ):
-        text = text.replace(name, stands_for)
-    return text
+    with figures_of(admin, VALUES, "readers") as found:
+        yield found
 
 
 def beside(rules: Rules, requests: Iterator[Request]) -> list[Request]:

@@ -6,8 +6,6 @@ pod and so to its Node. With $E2E_RIGHTS_FILE the figures are written for docs/r
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on, pod_on, token
 from tests.rights.evictions import evictable_pods, is_leaving
-from tests.rights.figures import Figures, accesses
+from tests.rights.figures import Figures, accesses, figures_of, without_names
 from tests.rights.installation import installed, until
 from tests.rights.lives import ControllerLife, NodeLife
 from tests.rights.request import Obj, Request
@@ -32,6 +30,7 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
 NAMESPACE, TENANT = f"rights-{SUFFIX}", f"rights-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=IDLE, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
+plain = without_names({IDLE: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver", f"-{SUFFIX}": ""})
 VALUES = {"eviction": {"enabled": True}}
 
 
@@ -90,19 +89,8 @@ def clean(rest: RestClient) -> None:
 
 @pytest.fixture(scope="module")
 def figures(admin: RestClient) -> Iterator[Figures]:
-    found = Figures(version=str(admin.get("/version")["gitVersion"]))
-    yield found
-    print(found.table())  # noqa: T201 - for `pytest -s`
-    if target := os.environ.get("E2E_RIGHTS_FILE"):
-        found.write(Path(target), VALUES)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
-    made = Path(tempfile.mkdtemp(prefix="dra-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with figures_of(admin, VALUES) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -161,19 +149,6 @@ def test_the_mps_host_has_no_token_and_no_rights() -> None:
     assert pod["automountServiceAccountToken"] is False
     account = pod.get("serviceAccountName", "default")
     assert list(Rules(objects, account=account, namespace="dra-driver").grants()) == []
-
-
-def plain(text: str) -> str:
-    """Without names of this run."""
-    for name, stands_for in (
-        (IDLE, "node-a"),
-        (OTHER, "node-b"),
-        (TENANT, "tenant"),
-        (NAMESPACE, "dra-driver"),
-        (f"-{SUFFIX}", ""),
-    ):
-        text = text.replace(name, stands_for)
-    return text
 
 
 def test_a_node_token_is_refused_everything_else(

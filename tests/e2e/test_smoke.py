@@ -37,11 +37,7 @@ LABEL = {"labelSelector": "gpu.dra-driver.io/smoke-run"}
 TIMEOUT_S = 15
 DEADLINE_S = TIMEOUT_S + 30 + 10
 """Of the Job, and from its end to its deletion."""
-
-
-@pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=(("host", GPUS),), policies=(POLICY,))
+REQUIREMENTS = Requirements(nodes=(("host", GPUS),), policies=(POLICY,))
 
 
 @pytest.fixture

@@ -35,11 +35,7 @@ PODS = {
 }
 
 pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
-
-
-@pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=THREE_H100, policies=(POLICY,))
+REQUIREMENTS = Requirements(nodes=THREE_H100, policies=(POLICY,))
 
 
 @pytest.fixture

@@ -16,11 +16,7 @@ from tests.e2e.host import Host
 PROFILE = "2g.10gb"
 # The GPUs are read each second; an event reports a change earlier.
 NOTICED_S = 15.0
-
-
-@pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
+REQUIREMENTS = Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
 
 
 @pytest.fixture

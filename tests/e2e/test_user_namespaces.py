@@ -41,12 +41,7 @@ SHARED = (
 shared_gpu = pytest.mark.parametrize(
     "requirements", [Requirements(nodes=TWO_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
-
-
-@pytest.fixture
-def requirements(request: pytest.FixtureRequest) -> Requirements:
-    found: Requirements = getattr(request, "param", Requirements(nodes=TWO_H100))
-    return found
+REQUIREMENTS = Requirements(nodes=TWO_H100)
 
 
 @pytest.fixture
