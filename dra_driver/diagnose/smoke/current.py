@@ -6,11 +6,10 @@ from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.smoke.attempt import TryTask
-from dra_driver.diagnose.smoke.fit import Fit, fit_of
+from dra_driver.diagnose.smoke.fit import Fit, FitsUnder
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of, pod_of
 from dra_driver.diagnose.smoke.view import FIELDS, ClusterView
 from dra_driver.kube.state import ClusterState, read_cluster
-from dra_driver.kubectl.explain import SchedulerModel, scheduler_of
 
 STATE_AGE_S: Final = 300.0
 """A state of a thousand nodes has hundreds of megabytes. An older one costs tries that wait for what is busy by now."""
@@ -21,11 +20,11 @@ FRESH_S: Final = 5.0
 class CurrentView:
     """Thread-safe. Raises KubernetesApiError where the state cannot be read."""
 
-    def __init__(self, rest: Any, driver: str, clock: Callable[[], float]) -> None:
-        self._rest, self._driver, self._clock = rest, driver, clock
+    def __init__(self, rest: Any, driver: str, fits_under: FitsUnder, clock: Callable[[], float]) -> None:
+        self._rest, self._driver, self._fits_under, self._clock = rest, driver, fits_under, clock
         self._lock = threading.Lock()  # guards the fields below; held while reading, so that one thread reads
         self._view: ClusterView | None = None
-        self._scheduler = SchedulerModel()
+        self._fit_of = fits_under(ClusterState())
         self._read_at = 0.0
         self.gaps: tuple[str, ...] = ()
 
@@ -44,12 +43,12 @@ class CurrentView:
         around = self.view(most_age_s).around(task.node, without=labels_of(run))
         body = job(task.name, run, task.node, settings)
         owner = {"metadata": {"name": task.name, "namespace": settings.namespace, "uid": ""}}
-        return fit_of(around, pod_of(body), claim(owner, run, task.spec), task.kind, self._scheduler)
+        return self._fit_of(around, pod_of(body), claim(owner, run, task.spec), task.kind)
 
     def _checked(self, state: ClusterState) -> ClusterView:
         unread = [gap for gap in state.gaps if gap.startswith(("resourceslices:", "resourceclaims:"))]
         if unread:
             raise ConfigurationError(f"the cluster's state cannot be read: {'; '.join(unread)}")
         self.gaps = tuple(state.gaps)
-        self._scheduler = scheduler_of(state.server_version, {}, state.slices)
+        self._fit_of = self._fits_under(state)
         return ClusterView(state, self._driver)

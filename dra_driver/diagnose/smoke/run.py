@@ -18,7 +18,7 @@ from dra_driver.diagnose.smoke import leftovers
 from dra_driver.diagnose.smoke.allocations import SeenAllocations
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.diagnose.smoke.current import FRESH_S, CurrentView
-from dra_driver.diagnose.smoke.fit import Fit
+from dra_driver.diagnose.smoke.fit import Fit, FitsUnder
 from dra_driver.diagnose.smoke.kinds import TryKind, claim_spec
 from dra_driver.diagnose.smoke.objects import PodSettings
 from dra_driver.diagnose.smoke.options import SmokeOptions, cleanup_rights, needed_rights
@@ -37,12 +37,14 @@ Told = Callable[[TryResult, int, int], None]
 class SmokeRun:
     """One run. ``run`` is called once; ``stop`` from any thread or signal handler."""
 
-    def __init__(self, rest: Any, options: SmokeOptions, told: Told = lambda _result, _done, _of: None) -> None:
+    def __init__(
+        self, rest: Any, options: SmokeOptions, fits_under: FitsUnder, told: Told = lambda _result, _done, _of: None
+    ) -> None:
         self._rest, self._options, self._told = rest, options, told
         self._id = secrets.token_hex(4)
         self._numbers = count(1)
         self._stopping = threading.Event()
-        self._current = CurrentView(rest, options.driver, time.monotonic)
+        self._current = CurrentView(rest, options.driver, fits_under, time.monotonic)
         self._lock = threading.Lock()  # guards the report
         self.report = SmokeReport(run=self._id, namespace=options.namespace)
 

@@ -87,9 +87,10 @@ def run(args: argparse.Namespace) -> int:
     if args.cleanup:
         return _clean_up(rest, options.namespace)
     from dra_driver.diagnose.smoke import SmokeRun
+    from dra_driver.kubectl.explain.fit import fits_under
 
     with Progress("looking at the cluster") as progress:
-        work = SmokeRun(rest, options, lambda *news: progress.say(_step(*news)))
+        work = SmokeRun(rest, options, fits_under, lambda *news: progress.say(_step(*news)))
         _stop_on_signals(work)
         report = work.run()
     _print(report, args.output)
