@@ -14,7 +14,7 @@ from dra_driver.kube.devices import generation_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.holdings import DeviceRow, Wire, devices_of
-from dra_driver.kubectl.capacity.kinds import attribute
+from dra_driver.kubectl.capacity.units import attribute
 
 FREE: Final = "free"
 IN_USE: Final = "in use"

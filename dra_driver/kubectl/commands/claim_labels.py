@@ -8,7 +8,7 @@ from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
 from dra_driver.kubectl.commands.source import client
 
 if TYPE_CHECKING:
-    from dra_driver.kubectl.usage.claim_labels import Labels
+    from dra_driver.kubectl.usage.device_use import Labels
 
 BY_LABEL: Final = "label:"
 ABOUT: Final = "a label is the claim's, or that of all its pods"
@@ -18,7 +18,7 @@ def read_labels(args: argparse.Namespace) -> "tuple[Labels, tuple[str, ...]]":
     """Labels of the claims that exist, and what could not be read. Raises KubernetesApiError when the claims cannot be
     read: a sum by label says nothing then."""
     from dra_driver.kube import paths
-    from dra_driver.kubectl.usage.claim_labels import claim_labels
+    from dra_driver.kubectl.usage.device_use import claim_labels
 
     api = client(kubeconfig_of(args))
     claims = api.list(paths.resource_claims(args.namespace))["items"]

@@ -6,8 +6,7 @@ from typing import Any, Final, Protocol
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import printable
 from dra_driver.kube import paths
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.usage.exporter_answer import decode, decode_gpus
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport, decode, decode_gpus
 
 SELECTOR: Final = "app.kubernetes.io/component=exporter"
 PORT: Final = 8082

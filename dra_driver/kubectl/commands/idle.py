@@ -73,7 +73,7 @@ def _sizes(args: argparse.Namespace) -> "Callable[[ClaimDeviceUse], DeviceSize]"
     """What the API server says of devices; nothing, with a note, where it refuses: then shares alone are judged."""
     from dra_driver.core.errors import ConfigurationError, KubernetesApiError
     from dra_driver.kube import paths
-    from dra_driver.kubectl.usage.profiles import sizes_in
+    from dra_driver.kubectl.usage.waste import sizes_in
 
     try:
         return sizes_in(client(kubeconfig_of(args)).list(paths.resource_slices())["items"])

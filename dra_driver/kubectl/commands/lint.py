@@ -100,12 +100,12 @@ def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[Ma
 
 def _shown(report: Any, form: str) -> str:
     from dra_driver import __version__
-    from dra_driver.kubectl.lint import output
+    from dra_driver.kubectl.lint.finding import as_github, as_json, as_sarif, as_text
 
     if form == "json":
-        return output.as_json(report)
+        return as_json(report)
     if form == "github":
-        return output.as_github(report)
+        return as_github(report)
     if form == "sarif":
-        return output.as_sarif(report, __version__)
-    return output.as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+        return as_sarif(report, __version__)
+    return as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

@@ -83,8 +83,7 @@ def _label_of(by: str) -> str:
 
 
 def _labelled(args: argparse.Namespace, uses: "Sequence[ClaimDeviceUse]", key: str) -> "list[UseSum]":
-    from dra_driver.kubectl.usage.claim_labels import value_in
-    from dra_driver.kubectl.usage.device_use import summed
+    from dra_driver.kubectl.usage.device_use import summed, value_in
 
     labels, gaps = read_labels(args)
     for gap in gaps:

@@ -13,9 +13,15 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain.extended import claim_for, is_offered
-from dra_driver.kubectl.explain.objects import Wire, allocation_of, name_of
-from dra_driver.kubectl.explain.subject import Subject, SubjectClaim
+from dra_driver.kubectl.explain.subject import (
+    Subject,
+    SubjectClaim,
+    Wire,
+    allocation_of,
+    claim_for,
+    is_offered,
+    name_of,
+)
 from dra_driver.scheduler.allocation import (
     AllocationOutcome,
     Allocator,

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from dra_driver.core.text import listed
 from dra_driver.kube.devices import results_of, users_of
-from dra_driver.kubectl.explain.objects import Wire, label_of
+from dra_driver.kubectl.explain.subject import Wire, label_of
 from dra_driver.scheduler.allocation import DeviceId
 
 _MARK: Final = re.compile("\x00(\\d+)\x00")

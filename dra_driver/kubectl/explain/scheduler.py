@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.explain.objects import Wire
+from dra_driver.kubectl.explain.subject import Wire
 from dra_driver.scheduler.allocation import V1_36, SchedulerFeatures, SchedulerQuirks
 
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})")

@@ -14,7 +14,7 @@ from dra_driver.kubectl.lint.check_configs import ConfigChecker, parts_of
 from dra_driver.kubectl.lint.check_matches import MAX_RESULTS, MatchChecker
 from dra_driver.kubectl.lint.check_selectors import SelectorChecker
 from dra_driver.kubectl.lint.manifest import Manifest, claim_devices
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 

@@ -9,7 +9,7 @@ from typing import Final
 from dra_driver.kubectl.lint.check_claims import request_names
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.nodes import Spot, YamlNode
+from dra_driver.kubectl.lint.reading import Spot, YamlNode
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import Scope, did_you_mean
 

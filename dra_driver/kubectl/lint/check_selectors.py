@@ -14,7 +14,7 @@ from dra_driver.kube.published import STANDARD_DOMAIN
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice
 from dra_driver.kubectl.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import Scope
 from dra_driver.scheduler.cel import FUNCTION_GATE, FUNCTION_SINCE, MAX_LENGTH

@@ -11,7 +11,7 @@ from typing import Final
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 
 _TOP: Final = "apiVersion:str kind:str metadata!:Meta"

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.exporter_answer import MAX_BYTES, text
+from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, text
 
 KEY: Final = ("namespace", "claim", "node", "request", "device", "share")
 MAX_SERIES: Final = 200_000

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
-from dra_driver.kubectl.usage.exporter_answer import MAX_BYTES, text
+from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, GpuMemory, text
 from dra_driver.kubectl.usage.history import KEY, MAX_SERIES
 from dra_driver.kubectl.web.rows import Key
 from dra_driver.kubectl.web.use_history import UseSample

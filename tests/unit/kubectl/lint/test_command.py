@@ -9,8 +9,7 @@ import pytest
 from dra_driver.kube import state_file
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.lint.output import as_text
-from dra_driver.kubectl.lint.rules import RULES
+from dra_driver.kubectl.lint.finding import RULES, as_text
 from tests.unit.kubectl.lint.helpers import D, device_class, pod, report, selecting
 
 ROOT = Path(__file__).parents[4]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dra_driver.kubectl.usage.claim_labels import GONE, WITHOUT, claim_labels, value_in
+from dra_driver.kubectl.usage.device_use import GONE, WITHOUT, claim_labels, value_in
 
 Obj = dict[str, Any]
 

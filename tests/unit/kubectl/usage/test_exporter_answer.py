@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.kubectl.usage.exporter_answer import MAX_CLAIMS, MAX_NAME, decode, decode_gpus
+from dra_driver.kubectl.usage.device_use import MAX_CLAIMS, MAX_NAME, decode, decode_gpus
 
 DEVICE: dict[str, Any] = {
     "request": "gpu",
