@@ -53,8 +53,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dra_driver.kubectl.web.reading import FileSource, LiveSource
     from dra_driver.kubectl.web.serve import serve
-    from dra_driver.kubectl.web.sources import FileSource, LiveSource
 
     if not 0 <= args.port <= _MAX_PORT:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
@@ -88,7 +88,7 @@ def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSampl
     """Asks Prometheus for the last hour. Raises ConfigurationError for an address that is none."""
     from dra_driver.kubectl.commands.prometheus import PrometheusError
     from dra_driver.kubectl.commands.usage_source import prometheus_of
-    from dra_driver.kubectl.web.past_use import past_of
+    from dra_driver.kubectl.web.use_history import past_of
 
     if args.cluster_state:
         raise ConfigurationError("--prometheus: a file of the cluster's state is not from now; leave one of both out")

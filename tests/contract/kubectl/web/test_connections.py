@@ -19,7 +19,7 @@ def talk(sent: bytes, application: Any = app, at_look: Callable[[], None] = lamb
     import uvicorn
     from uvicorn.server import ServerState
 
-    from dra_driver.kubectl.web.connections import BoundedConnection
+    from dra_driver.kubectl.web.serve import BoundedConnection
 
     class Quick(BoundedConnection):
         idle_s = 0.02

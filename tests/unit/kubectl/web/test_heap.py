@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.kubectl.web.heap import BUILT_BEFORE_SWEEP, Heap
+from dra_driver.kubectl.web.reading import BUILT_BEFORE_SWEEP, Heap
 
 
 class Calls:

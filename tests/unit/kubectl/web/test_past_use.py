@@ -8,8 +8,7 @@ import pytest
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.web.past_use import STEP_S, past_of
-from dra_driver.kubectl.web.use_history import MAX_SAMPLES, UseHistory, UseSample
+from dra_driver.kubectl.web.use_history import MAX_SAMPLES, STEP_S, UseHistory, UseSample, past_of
 from tests.unit.kubectl.web.objects import GIB, NOW
 
 CLAIM = {"namespace": "team", "claim": "a", "node": "n", "request": "gpu", "device": "gpu-0", "share": ""}

@@ -2,8 +2,17 @@
 
 from typing import Any
 
-from dra_driver.kubectl.web.gpus import GpuRow, NodeRow, SeenFleet
-from dra_driver.kubectl.web.places import clique_of, island_of, islands_of, numa_text, place_of, spots_of
+from dra_driver.kubectl.web.gpus import (
+    GpuRow,
+    NodeRow,
+    SeenFleet,
+    clique_of,
+    island_of,
+    islands_of,
+    numa_text,
+    place_of,
+    spots_of,
+)
 from tests.unit.kubectl.web.objects import DRIVER, fleet, partition, slice_of, small_state, whole
 
 NUMA, ROOT = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pcieRoot"

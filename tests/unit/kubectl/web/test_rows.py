@@ -5,8 +5,17 @@ from datetime import timedelta
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import claims_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.web.paging import matching, page_of, query_string
-from dra_driver.kubectl.web.rows import ClaimOnPage, ago, claim_views, event_rows, uses_by_device, waiting_pods
+from dra_driver.kubectl.web.rows import (
+    ClaimOnPage,
+    ago,
+    claim_views,
+    event_rows,
+    matching,
+    page_of,
+    query_string,
+    uses_by_device,
+    waiting_pods,
+)
 from tests.unit.kubectl.web.objects import GIB, NOW, claim, fleet, share, small_state, waiting_pod
 
 USE = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", share="s", used_bytes=5 * GIB)
