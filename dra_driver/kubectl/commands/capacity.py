@@ -12,8 +12,7 @@ from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable
-from dra_driver.kubectl.commands.progress import Progress
-from dra_driver.kubectl.commands.source import add_source, state_of, wants_colour
+from dra_driver.kubectl.commands.source import Progress, add_source, state_of, wants_colour
 
 DESCRIPTION: Final = """\
 Count free, used, fragmented and stranded GPUs, and how many more claims for each model, MIG profile and share fit now

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import KubernetesApiError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.kube.published.device_classes import ClassPlan

@@ -6,16 +6,22 @@ not answer, or nothing is broken and some questions have no answer.
 
 import argparse
 import json
+import signal
 import sys
 import time
-from typing import Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of, namespace_of
-from dra_driver.kubectl.commands.on_node import add_on_node_flags, check_on_node, report_of_node
-from dra_driver.kubectl.commands.source import wants_colour
+from dra_driver.core.text import printable
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, wants_colour
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.doctor.cluster import DoctorScope
+    from dra_driver.diagnose.doctor.on_node import PodListApi
+    from dra_driver.diagnose.doctor.report import DoctorReport
 
 DESCRIPTION: Final = """\
 Say which layer between a GPU and a container is broken first: what was seen, what was expected and what to do. Reads
@@ -194,3 +200,74 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
         fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
     )
     return _Explained(finding, render(answer), to_wire(answer))
+
+
+def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags. The driver's namespace is a flag of the command itself."""
+    group = parser.add_argument_group(
+        "on the node itself",
+        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, the "
+        "host's folders read-only, and the container runtime's socket. Needs the rights to get daemonsets.apps, and to "
+        "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
+    )
+    group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
+    group.add_argument(
+        "--daemonset",
+        metavar="NAME",
+        default="dra-driver-node",
+        help="of the node process (default: dra-driver-node)",
+    )
+    group.add_argument(
+        "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
+    )
+    group.add_argument("--keep", action="store_true", help="do not delete the pod")
+
+
+def check_on_node(args: argparse.Namespace, scope: "DoctorScope") -> None:
+    """Raises ConfigurationError where there is no node to look at."""
+    if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
+        raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
+
+
+def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorReport":
+    """What the node of the scope says of itself; with an unknown finding where it cannot be asked.
+
+    Raises ConfigurationError where node, pod or DaemonSet do not exist.
+    """
+    from dra_driver.diagnose.doctor.on_node import unanswered
+    from dra_driver.kubectl.commands.source import client
+
+    api = client(kubeconfig_of(args))
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
+        signal.signal(number, _interrupt)
+    try:
+        return _visited(args, scope, api)
+    except ConfigurationError:
+        raise
+    except DraError as error:
+        return unanswered(f"{scope.kind}/{scope.name}", str(error))
+
+
+def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") -> "DoctorReport":
+    from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
+
+    is_pod = scope.kind == "pod"
+    visit = NodeVisit(
+        node=node_of_pod(api, scope.namespace, scope.name) if is_pod else scope.name,
+        namespace=args.driver_namespace,
+        daemon_set=args.daemonset,
+        pods=(f"{scope.namespace}/{scope.name}",) if is_pod else (),
+        cri_socket=args.cri_socket,
+        keep=args.keep,
+    )
+    return visit_node(api, visit, _say)
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 if TYPE_CHECKING:
     from dra_driver.kubectl.drain import DrainReport

@@ -11,9 +11,16 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import namespace_of
-from dra_driver.kubectl.commands.progress import Progress
-from dra_driver.kubectl.commands.source import add_source, files_in, split_target, state_of, text_of, wants_colour
+from dra_driver.kubectl.commands.source import (
+    Progress,
+    add_source,
+    files_in,
+    namespace_of,
+    split_target,
+    state_of,
+    text_of,
+    wants_colour,
+)
 
 DESCRIPTION: Final = """\
 Explain why a pod or a claim has no devices, with the scheduler's own rules: the verdict first, then for each request

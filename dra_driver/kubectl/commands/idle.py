@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import gib, printable, span
-from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
-from dra_driver.kubectl.commands.usage_output import print_csv
-from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, seconds, tell_source
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.usage_source import add_usage_source, print_csv, read_use, seconds, tell_source
 
 if TYPE_CHECKING:
     from dra_driver.kubectl.usage.device_use import ClaimDeviceUse

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import live_state, state_in_file
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state, state_in_file
 
 if TYPE_CHECKING:
     from dra_driver.kube.state import ClusterState

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from dra_driver.core.text import printable
 from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Run `dra-driver hardware-check` as a pod on a node, with image, environment, volumes and privileges of the node process'

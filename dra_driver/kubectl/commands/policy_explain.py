@@ -1,13 +1,13 @@
 """``kubectl dra policy explain``: which policy gives which field of one GPU."""
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy
@@ -129,7 +129,6 @@ def _state(policy: "NodePolicy", gpu: str) -> str:
 
 
 def _table(spec: Any, policy: str) -> None:
-    from dra_driver.kubectl.commands.policy_fields import field_values
 
     print()
     values = field_values(spec)
@@ -173,3 +172,69 @@ def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
         print()
         show(_OTHERS, rows, colour=wants_colour())
     return 0
+
+
+# --- The fields of a policy's spec with what each says, and which of them it leaves to the default.
+#
+# A policy applies alone, so a field of a GPU comes from the one policy that applies to it or from nowhere else.
+
+SPEC_FIELDS: Final[tuple[tuple[str, str], ...]] = (
+    ("availability", "Open"),
+    ("forms.whole", "true"),
+    ("forms.migProfiles", "all"),
+    ("sharing.strategy", "Exclusive"),
+    ("sharing.interval", "Default"),
+    ("sharing.maxShares", "no limit"),
+    ("sharing.defaultComputePercent", "100"),
+    ("sharing.reservedMemory", "what the driver keeps"),
+    ("taints", "none"),
+    ("attributes", "none"),
+    ("health.taint", "default rules"),
+    ("health.ignore", "nothing"),
+    ("health.evict", "nothing"),
+    ("health.calmSeconds", "by cause"),
+    ("health.evictionGraceSeconds", "60"),
+    ("usage.overGrant.action", "Report"),
+    ("usage.overGrant.graceSeconds", "60"),
+    ("usage.overGrant.overheadPerProcess", "512Mi"),
+    ("usage.idle.afterMinutes", "never"),
+    ("usage.idle.action", "Report"),
+)
+"""Each field below ``spec`` that decides what a GPU may be used as, and what holds without it."""
+_OF_STRATEGY: Final[Mapping[str, frozenset[str]]] = {
+    "sharing.interval": frozenset({"TimeSlicing"}),
+    "sharing.maxShares": frozenset({"TimeSlicing", "MPS"}),
+    "sharing.defaultComputePercent": frozenset({"TimeSlicing", "MPS"}),
+    "sharing.reservedMemory": frozenset({"TimeSlicing", "MPS"}),
+}
+
+
+class FieldValue(NamedTuple):
+    """One field; ``given`` is False where the default holds."""
+
+    field: str
+    value: str
+    given: bool
+
+
+def field_values(spec: Mapping[str, Any]) -> list[FieldValue]:
+    """All fields that mean something with this spec, in the order of the documentation. Null is absent."""
+    strategy = _field_value(spec, "sharing.strategy") or "Exclusive"
+    found = []
+    for name, default in SPEC_FIELDS:
+        value = _field_value(spec, name)
+        if value is None and strategy not in _OF_STRATEGY.get(name, {strategy}):
+            continue
+        found.append(FieldValue(name, default if value is None else _field_text(value), value is not None))
+    return found
+
+
+def _field_value(spec: Mapping[str, Any], path: str) -> Any:
+    found: Any = spec
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _field_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(", ", ": "), ensure_ascii=False)

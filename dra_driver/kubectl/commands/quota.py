@@ -10,10 +10,8 @@ from msgspec.structs import asdict
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import NotFoundError
-from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
-from dra_driver.kubectl.commands.usage_output import number, print_csv
-from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, seconds, tell_source
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.usage_source import add_usage_source, number, print_csv, read_use, seconds, tell_source
 
 if TYPE_CHECKING:
     from dra_driver.kubectl.usage.quota import QuotaRow, UnlimitedClass

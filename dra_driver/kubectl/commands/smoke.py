@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.progress import Progress
-from dra_driver.kubectl.commands.source import client, wants_colour
+from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.smoke import SmokeOptions, SmokeReport, SmokeRun, TryResult

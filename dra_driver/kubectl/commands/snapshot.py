@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import live_state
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state
 
 DESCRIPTION: Final = """\
 Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods with their logs, and the doctor's report to

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.kubeconfig import SERVICE_ACCOUNT_DIR, kubeconfig_of
-from dra_driver.kubectl.commands.source import add_source, client, state_in_file
+from dra_driver.kubectl.commands.source import SERVICE_ACCOUNT_DIR, add_source, client, kubeconfig_of, state_in_file
 
 if TYPE_CHECKING:
     from dra_driver.kube.kubeconfig import Kubeconfig
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _reader_of_use(kubeconfig: "Kubeconfig", namespace: str) -> "Callable[[], UseReport]":
     """Asks the exporters over connections of its own: another thread reads the cluster."""
-    from dra_driver.kubectl.commands.exporters import ask_exporters
+    from dra_driver.kubectl.commands.usage_source import ask_exporters
 
     api = client(kubeconfig)
     return lambda: ask_exporters(api, namespace)

@@ -4,8 +4,7 @@ import argparse
 from typing import Any, Final
 
 from dra_driver.kubectl.commands.drain import add_target, finish, say_for, seconds
-from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
-from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.source import client, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Give GPUs that were drained back: remove the annotations that `kubectl dra drain` wrote (another request to detach

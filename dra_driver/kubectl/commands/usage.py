@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import asdict
 
 from dra_driver.core.command_line.table import show
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
-from dra_driver.kubectl.commands.claim_labels import ABOUT, BY_LABEL, read_labels
-from dra_driver.kubectl.commands.source import wants_colour
-from dra_driver.kubectl.commands.usage_output import energy, number, percent, print_csv
-from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, tell_source
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.usage_source import (
+    add_usage_source,
+    energy,
+    number,
+    percent,
+    print_csv,
+    read_use,
+    tell_source,
+)
 
 if TYPE_CHECKING:
-    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, UseSum
+    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, Labels, UseReport, UseSum
 
 DESCRIPTION: Final = """\
 Show memory used against granted, utilisation, energy and idleness of each claim's devices, or of pods, namespaces or
@@ -167,3 +173,21 @@ def _camel(item: dict[str, Any]) -> dict[str, Any]:
 def _name(key: str) -> str:
     first, *rest = key.split("_")
     return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)
+
+
+BY_LABEL: Final = "label:"
+ABOUT: Final = "a label is the claim's, or that of all its pods"
+
+
+def read_labels(args: argparse.Namespace) -> "tuple[Labels, tuple[str, ...]]":
+    """Labels of the claims that exist, and what could not be read. Raises KubernetesApiError when the claims cannot be
+    read: a sum by label says nothing then."""
+    from dra_driver.kube import paths
+    from dra_driver.kubectl.usage.device_use import claim_labels
+
+    api = client(kubeconfig_of(args))
+    claims = api.list(paths.resource_claims(args.namespace))["items"]
+    try:
+        return claim_labels(claims, api.list(paths.pods(args.namespace))["items"]), ()
+    except KubernetesApiError as error:
+        return claim_labels(claims, ()), (f"labels of pods are not known, only those of claims: {error}",)

@@ -17,8 +17,7 @@ from dra_driver.core.model.gpu_node import (
     PublishedForm,
 )
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.commands.policy_explain import explain_gpu
-from dra_driver.kubectl.commands.policy_fields import FIELDS, field_values
+from dra_driver.kubectl.commands.policy_explain import SPEC_FIELDS, explain_gpu, field_values
 
 POLICIES = str(Path(__file__).parents[4] / "examples" / "policies")
 POOL = NodePolicy(
@@ -65,7 +64,7 @@ def test_every_field_of_a_spec_that_decides_terms_is_listed() -> None:
     usage = spec["usage"]["fields"]
     below |= {f"usage.{name}.{inner}" for name in usage for inner in usage[name]["fields"]}
     direct = {name for name in spec if name not in {"forms", "sharing", "health", "usage", "select", "priority"}}
-    assert {name for name, _ in FIELDS} == below | direct
+    assert {name for name, _ in SPEC_FIELDS} == below | direct
 
 
 def test_fields_of_another_strategy_are_left_out() -> None:

@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.progress import Progress, line
-from dra_driver.kubectl.commands.source import split_target
+from dra_driver.kubectl.commands.source import Progress, line, split_target
 
 
 class Terminal(io.StringIO):
