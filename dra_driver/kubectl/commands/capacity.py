@@ -32,11 +32,7 @@ _GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FRE
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "capacity",
-        help="count free devices and the claims that would still fit",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "capacity", help="count free devices and the claims that would still fit", description=DESCRIPTION
     )
     parser.add_argument("--node", metavar="NAME", help="only this node")
     parser.add_argument("--by-node", action="store_true", help="one line per node; equal nodes share a line")

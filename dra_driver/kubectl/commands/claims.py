@@ -22,7 +22,6 @@ def add_parser(subparsers: Any) -> None:
         help="list claims, their devices and their pods",
         description="List ResourceClaims of all namespaces with their requests, node, devices and pods. "
         "`kubectl dra explain claim/NAME` explains why a claim is pending.",
-        allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
     parser.add_argument("--pending", action="store_true", help="only claims that are not allocated yet")

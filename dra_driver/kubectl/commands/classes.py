@@ -27,11 +27,7 @@ _CLASSES: Final = "/apis/resource.k8s.io/v1/deviceclasses"
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "classes",
-        help="keep DeviceClasses for MIG profiles and shared GPUs",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "classes", help="keep DeviceClasses for MIG profiles and shared GPUs", description=DESCRIPTION
     )
     parser.add_argument("action", choices=("list", "apply", "prune"))
     parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")

@@ -23,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
         help="list published devices and the claims that use them",
         description="List the devices that drivers have published as ResourceSlices, the claims that use them, and "
         "the pods for which those claims are reserved.",
-        allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")

@@ -50,12 +50,7 @@ _ONE_QUESTION_S: Final = 15.0
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "doctor",
-        help="say which layer between GPUs and containers is broken",
-        description=DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "doctor", help="say which layer between GPUs and containers is broken", description=DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument("target", nargs="?", metavar="node/NAME | pod/NAME | claim/NAME", help="default: the cluster")
     parser.add_argument(

@@ -31,13 +31,7 @@ _LONGEST_S: Final = 7 * 86_400.0
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "drain",
-        help="free a node's GPUs for maintenance",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("drain", help="free a node's GPUs for maintenance", description=DESCRIPTION)
     add_target(parser, "drain this GPU alone, by UUID or by name such as gpu-3; repeatable (default: all)")
     parser.add_argument("--evict", action="store_true", help="evict the pods that have these GPUs")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods that no controller creates again")

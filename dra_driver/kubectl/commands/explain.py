@@ -36,13 +36,7 @@ _COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m",
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "explain",
-        help="explain why a pod or claim has no devices",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("explain", help="explain why a pod or claim has no devices", description=DESCRIPTION)
     parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="what to explain")
     parser.add_argument(
         "-f",

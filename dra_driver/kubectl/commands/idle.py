@@ -31,11 +31,7 @@ _CSV: Final = (
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "idle",
-        help="list claims that are idle or larger than they need to be",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "idle", help="list claims that are idle or larger than they need to be", description=DESCRIPTION
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")

@@ -41,8 +41,6 @@ def add_parser(subparsers: Any) -> None:
         help="translate set-ups of the device plugin and the GPU Operator",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
     parser.add_argument("--from-cluster", action="store_true", help="also read the cluster's objects")

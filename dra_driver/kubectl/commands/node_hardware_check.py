@@ -21,11 +21,7 @@ Exit status as of `dra-driver hardware-check`; 1 also when the pod gives no repo
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "hardware-check",
-        help="compare a node's GPUs with what the driver assumes",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "hardware-check", help="compare a node's GPUs with what the driver assumes", description=DESCRIPTION
     )
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument(

@@ -23,13 +23,9 @@ _OTHERS: Final = ("OTHER POLICY", "SOURCE", "STATE", "WHY")
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("policy", help="explain policies of GPUs", allow_abbrev=False)
+    parser = subparsers.add_parser("policy", help="explain policies of GPUs")
     explain = parser.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
-        "explain",
-        help="say which policy gives which field of a GPU",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "explain", help="say which policy gives which field of a GPU", description=DESCRIPTION
     )
     explain.add_argument("gpu", metavar="NODE/GPU", help="a GPU of a node, such as gpu-a/gpu-0")
     add_kubeconfig(explain)

@@ -26,11 +26,7 @@ _HEADINGS: Final = ("NAMESPACE", "QUOTA", "LIMIT OF", "HARD", "USED", "LEFT", "I
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "quota",
-        help="compare quotas of namespaces with what they have and use",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "quota", help="compare quotas of namespaces with what they have and use", description=DESCRIPTION
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only this namespace (default: all)")
     parser.add_argument("--idle", action="store_true", help="ask the exporters, or --prometheus, which claims are idle")

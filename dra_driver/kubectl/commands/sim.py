@@ -38,14 +38,10 @@ _EVICT_BY_USE = ("--evict-over-grant", "true", "--reclaim-idle", "true")
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "sim",
-        help="run an embedded cluster with simulated GPUs on this machine",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "sim", help="run an embedded cluster with simulated GPUs on this machine", description=DESCRIPTION
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    up = actions.add_parser("up", help="run until Ctrl-C", allow_abbrev=False)
+    up = actions.add_parser("up", help="run until Ctrl-C")
     _add_nodes(up)
     up.add_argument("--port", type=int, default=0, metavar="PORT", help="port of the API server (default: a free one)")
     up.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig; removed at the end")
@@ -68,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
     )
     up.add_argument("--ui", action="store_true", help="run the page of `kubectl dra ui` as well, and print its address")
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
-    demo = actions.add_parser("demo", help="apply every example and report what happens", allow_abbrev=False)
+    demo = actions.add_parser("demo", help="apply every example and report what happens")
     _add_nodes(demo)
     demo.add_argument(
         "--root", type=Path, metavar="DIR", help="the checkout with examples/ and deploy/ (default: here)"
@@ -224,17 +220,11 @@ class Api(Protocol):
 
 
 def add_faults(actions: Any) -> None:
-    inject = actions.add_parser(
-        "inject",
-        help="make a simulated GPU of a node ill",
-        description=INJECT_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    inject = actions.add_parser("inject", help="make a simulated GPU of a node ill", description=INJECT_ABOUT)
     inject.add_argument("node", metavar="NODE")
     inject.add_argument("device", metavar="DEVICE", help="such as gpu-0, or the name of an existing partition")
     inject.add_argument("fault", metavar="FAULT", help="such as xid=79")
-    recover = actions.add_parser("recover", help="end the faults of a simulated GPU", allow_abbrev=False)
+    recover = actions.add_parser("recover", help="end the faults of a simulated GPU")
     recover.add_argument("node", metavar="NODE")
     recover.add_argument("device", metavar="DEVICE", nargs="?", help="with its partitions (default: all of the node)")
     for parser in (inject, recover):

@@ -33,11 +33,7 @@ _MOST_PARALLEL: Final = 64
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "smoke",
-        help="run a pod for each kind of device and check what it sees",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "smoke", help="run a pod for each kind of device and check what it sees", description=DESCRIPTION
     )
     _add_choice(parser)
     _add_pods(parser)

@@ -20,11 +20,7 @@ other drivers are left out.
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "snapshot",
-        help="write the cluster's state to a file for offline use",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "snapshot", help="write the cluster's state to a file for offline use", description=DESCRIPTION
     )
     parser.add_argument(
         "file",

@@ -29,11 +29,7 @@ _LOG_S: Final = 10.0
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "support-bundle",
-        help="write all that help from others needs to one file",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "support-bundle", help="write all that help from others needs to one file", description=DESCRIPTION
     )
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="output file (default: dra-support-TIME.tar.gz in this folder)"

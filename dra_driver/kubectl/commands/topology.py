@@ -21,7 +21,6 @@ def add_parser(subparsers: Any) -> None:
         help="show which GPUs are linked or near each other, and who holds them",
         description="Show for each node its GPUs and the devices of other drivers that say where they are: NUMA node, "
         "PCIe root, the GPUs that NVLink connects, and the claims that hold them. All of it is from ResourceSlices.",
-        allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")

@@ -30,11 +30,7 @@ _MAX_PORT: Final = 65_535
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "ui",
-        help="show GPUs, claims and waiting pods in a browser",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "ui", help="show GPUs, claims and waiting pods in a browser", description=DESCRIPTION
     )
     parser.add_argument("--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: a free one)")
     parser.add_argument(

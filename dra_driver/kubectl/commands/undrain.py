@@ -14,13 +14,7 @@ stays), and wait until the taint is gone and, if the NVIDIA driver was given up,
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "undrain",
-        help="give a node's drained GPUs back",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("undrain", help="give a node's drained GPUs back", description=DESCRIPTION)
     add_target(parser, "give this GPU back alone, by UUID or name; repeatable (default: all)")
 
 

@@ -46,13 +46,7 @@ _KEYS: Final = {"claim": ("NAMESPACE", "CLAIM"), "pod": ("NAMESPACE", "POD"), "n
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "usage",
-        help="show what claims use of their GPUs",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("usage", help="show what claims use of their GPUs", description=DESCRIPTION)
     parser.add_argument(
         "--by",
         metavar="|".join((*_KINDS, "label:KEY")),
