@@ -264,7 +264,6 @@ class Aggregate:
             line.add(_line(unit, counted, request, usable=not problem))
 
     def join(self, other: "Aggregate") -> None:
-        """Adds the counts of another aggregate."""
         for key, theirs in other._models.items():
             mine = self._models.setdefault(key, _Model())
             for state, count in theirs.states.items():
@@ -303,7 +302,6 @@ class Aggregate:
         return found
 
     def fits(self, key: ModelKey, request: SyntheticRequest) -> int:
-        """Returns how often the request fits here."""
         model = self._models.get(key)
         line = model.lines.get(request) if model else None
         return line.fits if line else 0
@@ -326,7 +324,6 @@ def _order(request: SyntheticRequest) -> tuple[bool, str, str, int, str]:
 
 
 def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
-    """Returns the number of the unit's GPUs in each state."""
     supply, whole = counted.supply, SyntheticRequest(kind=unit.main_kind)
     anything = any(counted.fits.values())
     used = min(supply.allocated, unit.gpu_count)

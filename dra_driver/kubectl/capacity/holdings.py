@@ -255,7 +255,6 @@ def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
 
 
 def _places(state: ClusterState) -> dict[DeviceKey, str]:
-    """Returns the node of every published device that is bound to a node."""
     found = {}
     for item in newest_slices(state.slices):
         spec = item["spec"]

@@ -88,7 +88,6 @@ def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> De
 
 
 def gpu_uuid_of(device: Wire, driver: str) -> str:
-    """Returns the UUID of the GPU that a device is or belongs to, "" when unknown."""
     return attribute(device, driver, names.PARENT_UUID) or attribute(device, driver, names.UUID)
 
 
@@ -121,16 +120,13 @@ class Unit(Struct, kw_only=True, eq=False):
         return next((kind for kind in self.kinds if not kind.profile), self.kinds[0])
 
     def is_local(self) -> bool:
-        """Whether all devices belong to one node."""
         return all(device.placement.get("nodeName") for device in self.offered)
 
     def without_allocations(self) -> "Unit":
-        """Returns the unit without any allocations."""
         offered = [replace(device, allocated=False, shared=False, consumed=None) for device in self.offered]
         return Unit(driver=self.driver, offered=offered, sets=self.sets, kinds=self.kinds)
 
     def has_allocations(self) -> bool:
-        """Whether devices of the unit, or counters that it needs, are allocated."""
         return bool(self.elsewhere) or self.overdrawn or any(one.allocated or one.shared for one in self.offered)
 
     def signature(self) -> Hashable:
@@ -164,7 +160,6 @@ def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
 
 
 def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
-    """Returns the units of devices whose pool cannot be used."""
     return _grouped(driver, devices, shares=shares)
 
 

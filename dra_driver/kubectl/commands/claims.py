@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(claim: Any) -> Sequence[str]:
-    """Returns the columns of one `ClaimRow`."""
     devices = [_device(device) for device in claim.devices]
     return (
         claim.namespace,

@@ -146,7 +146,6 @@ def _options(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, st
 
 
 def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
-    """Values of an option or a positional argument."""
     if isinstance(action, argparse._SubParsersAction):
         about = {each.dest: each.help or "" for each in action._choices_actions}
         return _beginning(prefix, ((name, about.get(name, "")) for name in action.choices)), NO_FILES

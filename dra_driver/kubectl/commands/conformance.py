@@ -70,7 +70,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the checks and returns the exit status. Raises ConfigurationError and KubernetesApiError."""
     from dra_driver.conformance import report, suite
     from dra_driver.core.finding import exit_status
     from dra_driver.core.telemetry import logs

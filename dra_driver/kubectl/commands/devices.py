@@ -79,7 +79,6 @@ def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
 
 
 def row(device: Any) -> Sequence[str]:
-    """Returns the columns of one `DeviceRow`."""
     if device.holders is None:
         claims, pods = [UNKNOWN], [UNKNOWN]
     else:

@@ -43,7 +43,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
-    """Adds the flags that drain and undrain have in common."""
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
     parser.add_argument(

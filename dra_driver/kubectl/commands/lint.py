@@ -43,7 +43,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report and returns the exit status."""
     from dra_driver.kubectl.commands.source import tell_gaps
     from dra_driver.kubectl.lint import collect, known_from_catalog, known_from_cluster, lint
 

@@ -62,7 +62,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints objects and report, and returns 1 if an input could not be read."""
     from dra_driver.kubectl.migrate import MigrateOptions, summary, translate
 
     if not args.paths and not args.from_cluster:
@@ -328,7 +327,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def dump(value: Any) -> str:
-    """One document of YAML, in the order of its keys as they were made."""
     import yaml
 
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

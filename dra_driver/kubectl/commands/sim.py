@@ -83,7 +83,6 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the action and returns its exit status."""
     if args.action in {"inject", "recover"}:
         return run_fault(args)
     from dra_driver.core.telemetry import logs
@@ -239,7 +238,6 @@ def add_faults(actions: Any) -> None:
 
 
 def run_fault(args: argparse.Namespace) -> int:
-    """Runs the action and returns its exit status."""
     if not 0 <= args.wait <= MAX_WAIT_S:
         raise ConfigurationError(f"--wait {args.wait:g}: 0 to {MAX_WAIT_S:g} seconds expected")
     command = FaultCommand(client(kubeconfig_of(args)), args.node, say=lambda text: print(text, flush=True))

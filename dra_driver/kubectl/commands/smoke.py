@@ -76,7 +76,6 @@ def _add_pods(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises ConfigurationError and KubernetesApiError."""
     options, rest = _options(args), client(kubeconfig_of(args))
     if args.cleanup:
         return _clean_up(rest, options.namespace)

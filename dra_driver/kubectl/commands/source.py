@@ -79,7 +79,6 @@ class Progress:
         self.hide()
 
     def say(self, text: str) -> None:
-        """What is being done now."""
         with self._lock:
             self._text = text
 

@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(one: Any) -> Sequence[str]:
-    """Returns the columns of one `TopologyRow`."""
     product = one.product or f"{one.type or 'device'} of {one.driver}"
     place = (one.node, ",".join(map(str, one.numa)), one.pcie_root, one.device)
     return (*place, product, linked(one), one.state or UNKNOWN, listed(one.claims))

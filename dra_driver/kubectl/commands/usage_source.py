@@ -46,7 +46,6 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
 
 
 def window_s(args: argparse.Namespace, default: str) -> int:
-    """The window in seconds. Raises ConfigurationError."""
     if args.window and not args.prometheus:
         raise ConfigurationError("--window: the exporters know their own short window alone; give --prometheus, too")
     return seconds(args.window or default, "--window", least=300)
@@ -73,7 +72,6 @@ def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -
 
 
 def prometheus_of(args: argparse.Namespace) -> "Prometheus":
-    """The server that the flags name. Raises ConfigurationError."""
     from dra_driver.kubectl.commands.prometheus import Prometheus
 
     return Prometheus(args.prometheus, args.prometheus_token_file)

@@ -38,7 +38,6 @@ class DrainReport(Struct, kw_only=True):
 
 
 def to_wire(report: DrainReport) -> dict[str, Any]:
-    """The report as a JSON document."""
     return {
         "schemaVersion": 1,
         "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",

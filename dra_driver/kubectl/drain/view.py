@@ -264,7 +264,6 @@ class NodeView:
         self._api, self._node, self._driver = api, node, driver
 
     def gpus(self) -> tuple[PublishedGpu, ...]:
-        """The GPUs that the node publishes."""
         return gpus_of(self._slices(), self._node, self._driver)
 
     def settled_gpus(self) -> tuple[PublishedGpu, ...] | None:
@@ -282,7 +281,6 @@ class NodeView:
         return holders_of(claims, self._items(paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
 
     def said(self, reason: str, text: str) -> bool:
-        """Whether the Node has an event of that reason with that text."""
         selector = f"involvedObject.kind=Node,involvedObject.name={self._node},reason={reason}"
         events = self._items(paths.events("default"), selector)
         return any(text in str(event.get("message")) for event in events)
@@ -340,5 +338,4 @@ class DrainWait:
 
 
 def wait_at_most(timeout_s: float) -> DrainWait:
-    """With the clock of this machine."""
     return DrainWait(timeout_s, time.monotonic, time.sleep)

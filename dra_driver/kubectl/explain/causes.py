@@ -240,7 +240,6 @@ def scheduler_fault(
 
 
 def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeResult | None:
-    """Returns the node's result with these quirks, if it fits."""
     try:
         found = again(quirks, result)
     except (AllocationError, CelSyntaxError, CelEvaluationError):
@@ -292,7 +291,6 @@ def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
 
 
 def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
-    """Yields causes that keep the scheduler from considering the pod."""
     gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]
     if gates:
         yield Cause(
@@ -397,7 +395,6 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
 
 
 def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
-    """Yields device-related causes why a pod on a node does not start."""
     pod = subject.pod or {}
     node = str(spec_of(pod).get("nodeName") or "")
     for claim in subject.claims:

@@ -280,7 +280,6 @@ class _NodeCounts:
 def inspect_nodes(
     evaluation: Evaluation, results: Sequence[NodeResult], requests_on: RequestsOn, holders: Holders
 ) -> Details:
-    """Finds out why each node that does not fit cannot take the subject."""
     counts = _NodeCounts()
     almost_fitting: NodeResult | None = None
     for result in results:

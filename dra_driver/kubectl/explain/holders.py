@@ -51,7 +51,6 @@ class Holders:
         return str(self._consumed.get((device, claim), {}).get(capacity) or "")
 
     def allocated_in(self, driver: str, pool: str) -> list[str]:
-        """Returns the names of the pool's allocated devices."""
         return self._allocated_by_pool.get((driver, pool), [])
 
     def label_with_pods(self, claim: str) -> str:

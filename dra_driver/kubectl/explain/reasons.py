@@ -162,7 +162,6 @@ class RejectionReason(Struct, frozen=True):
 
 
 def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
-    """Returns the reason for a cause other than a selector."""
     match cause:
         case InUse():
             if not cause.holders:
@@ -186,7 +185,6 @@ def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, hol
 
 
 def holder_labels(claims: tuple[str, ...] | list[str], holders: DeviceHolders) -> str:
-    """Returns all claims that use the device, with their pods."""
     return " and ".join(holders.label_with_pods(claim) for claim in dict.fromkeys(claims))
 
 
@@ -351,7 +349,6 @@ def _consumed(wire: Mapping[str, Any], cause: CounterShort) -> int:
 
 
 def short_by(wanted: str, free: str) -> str:
-    """Returns the missing amount."""
     try:
         return str(Quantity.parse(wanted) - Quantity.parse(free))
     except ValueError:
@@ -431,7 +428,6 @@ class NodeRejections(Struct, frozen=True):
 
 
 def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: DeviceHolders) -> RejectionReason:
-    """Returns the reason why the request did not get the device."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
         false_clauses = selector_rejections(spec, device)
         if false_clauses:

@@ -76,7 +76,6 @@ FINAL_CODES: Final = frozenset(
 
 
 def cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
-    """Returns the cause for a selector that does not compile or fails on a device."""
     syntax = isinstance(error, CelSyntaxError)
     return Cause(
         code=CauseCode.CEL_ERROR,
@@ -199,7 +198,6 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def to_wire(report: Explanation) -> dict[str, Any]:
-    """Converts the explanation to JSON values with names in camelCase."""
     return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **_wire(report, renamed={"kind": "subjectKind"})}
 
 

@@ -34,7 +34,6 @@ def uid_of(item: Wire) -> str:
 
 
 def label_of(item: Wire) -> str:
-    """Returns ``namespace/name``."""
     return f"{namespace_of(item)}/{name_of(item)}"
 
 
@@ -114,7 +113,6 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
 
 
 def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[RequestSpec]:
-    """Returns all requests and subrequests of the claims, in order."""
     found = []
     for index, claim in enumerate(claims):
         for request in (spec_of(claim).get("devices") or {}).get("requests") or ():
@@ -216,7 +214,6 @@ def is_extended(resource: str) -> bool:
 
 
 def is_offered(node: Wire, resource: str) -> bool:
-    """Whether a device plugin offers the resource on the node."""
     return _count((status_of(node).get("allocatable") or {}).get(resource, 0)) > 0
 
 
@@ -302,13 +299,11 @@ def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
 
 
 def subject_of_claim(claim: Wire) -> Subject:
-    """Returns a single claim as subject, as if a pod without other requirements used it."""
     only = SubjectClaim(entry="", source="claim", claim=claim, exists=True, label=f"claim {name_of(claim)}")
     return Subject(kind="claim", namespace=namespace_of(claim), name=name_of(claim), pod=None, claims=[only])
 
 
 def subject_of(state: ClusterState, pod: Wire) -> Subject:
-    """Returns a pod, existing or not, as subject with its claims."""
     statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
     generated: dict[str, str | None] = {
         item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")

@@ -23,7 +23,6 @@ Style = Callable[[str, str], str]
 
 
 def plain(text: str, _what: str) -> str:
-    """Returns the text without colours."""
     return text
 
 

@@ -43,7 +43,6 @@ class ClaimChecker:
         self._configs = ConfigChecker(reporter, scope)
 
     def device_class(self, manifest: Manifest) -> None:
-        """Checks a DeviceClass."""
         spec = manifest.spot.get("spec")
         if spec is None:
             return
@@ -54,7 +53,6 @@ class ClaimChecker:
         self._configs.of_class(manifest, spec)
 
     def claim(self, manifest: Manifest) -> None:
-        """Checks a ResourceClaim or ResourceClaimTemplate."""
         devices = claim_devices(manifest)
         if devices is None:
             return
@@ -229,7 +227,6 @@ def exact_part(manifest: Manifest, request: Spot) -> Spot | None:
 
 
 def request_names(devices: Spot) -> Requests:
-    """Maps requests to the names of their subrequests."""
     return {
         request.string("name"): {sub.string("name") for sub in request.each("firstAvailable")}
         for request in devices.each("requests")

@@ -50,7 +50,6 @@ class MatchChecker:
         self._spent = 0
 
     def device_class(self, manifest: Manifest, chain: Sequence[ParsedSelector]) -> None:
-        """Checks the selectors of a DeviceClass."""
         if self._is_costly(manifest, chain):
             return
         if not self._has_driver_guard(manifest, chain, manifest.spot, subject="class"):

@@ -197,7 +197,6 @@ def _offset(text: str, line: int, column: int) -> int | None:
 
 
 def _hint(problem: str) -> str:
-    """Returns a hint for a common compiler error, or ""."""
     if "cannot be applied" not in problem:
         return ""
     if "kubernetes.Semver" in problem.partition(";")[0]:

@@ -117,7 +117,6 @@ class Finding(Struct, frozen=True, kw_only=True):
     caret: int = 0
 
     def to_wire(self) -> dict[str, Any]:
-        """Returns the entry of ``-o json``."""
         return {
             "rule": self.rule,
             "name": RULES[self.rule].name,
@@ -141,16 +140,13 @@ class LintReport(Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
     def count(self, severity: Severity) -> int:
-        """Returns the number of findings with a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def failed(self) -> bool:
-        """Whether any finding is an error, which decides the exit status."""
         return any(finding.severity == "error" for finding in self.findings)
 
     def strict(self) -> "LintReport":
-        """Returns the report with warnings as errors."""
         raised = [replace(f, severity="error") if f.severity == "warning" else f for f in self.findings]
         return replace(self, findings=tuple(raised))
 
@@ -191,7 +187,6 @@ def as_github(report: LintReport) -> str:
 
 
 def as_sarif(report: LintReport, version: str) -> str:
-    """Returns a SARIF log with one run."""
     rules = [
         {
             "id": rule.id,

@@ -74,7 +74,6 @@ def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
 
 
 def claim_devices(manifest: Manifest) -> Spot | None:
-    """Returns ``devices`` of a claim or template."""
     steps = {"ResourceClaim": ("spec", "devices"), "ResourceClaimTemplate": ("spec", "spec", "devices")}
     found = steps.get(manifest.kind) if manifest.is_dra else None
     return manifest.spot.get(*found) if found else None

@@ -46,7 +46,6 @@ class YamlNode:
         return next((value for name, value in reversed(self.pairs) if name.text == key), None)
 
     def key(self, key: str) -> "YamlNode | None":
-        """Returns the node of the key itself."""
         return next((name for name, _ in reversed(self.pairs) if name.text == key), None)
 
     @property
@@ -55,7 +54,6 @@ class YamlNode:
 
     @property
     def description(self) -> str:
-        """Describes the value for a message."""
         if self.kind == "map":
             return "a mapping"
         if self.kind == "list":
@@ -92,7 +90,6 @@ class Spot(Struct, frozen=True):
         return [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
 
     def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
-        """Yields the key nodes and values of a mapping."""
         for key, value in self.node.pairs:
             yield key, Spot(value, f"{self.path}.{key.text}" if self.path else key.text)
 
@@ -108,7 +105,6 @@ class Spot(Struct, frozen=True):
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def flag(self, *keys: str) -> bool:
-        """Whether the value below is ``true``."""
         spot = self.get(*keys)
         return spot is not None and spot.node.value is True
 

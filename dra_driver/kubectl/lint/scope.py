@@ -44,7 +44,6 @@ class KnownObjects(Struct, frozen=True, kw_only=True):
 
 
 def known_from_catalog() -> KnownObjects:
-    """Returns what is known without a cluster."""
     return KnownObjects(devices=catalog_devices())
 
 
@@ -64,7 +63,6 @@ def known_from_cluster(state: ClusterState) -> KnownObjects:
 
 
 def _version(text: str) -> tuple[int, int] | None:
-    """``v1.36.2`` as (1, 36)."""
     found = re.match(r"v?(\d{1,3})\.(\d{1,3})", text)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -151,7 +149,6 @@ class Scope:
         return self._by_kind.get(kind, {}).values()
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Returns an object of the input."""
         return self._by_kind.get(kind, {}).get((namespace, name))
 
     def names(self, kind: str, namespace: str | None = None) -> list[str]:
@@ -163,7 +160,6 @@ class Scope:
         return [*inside, *(name for space, name in stored if namespace in {None, space})]
 
     def device_claim(self, kind: str, namespace: str, name: str) -> Spot | None:
-        """Returns ``devices`` of a claim or template of the input or the cluster."""
         manifest = self.find(kind, namespace, name)
         if manifest is not None:
             return claim_devices(manifest)
@@ -215,7 +211,6 @@ def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns ``did you mean X?``, or "" when no name is similar."""
     found = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
 

@@ -58,7 +58,6 @@ def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, Inpu
 
 
 def translate_config(document: InputDocument, key: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    """A config that was in a ConfigMap under ``key``."""
     if mig_parted.is_mig_parted(document.value):
         return mig_parted.translate(document, gathered)
     return plugin_config.translate(document, key, gathered)

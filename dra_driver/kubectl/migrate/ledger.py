@@ -381,7 +381,6 @@ def unless_empty(rule: Rule) -> Act:
 
 
 def use(rule: Rule, value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    """Applies one rule to the value at ``path``."""
     if isinstance(rule, tuple):
         ledger.note(rule[0], path, rule[1])
     else:
@@ -406,5 +405,4 @@ def translate_operator_object(document: InputDocument) -> tuple[MigrationNote, .
 
 
 def untouched(document: InputDocument, text: str = _UNTOUCHED) -> tuple[MigrationNote, ...]:
-    """An object that is not about GPUs."""
     return Ledger(document).close(FieldOutcome.CARRIED, text)

@@ -33,7 +33,6 @@ _DEVICE_ID: Final = re.compile(r"0x([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
 
 
 def is_mig_parted(value: Any) -> bool:
-    """Whether a document is a config of mig-parted."""
     return isinstance(value, Mapping) and "mig-configs" in value and "kind" not in value
 
 

@@ -170,7 +170,6 @@ def _spread(spec: Mapping[str, Any], ledger: Ledger, base: Path) -> None:
 
 
 def _split(term: Mapping[str, Any], translate: Translate) -> tuple[dict[str, Any], Mapping[DeviceForm, list[str]]]:
-    """The part of a term that is about nodes, and the conditions on devices."""
     rest, texts = [], []
     for each in list_at(term, "matchExpressions"):
         if is_gfd(_key(each)):

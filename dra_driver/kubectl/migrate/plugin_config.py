@@ -138,7 +138,6 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
 
 
 def note_mig_strategy(value: str, path: Path, ledger: Ledger) -> None:
-    """What becomes of a MIG strategy."""
     if value == "none":
         ledger.carried(path, "became a policy that offers no MIG devices (forms.migProfiles: [])")
     elif value == "mixed":
@@ -245,7 +244,6 @@ def _renamed(document: InputDocument, gathered: Gathered) -> None:
 
 
 def policy_name(config: str) -> str:
-    """The name of the policy that a config becomes."""
     return dns_name(f"device-plugin-{config}" if config else "device-plugin")
 
 
@@ -290,7 +288,6 @@ _UNKNOWN: Final[Rule] = (LOST, "a setting of the device plugin that this driver 
 
 
 def environment(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    """Each variable of a container's list ``env``."""
     if not value:
         ledger.carried(path, "empty: there is nothing to carry over")
     for index, each in enumerate(value if isinstance(value, list) else ()):
@@ -308,7 +305,6 @@ def arguments(container: Any, path: Path, ledger: Ledger, gathered: Gathered) ->
 
 
 def setting(name: str, value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    """One setting by the name of its environment variable."""
     if name == "MIG_STRATEGY" and value in MIG_STRATEGIES:
         gathered.mig_strategy = str(value)
         note_mig_strategy(str(value), path, ledger)

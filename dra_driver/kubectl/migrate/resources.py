@@ -75,7 +75,6 @@ class KnownResources(Struct, frozen=True, kw_only=True):
 
 
 def share_meaning(strategy: str, replicas: int, *, several_refused: bool = False) -> ResourceMeaning:
-    """A share of a GPU."""
     return ResourceMeaning(
         form=DeviceForm(form="share"), device_class="gpu.nvidia.com", strategy=strategy, replicas=replicas,
         several_refused=several_refused,
@@ -88,7 +87,6 @@ def partition_meaning(profile: str, driver: str) -> ResourceMeaning:
 
 
 def class_name(profile: str, driver: str) -> str:
-    """The name of the profile's DeviceClass."""
     return str(class_of(Offer(names.PROFILE, profile), driver)["metadata"]["name"])
 
 

@@ -162,7 +162,6 @@ def _first(
 def _table(
     name: str, document: InputDocument, gathered: Gathered, read_text: ReadText, found: Translation
 ) -> Sequence[MigrationNote]:
-    """A format that is a table of fields."""
     ledger = Ledger(document)
     if name == "cluster-policy":
         for key in ("apiVersion", "kind", "metadata"):
@@ -184,7 +183,6 @@ def _table(
 
 
 def _second(name: str, document: InputDocument, options: PodOptions, book: TemplateBook, found: Translation) -> None:
-    """Objects that may ask for devices."""
     if name == "quota":
         value, notes = translate_quota(document, options.resources)
     elif name == "limit-range":

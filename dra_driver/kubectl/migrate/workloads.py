@@ -64,7 +64,6 @@ def pod_specs(value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def translate(document: InputDocument, options: PodOptions, book: TemplateBook) -> TranslatedWorkload:
-    """The workload with claims in place of extended resources."""
     ledger = Ledger(document)
     value = copy.deepcopy(document.value)
     specs = list(pod_specs(value))

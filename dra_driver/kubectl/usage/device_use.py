@@ -277,7 +277,6 @@ GONE: Final = "(the claim is gone)"
 
 
 def labels_of(metadata: _Wire) -> Pairs:
-    """Labels of an object as pairs."""
     labels = metadata.get("labels")
     pairs = labels.items() if isinstance(labels, dict) else ()
     return tuple((text(name), text(value)) for name, value in pairs)[:_MAX_LABELS]

@@ -47,14 +47,12 @@ def in_thread(compute: Callable[[], Any], done: Callable[[], object]) -> "asynci
 
 
 def survey_of(state: ClusterState) -> CapacityReport:
-    """What is free, fragmented and stranded. Raises DraError."""
     state = with_defaults(state)
     scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
     return survey(state, Options(features=scheduler.features, quirks=scheduler.quirks))
 
 
 def explain_pod(state: ClusterState, namespace: str, name: str) -> Explanation:
-    """Why a pod waits. Raises DraError."""
     scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
     return explain(state, pod_subject(state, namespace, name), scheduler=scheduler)
 

@@ -64,7 +64,6 @@ class PageSources(Struct, frozen=True, kw_only=True):
 
 
 def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASGIApp:
-    """The whole application behind its gate."""
     pages = Pages(sources, f"/{keys.folder}")
     routes = [
         Route("/", pages.fleet),

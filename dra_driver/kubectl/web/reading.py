@@ -80,7 +80,6 @@ class Heap:
                     self._sweep()
 
     def sweep(self) -> None:
-        """Free all cycles."""
         with self._lock:
             self._sweep()
 
@@ -333,7 +332,6 @@ def read_without_collection(source: ReadsCluster) -> SeenCluster:
 
 
 def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:
-    """One reading. Raises DraError."""
     gaps: list[str] = []
     state, told = source.state(), source.gpu_nodes(gaps)
     claims = claims_of(state, now())

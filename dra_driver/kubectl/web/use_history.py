@@ -48,7 +48,6 @@ class UseNow(Struct, frozen=True, kw_only=True):
     samples: Sequence[UseSample] = ()
 
     def points(self, use: ClaimDeviceUse) -> list[Point]:
-        """The history of one device of one claim, oldest first."""
         key = (use.namespace, use.claim, use.node, use.device)
         return [
             Point(at, found.used_bytes, found.sm_ratio)
@@ -58,7 +57,6 @@ class UseNow(Struct, frozen=True, kw_only=True):
         ]
 
     def points_of_gpu(self, node: str, device: str) -> list[Point]:
-        """The history of a whole GPU, oldest first."""
         return [
             Point(at, found.used_bytes, found.busy_ratio)
             for at, _, gpus in self.samples
@@ -84,7 +82,6 @@ class UseHistory:
         self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
 
     def read(self) -> UseNow:
-        """One look. Raises DraError."""
         self._remember()
         report = self._read()
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
