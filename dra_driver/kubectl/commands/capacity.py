@@ -12,7 +12,9 @@ from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable
+from dra_driver.kubectl.capacity import Options, survey, to_wire
 from dra_driver.kubectl.commands.source import Progress, add_source, state_of, wants_colour
+from dra_driver.kubectl.explain import gates_of, scheduler_of, with_defaults
 
 DESCRIPTION: Final = """\
 Count free, used, fragmented and stranded GPUs, and how many more claims for each model, MIG profile and share fit now
@@ -55,9 +57,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import Options, survey, to_wire
-    from dra_driver.kubectl.explain import gates_of, scheduler_of, with_defaults
-
     shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
     gates = gates_of(args.feature_gates)
     state = with_defaults(state_of(args, only=_FIELDS))

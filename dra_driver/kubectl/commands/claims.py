@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import listed
+from dra_driver.kubectl.capacity import claims_of, to_wire
 from dra_driver.kubectl.commands.devices import consumed_text
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
@@ -30,8 +31,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import claims_of, to_wire
-
     state = state_of(args, only=_FIELDS)
     found = claims_of(state, datetime.now(UTC), node=args.node, namespace=args.namespace or "")
     if args.pending:

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import listed
+from dra_driver.kubectl.capacity import devices_of, to_wire
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
+from dra_driver.kubectl.explain import with_defaults
 
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
@@ -34,9 +36,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import devices_of, to_wire
-    from dra_driver.kubectl.explain import with_defaults
-
     state = with_defaults(state_of(args, only=_FIELDS))
     namespace = args.namespace or ""
     found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)

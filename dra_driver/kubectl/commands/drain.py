@@ -4,14 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.drain import DrainReport
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, wait_at_most
 
 DESCRIPTION: Final = """\
 Free a node's GPUs, or some of them, for a driver upgrade, a reset or a reboot:
@@ -54,8 +52,6 @@ def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, wait_at_most
-
     if args.force and not args.evict:
         raise ConfigurationError("--force: only with --evict")
     options = DrainOptions(
@@ -81,10 +77,8 @@ def say_for(args: argparse.Namespace) -> Callable[[str], None]:
     return say
 
 
-def finish(args: argparse.Namespace, report: "DrainReport", work: Callable[[], None]) -> int:
+def finish(args: argparse.Namespace, report: DrainReport, work: Callable[[], None]) -> int:
     """Runs ``work`` and shows what it came to, also when it fails or is interrupted. Raises ConfigurationError."""
-    from dra_driver.kubectl.drain import state_left, to_wire
-
     status = 0
     try:
         work()

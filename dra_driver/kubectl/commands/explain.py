@@ -11,6 +11,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.state import with_objects
+from dra_driver.kube.state_file import flat, objects_of, read_documents
 from dra_driver.kubectl.commands.source import (
     Progress,
     add_source,
@@ -20,6 +22,19 @@ from dra_driver.kubectl.commands.source import (
     state_of,
     text_of,
     wants_colour,
+)
+from dra_driver.kubectl.explain import (
+    Answer,
+    claim_subject,
+    explain,
+    explain_pods,
+    gates_of,
+    pod_subject,
+    pods_in,
+    render,
+    scheduler_of,
+    subject_of_claim,
+    to_wire,
 )
 
 DESCRIPTION: Final = """\
@@ -65,15 +80,11 @@ def run(args: argparse.Namespace) -> int:
         _print_text(reports)
     else:
         _print_data(reports, args.output)
-    from dra_driver.kubectl.explain import Answer
-
     good = (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
     return 0 if all(report.verdict.answer in good for report in reports) else 1
 
 
 def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
-    from dra_driver.kubectl.explain import claim_subject, explain, pod_subject
-
     kind, name = split_target(args.target)
     namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
@@ -83,10 +94,6 @@ def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
-    from dra_driver.kube.state import with_objects
-    from dra_driver.kube.state_file import flat, objects_of, read_documents
-    from dra_driver.kubectl.explain import explain, explain_pods, pods_in, subject_of_claim
-
     namespace = namespace_of(args)
     documents, objects = [], []
     for name in args.filename:
@@ -108,15 +115,11 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
 
 
 def _scheduler(args: argparse.Namespace, state: Any) -> Any:
-    from dra_driver.kubectl.explain import gates_of, scheduler_of
-
     return scheduler_of(state.server_version, gates_of(args.feature_gates), state.slices)
 
 
 def _print_text(reports: Sequence[Any]) -> None:
     """Prints the explanations; if there are several, those that fit without the list of other nodes."""
-    from dra_driver.kubectl.explain import Answer, render
-
     colour = wants_colour()
     shown: list[str] = []
     for report in reports:
@@ -127,8 +130,6 @@ def _print_text(reports: Sequence[Any]) -> None:
 
 
 def _print_data(reports: Sequence[Any], form: str) -> None:
-    from dra_driver.kubectl.explain import to_wire
-
     found = [to_wire(report) for report in reports]
     data: Any = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}
     if form == "json":

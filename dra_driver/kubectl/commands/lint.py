@@ -4,14 +4,21 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state, state_in_file
-
-if TYPE_CHECKING:
-    from dra_driver.kube.state import ClusterState
-    from dra_driver.kubectl.lint import ManifestSource
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state, state_in_file, tell_gaps
+from dra_driver.kubectl.lint import (
+    ManifestSource,
+    collect,
+    known_from_catalog,
+    known_from_cluster,
+    lint,
+    sources_from_objects,
+)
+from dra_driver.kubectl.lint.finding import as_github, as_json, as_sarif, as_text
 
 DESCRIPTION = """\
 Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH, the objects of the
@@ -43,9 +50,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.commands.source import tell_gaps
-    from dra_driver.kubectl.lint import collect, known_from_catalog, known_from_cluster, lint
-
     state = _state(args)
     known = known_from_cluster(state) if state is not None else known_from_catalog()
     sources: Iterable[ManifestSource]
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0
 
 
-def _state(args: argparse.Namespace) -> "ClusterState | None":
+def _state(args: argparse.Namespace) -> ClusterState | None:
     if args.cluster and args.cluster_state:
         raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
     if args.cluster_state:
@@ -68,10 +72,8 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
     return live_state(kubeconfig_of(args), args.namespace if not args.paths else None)
 
 
-def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":
+def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[ManifestSource]:
     """Returns the cluster's objects as texts, without objects that a controller has created from other objects."""
-    from dra_driver.kubectl.lint import sources_from_objects
-
     if state is None:
         return ()
     found = []
@@ -92,9 +94,6 @@ def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[Ma
 
 
 def _shown(report: Any, form: str) -> str:
-    from dra_driver import __version__
-    from dra_driver.kubectl.lint.finding import as_github, as_json, as_sarif, as_text
-
     if form == "json":
         return as_json(report)
     if form == "github":

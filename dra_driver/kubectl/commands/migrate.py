@@ -7,15 +7,13 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.migrate import InputDocument
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.lint import ManifestSource
-    from dra_driver.kubectl.migrate import InputDocument, Translation
+from dra_driver.kubectl.lint import ManifestSource, collect, plain_documents
+from dra_driver.kubectl.migrate import InputDocument, MigrateOptions, Translation, as_json, as_text, summary, translate
 
 DESCRIPTION: Final = """\
 Translate what was written for NVIDIA's device plugin into objects for DRA: its config and ConfigMaps of configs, a
@@ -62,8 +60,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.migrate import MigrateOptions, summary, translate
-
     if not args.paths and not args.from_cluster:
         raise ConfigurationError("nothing to translate: give files, folders, - for standard input, or --from-cluster")
     if args.output:
@@ -88,10 +84,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
-def _documents(args: argparse.Namespace, problems: list[str]) -> "Iterator[InputDocument]":
+def _documents(args: argparse.Namespace, problems: list[str]) -> Iterator[InputDocument]:
     """The documents of all sources; what cannot be read is added to ``problems``."""
-    from dra_driver.kubectl.lint import collect
-
     for source in collect(args.paths, sys.stdin.buffer.read) if args.paths else ():
         yield from _of_source(source, problems)
     if args.from_cluster:
@@ -100,10 +94,7 @@ def _documents(args: argparse.Namespace, problems: list[str]) -> "Iterator[Input
         yield from cluster_documents(client(kubeconfig_of(args)), args.namespace, problems)
 
 
-def _of_source(source: "ManifestSource", problems: list[str]) -> "Iterable[InputDocument]":
-    from dra_driver.kubectl.lint import plain_documents
-    from dra_driver.kubectl.migrate import InputDocument
-
+def _of_source(source: ManifestSource, problems: list[str]) -> Iterable[InputDocument]:
     documents, wrong = plain_documents(source)
     problems += wrong
     return [
@@ -112,10 +103,8 @@ def _of_source(source: "ManifestSource", problems: list[str]) -> "Iterable[Input
     ]
 
 
-def _read_text(text: str, where: str) -> "Sequence[InputDocument]":
+def _read_text(text: str, where: str) -> Sequence[InputDocument]:
     """The documents of a text inside another document. Raises ConfigurationError."""
-    from dra_driver.kubectl.lint import ManifestSource
-
     problems: list[str] = []
     found = list(_of_source(ManifestSource(name=where, text=text), problems))
     if problems:
@@ -123,7 +112,7 @@ def _read_text(text: str, where: str) -> "Sequence[InputDocument]":
     return found
 
 
-def _as_yaml(found: "Translation") -> str:
+def _as_yaml(found: Translation) -> str:
     """Documents that can be applied, and the chart's values as a comment: they are no object."""
 
     text = "".join(f"---\n{dump(each)}" for each in found.objects)
@@ -134,21 +123,15 @@ def _as_yaml(found: "Translation") -> str:
     return text
 
 
-def _as_json(found: "Translation") -> dict[str, Any]:
-    from dra_driver.kubectl.migrate import as_json
-
+def _as_json(found: Translation) -> dict[str, Any]:
     return {"objects": found.objects, "values": found.values, "report": as_json(found)}
 
 
-def _print_report(found: "Translation", stream: Any) -> None:
-    from dra_driver.kubectl.migrate import as_text
-
+def _print_report(found: Translation, stream: Any) -> None:
     print(as_text(found), file=stream)
 
 
 def _mebibytes(text: str | None) -> int:
-    from dra_driver.core.quantity import Quantity
-
     if text is None:
         return 0
     try:
@@ -273,13 +256,11 @@ def check_folder(folder: Path) -> None:
         raise ConfigurationError(f"--output {folder}: expected a new or an empty folder")
 
 
-def write_folder(folder: Path, found: "Translation") -> None:
+def write_folder(folder: Path, found: Translation) -> None:
     """Writes the objects by kind, each input's workloads under its name, the chart's values and the report.
 
     Raises ConfigurationError.
     """
-    from dra_driver.kubectl.migrate import as_text
-
     files: dict[str, str] = {}
     groups = {"1-policies.yaml": found.policies, "2-classes.yaml": found.classes, "3-templates.yaml": found.templates}
     for name, objects in groups.items():
@@ -306,10 +287,8 @@ def write_folder(folder: Path, found: "Translation") -> None:
         raise ConfigurationError(f"--output {folder}: {error.strerror or error}") from error
 
 
-def write_report(path: Path, found: "Translation") -> None:
+def write_report(path: Path, found: Translation) -> None:
     """Writes the report, as JSON if the name ends in .json. Raises ConfigurationError."""
-    from dra_driver.kubectl.migrate import as_json, as_text
-
     text = json.dumps(as_json(found), indent=2) if path.suffix == ".json" else as_text(found)
     try:
         _write(path, text + "\n")

@@ -3,14 +3,15 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from dra_driver.config.status import node_status_of
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
+from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, PolicyOrigin
+from dra_driver.core.model.terms import terms_of
+from dra_driver.kube import paths
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
-
-if TYPE_CHECKING:
-    from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy
 
 DESCRIPTION: Final = """\
 Say which policy applies to a GPU, what each of its fields says, and why other policies that match do not apply.
@@ -49,9 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 def explain_gpu(rest: Any, node: str, name: str) -> int:
     """Prints what a cluster says of the GPU. Raises ConfigurationError for one that is not known."""
-    from dra_driver.config.status import node_status_of
-    from dra_driver.kube import paths
-
     try:
         written = rest.get(paths.gpu_nodes(node))
     except NotFoundError as error:
@@ -72,7 +70,7 @@ def explain_gpu(rest: Any, node: str, name: str) -> int:
     return 1 if refused else 0
 
 
-def _say_which(gpu: "NodeGpu", applied: "NodePolicy | None") -> None:
+def _say_which(gpu: NodeGpu, applied: NodePolicy | None) -> None:
     if not gpu.policy:
         print("no policy applies: all fields have their defaults")
     else:
@@ -84,11 +82,8 @@ def _say_which(gpu: "NodeGpu", applied: "NodePolicy | None") -> None:
     print(f"offered as {forms}; used as {gpu.used_as.value}")
 
 
-def _say_fields(rest: Any, gpu: "NodeGpu", applied: "NodePolicy | None") -> bool:
+def _say_fields(rest: Any, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
     """Prints the table; True if the fields cannot be told."""
-    from dra_driver.core.model.gpu_node import PolicyOrigin
-    from dra_driver.kube import paths
-
     if not gpu.policy:
         _table({}, "")
         return False
@@ -107,7 +102,7 @@ def _say_fields(rest: Any, gpu: "NodeGpu", applied: "NodePolicy | None") -> bool
     return False
 
 
-def _say_others(status: "GpuNodeStatus", gpu: "NodeGpu") -> None:
+def _say_others(status: GpuNodeStatus, gpu: NodeGpu) -> None:
     others = [each for each in status.policies if gpu.name in each.gpus and each.name != gpu.policy]
     others += [each for each in status.policies if not each.gpus and each.message]  # refused as a whole
     rows = [(each.name, each.origin.value, _state(each, gpu.name), each.message or "") for each in others]
@@ -116,7 +111,7 @@ def _say_others(status: "GpuNodeStatus", gpu: "NodeGpu") -> None:
         show(_OTHERS, rows, colour=wants_colour())
 
 
-def _state(policy: "NodePolicy", gpu: str) -> str:
+def _state(policy: NodePolicy, gpu: str) -> str:
     """Of this GPU; a node gives the worst of all."""
     for names, word in ((policy.conflicting, "Conflicting"), (policy.waiting, "Waiting"), (policy.in_force, "InForce")):
         if gpu in names:
@@ -133,7 +128,6 @@ def _table(spec: Any, policy: str) -> None:
 
 
 def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
-    from dra_driver.core.model.terms import terms_of
     from dra_driver.diagnose.policy_check import policy_files
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
     from dra_driver.node.policy import examine, survey

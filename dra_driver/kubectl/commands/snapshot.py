@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.kube.opaque_parameters import shareable
+from dra_driver.kube.state import KINDS
+from dra_driver.kube.state_file import dump, text_of
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state
 
 DESCRIPTION: Final = """\
@@ -35,10 +38,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kube.opaque_parameters import shareable
-    from dra_driver.kube.state import KINDS
-    from dra_driver.kube.state_file import dump, text_of
-
     state = shareable(live_state(kubeconfig_of(args), args.namespace), (args.driver,))
     for gap in state.gaps:
         print(f"left out: {gap}", file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import listed
+from dra_driver.kubectl.capacity import to_wire, topology_of
 from dra_driver.kubectl.commands.devices import UNKNOWN
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
@@ -28,8 +29,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import to_wire, topology_of
-
     state = state_of(args, only=_FIELDS)
     found = topology_of(state, node=args.node)
     if args.output == "json":

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from dra_driver.kubectl.commands.drain import add_target, finish, say_for, seconds
 from dra_driver.kubectl.commands.source import client, kubeconfig_of
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
 
 DESCRIPTION: Final = """\
 Give GPUs that were drained back: remove the annotations that `kubectl dra drain` wrote (another request to detach
@@ -19,8 +20,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
-
     options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu))
     report = DrainReport(command="undrain", node=args.node, driver=args.driver)
     api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kube import paths
-from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport, decode, decode_gpus
+from dra_driver.kubectl.usage.history import History, queries
 
 if TYPE_CHECKING:
     from dra_driver.kubectl.commands.prometheus import Prometheus
-    from dra_driver.kubectl.usage.device_use import UseReport
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
@@ -60,13 +60,11 @@ def seconds(text: str, flag: str, *, least: int = 1) -> int:
     return found
 
 
-def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> "UseReport":
+def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> UseReport:
     """What the flags ask for, from exporters or Prometheus. Raises ConfigurationError and DraError."""
     if args.prometheus:
         return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
     window_s(args, default_window)
-    from dra_driver.kubectl.commands.source import client
-
     with Progress("asking the exporters"):
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
@@ -77,11 +75,9 @@ def prometheus_of(args: argparse.Namespace) -> "Prometheus":
     return Prometheus(args.prometheus, args.prometheus_token_file)
 
 
-def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "UseReport":
+def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> UseReport:
     """What Prometheus recorded over the window. Raises PrometheusError."""
     from dra_driver.kubectl.commands.prometheus import PrometheusError
-    from dra_driver.kubectl.usage.device_use import UseReport
-    from dra_driver.kubectl.usage.history import History, queries
 
     history = History(window)
     for field, query in queries(window).items():
@@ -98,7 +94,7 @@ def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "U
     return UseReport(source=f"Prometheus at {server.url}", window_s=window, uses=uses, gaps=tuple(gaps))
 
 
-def tell_source(report: "UseReport") -> None:
+def tell_source(report: UseReport) -> None:
     """Says on standard error who told it, over which time, and what is missing."""
     print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
     for gap in report.gaps:
