@@ -82,7 +82,7 @@ PENDING: Final = "pending"
 DELETING: Final = "deleting"
 
 
-class Holder(Struct, frozen=True, kw_only=True):
+class Holder(Struct, frozen=True, kw_only=True, rename="camel"):
     """A claim that has a device or a share of it.
 
     ``pods`` are the pods for which it is reserved (other users as ``resource/name``); ``consumed`` is what a share
@@ -97,7 +97,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     consumed: Mapping[str, str]
 
 
-class DeviceRow(Struct, frozen=True, kw_only=True):
+class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``node`` is "" when the device is not bound to a node.
 
     ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
@@ -124,7 +124,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     left: Mapping[str, str] = field(default_factory=dict)
 
 
-class ClaimDevice(Struct, frozen=True, kw_only=True):
+class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
     """A device of a claim, and the request that it serves. ``consumed`` is what a share consumes."""
 
     request: str
@@ -136,7 +136,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True):
     admin_access: bool = False
 
 
-class ClaimRow(Struct, frozen=True, kw_only=True):
+class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` describe its requests.
 
     ``age_s`` is None when the creation time is unknown.

@@ -23,7 +23,7 @@ UNKNOWN: Final = ""
 _PARTITION: Final = "-mig-"
 
 
-class TopologyRow(Struct, frozen=True, kw_only=True):
+class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
     ``island`` is the name of its NVLink island, ``linked`` the devices of that island on the node, itself included.

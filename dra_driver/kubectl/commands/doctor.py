@@ -165,7 +165,6 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
     """What `explain` says of the pod or claim; None where the facts do not have it."""
     from dra_driver.core.finding import Finding, Layer, Status
     from dra_driver.kubectl.explain import (
-        Answer,
         claim_subject,
         explain,
         gates_of,
@@ -184,7 +183,7 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
     except DraError as error:
         print(f"kubectl dra doctor: explain: {error}", file=sys.stderr)
         return None
-    good = answer.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
+    good = answer.verdict.answer.is_good
     finding = Finding(
         check="explain",
         layer=Layer.WORKLOAD,

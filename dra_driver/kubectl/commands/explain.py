@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.finding import coloured
 from dra_driver.kube.state import with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
 from dra_driver.kubectl.commands.source import (
@@ -47,7 +48,6 @@ why devices were rejected, and the nearest miss. Uses the cluster of the kubecon
   kubectl dra explain pod/train --cluster-state cluster.json
 """
 _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
-_COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
         _print_text(reports)
     else:
         _print_data(reports, args.output)
-    good = (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
-    return 0 if all(report.verdict.answer in good for report in reports) else 1
+    return 0 if all(report.verdict.answer.is_good for report in reports) else 1
 
 
 def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
@@ -125,7 +124,7 @@ def _print_text(reports: Sequence[Any]) -> None:
     for report in reports:
         short = len(reports) > 1 and report.verdict.answer is Answer.FITS and report.node is None
         cut = replace(report, nodes=()) if short else report
-        shown.append(render(cut, _coloured) if colour else render(cut))
+        shown.append(render(cut, coloured) if colour else render(cut))
     print("\n".join(shown), end="")
 
 
@@ -138,7 +137,3 @@ def _print_data(reports: Sequence[Any], form: str) -> None:
     import yaml
 
     print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118), end="")
-
-
-def _coloured(text: str, what: str) -> str:
-    return f"{_COLOURS[what]}{text}\x1b[0m"

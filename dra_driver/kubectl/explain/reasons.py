@@ -16,7 +16,7 @@ from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import listed
-from dra_driver.kubectl.explain.holders import DeviceHolders
+from dra_driver.kubectl.explain.holders import Holders
 from dra_driver.kubectl.explain.report import Reason
 from dra_driver.kubectl.explain.subject import RequestSpec
 from dra_driver.scheduler.allocation import (
@@ -161,7 +161,7 @@ class RejectionReason(Struct, frozen=True):
     instead: str = ""
 
 
-def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
+def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     match cause:
         case InUse():
             if not cause.holders:
@@ -184,7 +184,7 @@ def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, hol
             return RejectionReason("requestSelector", cause.expression, "")
 
 
-def holder_labels(claims: tuple[str, ...] | list[str], holders: DeviceHolders) -> str:
+def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
     return " and ".join(holders.label_with_pods(claim) for claim in dict.fromkeys(claims))
 
 
@@ -210,7 +210,7 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
 # --- capacity ---
 
 
-def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
+def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     name, is_requested = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     shared = bool(device.wire.get("allowMultipleAllocations"))
@@ -281,7 +281,7 @@ def _is_zero(amount: str) -> bool:
 # --- counters ---
 
 
-def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
+def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     if not cause.own:
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
         return RejectionReason("counterShort", "blocked: the shared counters of its pool are overcommitted", seen)
@@ -303,7 +303,7 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     return RejectionReason("counterShort", message, seen, fix)
 
 
-def _label_users(allocated: list[tuple[str, list[str]]], holders: DeviceHolders) -> str:
+def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> str:
     """Lists the first claims, each with its devices."""
     by_claim: dict[str, list[str]] = {}
     for device, claims in allocated:
@@ -324,7 +324,7 @@ def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
         return False
 
 
-def consumers(device: PoolDevice, cause: CounterShort, holders: DeviceHolders) -> list[tuple[str, list[str]]]:
+def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
     """Returns the allocated devices of the same pool that consume the counter, each with its claims.
 
     Only the device's own slice is searched: a GPU's devices are published in one slice.
@@ -427,7 +427,7 @@ class NodeRejections(Struct, frozen=True):
         return cls(len(rejections), groups)
 
 
-def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: DeviceHolders) -> RejectionReason:
+def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
         false_clauses = selector_rejections(spec, device)
         if false_clauses:

@@ -4,11 +4,11 @@ The fields and codes are the schema of the output: later versions may add some, 
 ``schemaVersion`` stays the same. Without content, lists are empty and texts are "".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field, to_builtins
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 
@@ -46,7 +46,7 @@ class CauseCode(StrEnum):
     POOL_UNUSABLE = "poolUnusable"
 
 
-class Cause(Struct, frozen=True, kw_only=True):
+class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
     """``message`` is a sentence, ``fix`` what to do about it (may be empty), ``object`` the object concerned.
 
     With ``blocks`` the pod cannot be placed before this changes; otherwise the cause is only additional information.
@@ -103,8 +103,13 @@ class Answer(StrEnum):
     FINISHED = "finished"
     ALLOCATED = "allocated"
 
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing keeps the subject from its devices."""
+        return self not in (Answer.CANNOT_FIT, Answer.PLACED)
 
-class Verdict(Struct, frozen=True, kw_only=True):
+
+class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):
     """The verdict; ``nodes_fit`` of ``nodes_total`` nodes can take the subject."""
 
     answer: Answer
@@ -113,7 +118,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     nodes_total: int
 
 
-class Reason(Struct, frozen=True, kw_only=True):
+class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
     """Why a group of devices was rejected. ``seen`` are values found, most frequent first; ``examples`` are devices."""
 
     code: str
@@ -124,7 +129,7 @@ class Reason(Struct, frozen=True, kw_only=True):
     examples: Sequence[str]
 
 
-class RequestSummary(Struct, frozen=True, kw_only=True):
+class RequestSummary(Struct, frozen=True, kw_only=True, rename="camel"):
     """One request of one claim (``request`` is ``main`` or ``main/sub``) and what happened to the devices.
 
     ``devices`` were checked on all nodes together, ``fitting`` of them were not rejected. ``nodes_short`` is the number
@@ -141,7 +146,7 @@ class RequestSummary(Struct, frozen=True, kw_only=True):
     reasons: Sequence[Reason]
 
 
-class NearestMiss(Struct, frozen=True, kw_only=True):
+class NearestMiss(Struct, frozen=True, kw_only=True, rename="camel"):
     """The device or node that comes closest, the reasons that reject it, and the fix."""
 
     device: str
@@ -151,7 +156,7 @@ class NearestMiss(Struct, frozen=True, kw_only=True):
     fix: str
 
 
-class NodeReason(Struct, frozen=True, kw_only=True):
+class NodeReason(Struct, frozen=True, kw_only=True, rename="camel"):
     """Nodes that cannot take the pod for one reason. ``by_devices`` is False if the reason is unrelated to devices."""
 
     message: str
@@ -160,7 +165,7 @@ class NodeReason(Struct, frozen=True, kw_only=True):
     examples: Sequence[str]
 
 
-class DeviceLine(Struct, frozen=True, kw_only=True):
+class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
     """One device of a node. ``code`` is the code of a reason, or ``given``, or ``free``."""
 
     request: str
@@ -169,7 +174,7 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class NodeDetail(Struct, frozen=True, kw_only=True):
+class NodeDetail(Struct, frozen=True, kw_only=True, rename="camel"):
     """Output of ``--node``. ``allocation`` lists the devices that would be allocated, as request=device."""
 
     name: str
@@ -179,11 +184,11 @@ class NodeDetail(Struct, frozen=True, kw_only=True):
     allocation: Sequence[str]
 
 
-class Explanation(Struct, frozen=True, kw_only=True):
+class Explanation(Struct, frozen=True, kw_only=True, rename="camel"):
     """The whole explanation. ``scheduler`` is the scheduler's last message from the pod's condition."""
 
     subject: str
-    kind: str
+    kind: str = field(name="subjectKind")
     namespace: str
     name: str
     verdict: Verdict
@@ -198,18 +203,4 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def to_wire(report: Explanation) -> dict[str, Any]:
-    return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **_wire(report, renamed={"kind": "subjectKind"})}
-
-
-def _wire(value: Any, renamed: Mapping[str, str] | None = None) -> Any:
-    if isinstance(value, Struct):
-        names = renamed or {}
-        return {names.get(f) or _camel(f): _wire(getattr(value, f)) for f in value.__struct_fields__}
-    if isinstance(value, list | tuple):
-        return [_wire(item) for item in value]
-    return str(value) if isinstance(value, StrEnum) else value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+    return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **to_builtins(report)}
