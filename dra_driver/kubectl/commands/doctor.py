@@ -6,17 +6,15 @@ not answer, or nothing is broken and some questions have no answer.
 
 import argparse
 import json
-import signal
 import sys
 import time
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, wants_colour
+from dra_driver.kubectl.commands.source import add_kubeconfig, interrupt_once, kubeconfig_of, namespace_of, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.cluster import DoctorScope
@@ -167,10 +165,9 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
     from dra_driver.kubectl.explain import (
         claim_subject,
         explain,
-        gates_of,
         pod_subject,
         render,
-        scheduler_of,
+        scheduler_for,
         to_wire,
     )
 
@@ -179,7 +176,7 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
     state = facts.state()
     try:
         subject = (pod_subject if scope.kind == "pod" else claim_subject)(state, scope.namespace, scope.name)
-        answer = explain(state, subject, scheduler=scheduler_of(state.server_version, gates_of(""), state.slices))
+        answer = explain(state, subject, scheduler=scheduler_for(state))
     except DraError as error:
         print(f"kubectl dra doctor: explain: {error}", file=sys.stderr)
         return None
@@ -232,8 +229,7 @@ def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorRep
     from dra_driver.kubectl.commands.source import client
 
     api = client(kubeconfig_of(args))
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
-        signal.signal(number, _interrupt)
+    interrupt_once()
     try:
         return _visited(args, scope, api)
     except ConfigurationError:
@@ -259,9 +255,3 @@ def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") 
 
 def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -29,11 +29,10 @@ from dra_driver.kubectl.explain import (
     claim_subject,
     explain,
     explain_pods,
-    gates_of,
     pod_subject,
     pods_in,
     render,
-    scheduler_of,
+    scheduler_for,
     subject_of_claim,
     to_wire,
 )
@@ -89,7 +88,7 @@ def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)
     subject = (pod_subject if kind == "pod" else claim_subject)(state, namespace, name)
-    return explain(state, subject, node=args.node, scheduler=_scheduler(args, state))
+    return explain(state, subject, node=args.node, scheduler=scheduler_for(state, args.feature_gates))
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
@@ -103,7 +102,7 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     where = ", ".join(args.filename)
     pods = pods_in(documents, namespace, where)
     state = with_objects(state_of(args), objects)
-    scheduler = _scheduler(args, state)
+    scheduler = scheduler_for(state, args.feature_gates)
     progress.say(_EXPLAINING)
     if pods:
         return explain_pods(state, pods, node=args.node, scheduler=scheduler)
@@ -111,10 +110,6 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     if not claims:
         raise ConfigurationError(f"{where}: contains no Pod, no workload that creates pods, and no ResourceClaim")
     return [explain(state, subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims]
-
-
-def _scheduler(args: argparse.Namespace, state: Any) -> Any:
-    return scheduler_of(state.server_version, gates_of(args.feature_gates), state.slices)
 
 
 def _print_text(reports: Sequence[Any]) -> None:

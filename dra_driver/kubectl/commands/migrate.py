@@ -73,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         write_folder(Path(args.output), found)
     elif args.format == "json":
-        print(json.dumps(_as_json(found), indent=2))
+        print(json.dumps({"objects": found.objects, "values": found.values, "report": as_json(found)}, indent=2))
     else:
         sys.stdout.write(_as_yaml(found))
     if args.report:
         write_report(Path(args.report), found)
         print(summary(found), file=sys.stderr)
     elif args.format != "json":
-        _print_report(found, sys.stdout if args.output else sys.stderr)
+        print(as_text(found), file=sys.stdout if args.output else sys.stderr)
     return 1 if found.problems else 0
 
 
@@ -121,14 +121,6 @@ def _as_yaml(found: Translation) -> str:
         text += "---\n# Values for this driver's chart (helm upgrade --install ... --values FILE):\n"
         text += "".join(f"#   {line}\n" for line in lines)
     return text
-
-
-def _as_json(found: Translation) -> dict[str, Any]:
-    return {"objects": found.objects, "values": found.values, "report": as_json(found)}
-
-
-def _print_report(found: Translation, stream: Any) -> None:
-    print(as_text(found), file=stream)
 
 
 def _mebibytes(text: str | None) -> int:

@@ -1,14 +1,12 @@
 """``kubectl dra hardware-check NODE``: runs the hardware check as a pod on a node and brings the report back."""
 
 import argparse
-import signal
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from dra_driver.core.text import printable
 from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, interrupt_once, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Run `dra-driver hardware-check` as a pod on a node, with image, environment, volumes and privileges of the node process'
@@ -49,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
         arguments=tuple(passed_on(args)),
         keep=args.keep,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
-        signal.signal(number, _interrupt)
+    interrupt_once()
     report = run_on_node(client(kubeconfig_of(args)), check, _say)
     path = Path(args.output or f"hardware-check-{args.node}.json")
     storage.write(path, report)
@@ -61,9 +58,3 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(printable(line), flush=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from dra_driver.diagnose.smoke import Fit, TryKind
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain.explanation import explain_pods
 from dra_driver.kubectl.explain.report import Answer, Explanation
-from dra_driver.kubectl.explain.scheduler import SchedulerModel, scheduler_of
+from dra_driver.kubectl.explain.scheduler import SchedulerModel, scheduler_for
 
 Wire = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ _TAINTED: Final = "tainted"
 
 def fits_under(whole: ClusterState) -> Callable[[ClusterState, Wire, Wire, TryKind], Fit]:
     """Return `fit_of` for parts of a cluster's state: the scheduler's version and features are those of the whole."""
-    scheduler = scheduler_of(whole.server_version, {}, whole.slices)
+    scheduler = scheduler_for(whole)
     return lambda state, pod, claim, kind: fit_of(state, pod, claim, kind, scheduler)
 
 

@@ -51,10 +51,6 @@ class Holders:
             return f"{claim} (no pod)"
         return f"{claim} (pod{'s' if len(pods) > 1 else ''} {listed(pods)})"
 
-    def consumption(self, device: DeviceId, claim: str) -> Wire:
-        """Returns the capacities that the claim's share consumes of the device."""
-        return self._consumed.get((device, claim), {})
-
 
 class NodeHolders(Holders):
     """The holders of one node's devices; claims appear in sentences as marks, which `named` replaces.

@@ -14,10 +14,9 @@ from dra_driver.kubectl.explain import (
     Explanation,
     explain,
     explain_pods,
-    gates_of,
     pod_subject,
     pods_in,
-    scheduler_of,
+    scheduler_for,
     subject_of_claim,
     with_defaults,
 )
@@ -48,12 +47,12 @@ def in_thread(compute: Callable[[], Any], done: Callable[[], object]) -> "asynci
 
 def survey_of(state: ClusterState) -> CapacityReport:
     state = with_defaults(state)
-    scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
+    scheduler = scheduler_for(state)
     return survey(state, Options(features=scheduler.features, quirks=scheduler.quirks))
 
 
 def explain_pod(state: ClusterState, namespace: str, name: str) -> Explanation:
-    scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
+    scheduler = scheduler_for(state)
     return explain(state, pod_subject(state, namespace, name), scheduler=scheduler)
 
 
@@ -90,7 +89,7 @@ def tried(state: ClusterState, text: str, namespace: str = "default") -> list[Ex
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
     _check(pods, claims)
     state = with_objects(state, objects)
-    scheduler = scheduler_of(state.server_version, gates_of(""), state.slices)
+    scheduler = scheduler_for(state)
     if pods:
         return explain_pods(state, pods, scheduler=scheduler)
     return [explain(state, subject_of_claim(item), scheduler=scheduler) for item in claims]
