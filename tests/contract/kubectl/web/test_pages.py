@@ -26,7 +26,7 @@ from tests.unit.kubectl.web.objects import (
     waiting_pod,
     whole,
 )
-from tests.unit.kubectl.web.test_places import placed
+from tests.unit.kubectl.web.test_fleet import placed
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
