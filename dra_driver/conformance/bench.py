@@ -73,7 +73,6 @@ class Bench:
     # One check.
 
     def begin(self) -> None:
-        """Start the time of a check."""
         self._deadline = time.monotonic() + self.limits.check_s
 
     def clean(self) -> None:
@@ -88,7 +87,6 @@ class Bench:
         self._claims.clear()
 
     def close(self) -> None:
-        """Close the connection to the driver."""
         self.reconnect()
 
     def left_s(self, most_s: float) -> float:
@@ -109,7 +107,6 @@ class Bench:
             self.pause(self.limits.pause_s)
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
         time.sleep(self.left_s(seconds))
 
     # Registration.
@@ -197,6 +194,16 @@ class Bench:
         self._claims.append(claim)
         return claim
 
+    def exclusive_claim(self) -> CheckClaim:
+        """A claim for devices that it does not share."""
+        return self.claim(keys={device.key for device in self.scheduler.usable() if not device.is_shared})
+
+    def prepared_claim(self) -> CheckClaim:
+        """A new claim that is prepared. Raises ViolationError."""
+        claim = self.claim()
+        self.prepared(claim)
+        return claim
+
     def adopt(self, claim: CheckClaim) -> CheckClaim:
         """Clean this claim up with the others."""
         self._claims.append(claim)
@@ -281,3 +288,8 @@ class Bench:
         """Which CDI ids of these devices do not resolve, as a sentence; empty if all do."""
         ids = [name for device in devices for name in device.cdi_ids]
         return "; ".join(cdi_folder.unresolved(self.subject.cdi_dirs, ids)[:3])
+
+    def check_resolves(self, devices: Sequence[AnsweredDevice], when: str) -> None:
+        """Raise ViolationError, which begins with ``when``, unless all CDI ids of these devices resolve."""
+        if problem := self.unresolved(devices):
+            raise ViolationError(f"{when}: {problem}")

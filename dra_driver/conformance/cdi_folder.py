@@ -37,7 +37,6 @@ def is_qualified(name: str) -> bool:
 
 
 def files(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
-    """The files of the folders with their size and time of change in ns."""
     found: dict[Path, tuple[int, int]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*"))[:MAX_FILES]:

@@ -72,7 +72,6 @@ class CheckClaim(Struct, frozen=True, kw_only=True):
     results: tuple[Wire, ...] = ()
 
     def devices(self) -> set[DeviceKey]:
-        """Pool and name of its devices."""
         return {(result["pool"], result["device"]) for result in self.results}
 
 
@@ -87,11 +86,13 @@ class Scheduler:
         self._template = template
 
     def devices(self) -> list[PublishedDevice]:
-        """All devices that the driver publishes for this node."""
         return devices(self._slices())
 
+    def usable(self) -> list[PublishedDevice]:
+        """The devices without a taint that keeps ordinary claims away."""
+        return [device for device in self.devices() if not device.is_blocked]
+
     def create(self, spec: Wire | None = None) -> CheckClaim:
-        """A claim without an allocation."""
         return _check_claim(self._cluster.create_claim(spec or self._spec(None, 1, {})))
 
     def allocate(

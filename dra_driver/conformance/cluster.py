@@ -66,7 +66,6 @@ class ClusterObjects:
             return {"metadata": {"name": self.node, "labels": {}}}
 
     def classes(self) -> list[dict[str, Any]]:
-        """All DeviceClasses."""
         items: list[dict[str, Any]] = self._rest.list(CLASSES)["items"]
         return items
 
@@ -76,7 +75,6 @@ class ClusterObjects:
         return items
 
     def create_claim(self, spec: Wire, name: str = "") -> dict[str, Any]:
-        """A new claim, not allocated."""
         metadata = {"name": name or f"check-{uuid.uuid4().hex[:12]}"}
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
         return self._rest.create(paths.resource_claims(NAMESPACE), {**body, "spec": deepcopy(dict(spec))})
@@ -100,7 +98,6 @@ class ClusterObjects:
             self._rest.delete(path)
 
     def create_slice(self, body: Wire) -> dict[str, Any]:
-        """A slice of some other driver."""
         return self._rest.create(paths.resource_slices(), body)
 
     def update_slice(self, item: Wire) -> None:
@@ -133,5 +130,4 @@ class ClusterObjects:
 
 
 def device_class(name: str, spec: Wire) -> dict[str, Any]:
-    """A DeviceClass."""
     return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": dict(spec)}

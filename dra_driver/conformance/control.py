@@ -90,7 +90,6 @@ class ChildControl:
         self._end(signal.SIGTERM)
 
     def log_tail(self, lines: int = 10) -> str:
-        """The last lines of its output, for messages."""
         try:
             return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
         except OSError:

@@ -91,7 +91,6 @@ def devices(slices: Sequence[Wire]) -> list[PublishedDevice]:
 
 
 def counters(slices: Sequence[Wire]) -> dict[tuple[str, str, str], Quantity]:
-    """Every published counter, by pool, counter set and counter."""
     return {
         (name, one["name"], counter): Quantity.parse(value["value"])
         for name, found in newest(slices).items()
@@ -140,7 +139,6 @@ def size(device: PublishedDevice) -> tuple[int, str]:
 
 
 def taints(slices: Sequence[Wire]) -> Iterator[tuple[PublishedDevice, Wire]]:
-    """Every taint with its device."""
     for device in devices(slices):
         for taint in device.wire.get("taints") or ():
             yield device, taint

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 from dra_driver import __version__
 from dra_driver.conformance.values import VERDICTS, Check, CheckOutcome
-from dra_driver.core.finding import Status, wrapped
+from dra_driver.core.finding import Status
+from dra_driver.core.text import wrapped
 
 KUBERNETES: Final = "v1.36.2"
 """Version of kubernetes/kubernetes to which the sources without a repository belong."""

@@ -59,13 +59,13 @@ def _taints(bench: Bench) -> str:
 
 
 def _two(bench: Bench) -> str:
-    usable = [device for device in bench.scheduler.devices() if not device.is_blocked]
+    usable = bench.scheduler.usable()
     enough = any(device.is_shared for device in usable) or len(together(bench.slices(), usable, 2)) > 1
     return "" if enough else "the driver publishes one device that can be used, or devices that exclude each other"
 
 
 def _many(bench: Bench) -> str:
-    usable = [device for device in bench.scheduler.devices() if not device.is_blocked]
+    usable = bench.scheduler.usable()
     found = len(together(bench.slices(), usable, MANY))
     return "" if found == MANY else f"the driver publishes {found} devices that do not exclude each other"
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.finding import Finding, Status, one_line
+from dra_driver.core.finding import Finding, Status
+from dra_driver.core.text import one_line
 
 if TYPE_CHECKING:
     from dra_driver.conformance.bench import Bench
@@ -78,7 +79,6 @@ class Check(Struct, frozen=True, kw_only=True):
 def basic(
     name: str, source: str, *, level: Level = "must", needs: tuple[Capability, ...] = (), profile: Profile = "basic"
 ) -> Callable[[Callable[["Bench"], None]], Check]:
-    """Make a check of the decorated function."""
     return lambda run: Check(id=name, source=source, run=run, profile=profile, level=level, needs=needs)
 
 
@@ -95,12 +95,10 @@ class CheckOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """The word for the finding's status."""
         return VERDICTS[self.finding.status]
 
     @property
     def detail(self) -> str:
-        """What was seen, printable."""
         return one_line(self.finding.seen)
 
 

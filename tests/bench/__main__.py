@@ -8,23 +8,21 @@ usage: python -m tests.bench [--claims 200] [--idle-s 60] [--spec 8xh100-sxm5-80
 """
 
 import argparse
-import contextlib
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.access import plain_kubeconfig
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench import floor
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
-from tests.bench.node_process import Kubelet, NodeProcess
-from tests.bench.report import Report
+from tests.fakes.node_process import NodeProcess
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.figures import Report, idle_percent, rss_mib
+from tests.harness.kubelet import TimedKubelet, timed_kubelet
+from tests.harness.servers import api_server, node_object
 
 NODE = "bench-node"
 DRIVER = "gpu.nvidia.com"
@@ -39,46 +37,14 @@ def main() -> int:
     parser.add_argument("--spec", default="8xh100-sxm5-80gb", help="simulated GPUs")
     args = parser.parse_args()
     report = Report()
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # as in the image
     with api_server() as (kubeconfig, described):
         print(f"API server: {described}\nGPUs: {args.spec} (simulated)\n")
         rest = RestClient(Connection.load(kubeconfig))
-        with node_object(rest):
+        with node_object(rest, NODE):
             prepare_ms = measure(report, rest, kubeconfig, args)
             print_floor(rest, kubeconfig, args.claims, prepare_ms)
     report.save(args.json, "node")
     return 1 if report.breached else 0
-
-
-@contextlib.contextmanager
-def api_server() -> Iterator[tuple[str, str]]:
-    if os.environ.get("KUBECONFIG"):
-        kubeconfig = os.environ["KUBECONFIG"]
-        version = RestClient(Connection.load(kubeconfig)).get("/version")["gitVersion"]
-        yield kubeconfig, f"the cluster in KUBECONFIG, {version}"
-        return
-    from dra_driver.sim.apiserver.server import ApiServer
-
-    server = ApiServer(port=0)
-    server.start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "kubeconfig"
-            server.kubeconfig(path)
-            yield str(path), "embedded"
-    finally:
-        server.stop()
-
-
-@contextlib.contextmanager
-def node_object(rest: RestClient) -> Iterator[None]:
-    with contextlib.suppress(NotFoundError):
-        rest.delete(f"/api/v1/nodes/{NODE}")
-    rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-    try:
-        yield
-    finally:
-        rest.delete(f"/api/v1/nodes/{NODE}")
 
 
 def print_floor(rest: RestClient, kubeconfig: str, rounds: int, prepare_ms: float) -> None:
@@ -100,33 +66,40 @@ def measure(report: Report, rest: RestClient, kubeconfig: str, args: argparse.Na
     def published() -> bool:
         return len(ClaimMaker(rest, node=NODE, driver=DRIVER).gpus) == count
 
-    with NodeProcess(kubeconfig=kubeconfig, node=NODE, spec=args.spec) as process:
-        report.line("process start to slices published", process.wait_for(published, 30.0), "s", 1.0)
-        process.wait_for(process.socket.exists, 30.0)
-        report.line("memory after start, RSS", process.rss_mib(), "MiB", 66.0)
-        report.line("idle CPU", idle_percent(process, args.idle_s), "%", 0.2, f"over {args.idle_s:g} s")
-        maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
-        kubelet = Kubelet(process.socket)
-        prepare_ms = rounds(report, maker, kubelet, args.claims, "none prepared before")
-        kept = [maker.make(index, admin=True) for index in range(128)]
-        for claim in kept:
-            kubelet.prepare(claim)
-        rounds(report, maker, kubelet, args.claims, "128 prepared before")
-        report.line("memory with 128 claims prepared, RSS", process.rss_mib(), "MiB", 66.0)
-        for claim in kept:
-            kubelet.unprepare(claim)
-            maker.drop(claim)
+    with tempfile.TemporaryDirectory(prefix="dra-bench-") as folder:
+        environ = {"MALLOC_ARENA_MAX": "2"}  # as in the image
+        flags = {"kubeconfig": kubeconfig, "node_name": NODE, "simulate": args.spec, "http_addr": ""}
+        process = NodeProcess(Path(folder), environ=environ, **flags)
+        began = time.monotonic()
+        try:
+            process.start().wait_for(published, 30.0)
+            report.line("process start to slices published", time.monotonic() - began, "s", 1.0)
+            process.wait_for(process.dra.exists, 30.0)
+            with timed_kubelet(process.dra) as kubelet:
+                return measure_process(report, ClaimMaker(rest, node=NODE, driver=DRIVER), kubelet, process.pid, args)
+        finally:
+            process.end()
+
+
+def measure_process(
+    report: Report, maker: ClaimMaker, kubelet: TimedKubelet, pid: int, args: argparse.Namespace
+) -> float:
+    report.line("memory after start, RSS", rss_mib(pid), "MiB", 66.0)
+    (idle,) = idle_percent([pid], args.idle_s)
+    report.line("idle CPU", idle, "%", 0.2, f"over {args.idle_s:g} s")
+    prepare_ms = rounds(report, maker, kubelet, args.claims, "none prepared before")
+    kept = [maker.make(index, admin=True) for index in range(128)]
+    for claim in kept:
+        kubelet.prepare(claim)
+    rounds(report, maker, kubelet, args.claims, "128 prepared before")
+    report.line("memory with 128 claims prepared, RSS", rss_mib(pid), "MiB", 66.0)
+    for claim in kept:
+        kubelet.unprepare(claim)
+        maker.drop(claim)
     return prepare_ms
 
 
-def idle_percent(process: NodeProcess, seconds: float) -> float:
-    time.sleep(12.0)  # what start-up left over is not idle: claims are checked once within 10 s
-    before = process.cpu_s()
-    time.sleep(seconds)
-    return (process.cpu_s() - before) / seconds * 100
-
-
-def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, label: str) -> float:
+def rounds(report: Report, maker: ClaimMaker, kubelet: TimedKubelet, count: int, label: str) -> float:
     prepared: list[float] = []
     repeated: list[float] = []
     unprepared: list[float] = []

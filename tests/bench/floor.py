@@ -21,7 +21,7 @@ import grpc
 
 from dra_driver.kube.access import Access
 from dra_driver.kube.rest import RestClient
-from tests.bench.claims_api import CLAIMS
+from tests.harness.claims_api import CLAIMS
 
 _PAGE = 4096
 

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench.node_process import Kubelet
-from tests.bench.report import Report, cpu_s, rss_mib
+import grpc
+
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, request, share
 from tests.fakes.live_node import LiveNode, until
 from tests.fakes.mixed_claims import BY_MPS, POLICIES, TIME_SLICED
+from tests.harness.figures import Report, idle_percent, rss_mib
+from tests.harness.kubelet import TimedKubelet
 
 SPEC = "8xh100-sxm5-80gb"
 DEVICES = 8 * 26
@@ -46,15 +48,19 @@ class Bench:
         self.report = report
         self.rounds = rounds
         self.scheduler = Scheduler(node)
-        self.kubelet = Kubelet(node.socket)
+        self.connect()
+
+    def connect(self) -> None:
+        """To the node process that runs now."""
+        self.kubelet = TimedKubelet(grpc.insecure_channel(f"unix://{self.node.socket}"))
 
     def prepared(self, make: Make) -> Obj:
         claim = self._made(make)
-        self.kubelet.prepare(_named(claim))
+        self.kubelet.prepare(claim)
         return claim
 
     def given_back(self, claim: Obj) -> None:
-        self.kubelet.unprepare(_named(claim))
+        self.kubelet.unprepare(claim)
         self.scheduler.release(claim)
 
     @contextmanager
@@ -70,7 +76,7 @@ class Bench:
         prepared, unprepared = [], []
         for number in range(WARM_UP + (rounds or self.rounds)):
             claim = self._made(make)
-            times = self.kubelet.prepare(_named(claim)), self.kubelet.unprepare(_named(claim))
+            times = self.kubelet.prepare(claim), self.kubelet.unprepare(claim)
             self.scheduler.release(claim)
             if number >= WARM_UP:
                 prepared.append(times[0] * 1000)
@@ -136,9 +142,9 @@ def main() -> int:
 
 def measure(bench: Bench, idle_s: float) -> None:
     report, node = bench.report, bench.node
-    pid = node.process.pid or 0
     report.line(f"start to all {DEVICES} devices published", start_s(node), "s", START_S)
-    bench.kubelet, pid = Kubelet(node.socket), node.process.pid or 0
+    bench.connect()
+    pid = node.process.pid or 0
     report.line("memory after start, policies loaded", rss_mib(pid), "MiB", MEMORY_MIB)
     idle(bench, idle_s, "no claims")
     forms(bench, "")
@@ -191,21 +197,13 @@ def idle(bench: Bench, seconds: float, label: str) -> None:
     """CPU of both processes while nothing happens, and memory of the MPS host."""
     node, host = bench.node, bench.node.mps_host
     pids = {"node process": node.process.pid or 0, "MPS host": (host.pid or 0) if host else 0}
-    time.sleep(12.0)  # what the start, or the rounds before, left to do is not idle
-    before = {what: cpu_s(pid) for what, pid in pids.items()}
-    time.sleep(seconds)
-    for what, pid in pids.items():
-        percent = (cpu_s(pid) - before[what]) / seconds * 100
+    for what, percent in zip(pids, idle_percent([*pids.values()], seconds), strict=True):
         bench.report.line(f"idle CPU of the {what}, {label}", percent, "%", IDLE_PERCENT, f"over {seconds:g} s")
     bench.report.line(f"memory of the MPS host, {label}", rss_mib(pids["MPS host"]), "MiB", HOST_MIB)
 
 
 def _devices(node: LiveNode) -> int:
     return sum(len(item["spec"].get("devices") or ()) for item in node.slices())
-
-
-def _named(claim: Obj) -> dict[str, str]:
-    return {name: claim[name] for name in ("namespace", "name", "uid")}
 
 
 if __name__ == "__main__":

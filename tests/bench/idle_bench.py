@@ -20,14 +20,15 @@ from msgspec.structs import replace
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from tests.bench.__main__ import NODE, api_server, node_object
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
-from tests.bench.node_process import Kubelet
-from tests.bench.report import Report, cpu_s, rss_mib
+from tests.bench.__main__ import NODE
 from tests.fakes.driver_root import debian
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.figures import IDLE_AFTER_S, Report, cpu_s, rss_mib
+from tests.harness.kubelet import timed_kubelet
+from tests.harness.servers import api_server, node_object
 
 SPEC = "8xh100-sxm5-80gb"
 NVML = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
@@ -60,7 +61,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         print(f"API server: {described}\nGPUs: {SPEC} of the stand-in for NVML\n")
         rest = RestClient(Connection.load(kubeconfig))
-        stack.enter_context(node_object(rest))
+        stack.enter_context(node_object(rest, NODE))
         ensure_namespace(rest)
         process = node_process(folder, kubeconfig).start()
         stack.callback(process.end)
@@ -92,15 +93,15 @@ def node_process(folder: Path, kubeconfig: str) -> NodeProcess:
 
 
 def prepare(rest: RestClient, process: NodeProcess, count: int) -> None:
-    maker, kubelet = ClaimMaker(rest, node=NODE, driver=DRIVER), Kubelet(process.dra)
-    for index in range(count):
-        kubelet.prepare(maker.make(index, admin=True))
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    with timed_kubelet(process.dra) as kubelet:
+        for index in range(count):
+            kubelet.prepare(maker.make(index, admin=True))
 
 
 def measure(report: Report, process: NodeProcess, args: argparse.Namespace) -> None:
-    assert process.process is not None
-    pid = process.process.pid
-    time.sleep(12.0)  # what the start left over is not idle: claims are checked once within 10 s
+    pid = process.pid
+    time.sleep(IDLE_AFTER_S)
     before, threads = cpu_s(pid), by_thread(pid)
     time.sleep(args.idle_s)
     percent = (cpu_s(pid) - before) / args.idle_s * 100

@@ -31,18 +31,16 @@ from typing import Any
 
 import grpc
 
-from dra_driver.core._pb.dra_v1 import api_pb2
 from dra_driver.kube.access import plain_kubeconfig
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench import floor
-from tests.bench.claims_api import SLICES, ClaimMaker, ensure_namespace
-from tests.bench.control_plane import control_plane, started
-from tests.bench.machine import described
-from tests.bench.node_process import CALL_TIMEOUT_S, SERVICE
-from tests.bench.report import cpu_s, rss_mib
-from tests.fakes.kubelet import dial, method, register
+from tests.fakes.kubelet import register
 from tests.fakes.memory import memory_folder
+from tests.harness.claims_api import SLICES, ClaimMaker, ensure_namespace
+from tests.harness.control_plane import control_plane, started
+from tests.harness.figures import described, idle_percent, rss_mib
+from tests.harness.kubelet import TimedKubelet, timed_kubelet
 
 NODE, DRIVER, GPUS, WARM_UP = "bench-node", "gpu.nvidia.com", 8, 3
 CASES: dict[str, tuple[int, int]] = {"none": (0, 1), "32": (32, 1), "128": (128, 1), "batch8": (0, 8)}
@@ -140,7 +138,7 @@ def measure_driver(  # noqa: PLR0917 - one call site
             figures["start_s"] = round(time.perf_counter() - begin, 3)
             time.sleep(2.0)
             figures["rss_start_mib"], figures["pss_start_mib"] = rss_mib(process.pid), pss_mib(process.pid)
-            with kubelet(Path(endpoint)) as calls:
+            with timed_kubelet(Path(endpoint)) as calls:
                 maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
                 for case in args.cases.split(","):
                     figures[case] = measure_case(maker, calls, args.n, *CASES[case])
@@ -179,46 +177,13 @@ def _until_published(rest: RestClient, reg: Path, process: subprocess.Popen[byte
     return endpoint
 
 
-class Calls:
-    """Both calls of the kubelet for any number of claims, timed."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._prepare = method(channel, f"{SERVICE}/NodePrepareResources", api_pb2.NodePrepareResourcesResponse)
-        self._unprepare = method(channel, f"{SERVICE}/NodeUnprepareResources", api_pb2.NodeUnprepareResourcesResponse)
-
-    def prepare(self, claims: Sequence[Mapping[str, str]]) -> float:
-        request = api_pb2.NodePrepareResourcesRequest(claims=[api_pb2.Claim(**claim) for claim in claims])
-        return _timed(self._prepare, request)
-
-    def unprepare(self, claims: Sequence[Mapping[str, str]]) -> float:
-        request = api_pb2.NodeUnprepareResourcesRequest(claims=[api_pb2.Claim(**claim) for claim in claims])
-        return _timed(self._unprepare, request)
-
-
-def _timed(call: Any, request: Any) -> float:
-    begin = time.perf_counter()
-    response = call(request, timeout=CALL_TIMEOUT_S)
-    elapsed = time.perf_counter() - begin
-    assert len(response.claims) == len(request.claims)
-    if errors := [answer.error for answer in response.claims.values() if answer.error]:
-        raise SystemExit(f"the driver answered: {errors[0]}")
-    return elapsed
-
-
-@contextlib.contextmanager
-def kubelet(endpoint: Path) -> Iterator[Calls]:
-    with dial(endpoint) as channel:
-        grpc.channel_ready_future(channel).result(timeout=20)
-        yield Calls(channel)
-
-
-def measure_case(maker: ClaimMaker, calls: Calls, n: int, held: int, batch: int) -> dict[str, float]:
+def measure_case(maker: ClaimMaker, calls: TimedKubelet, n: int, held: int, batch: int) -> dict[str, float]:
     """``n`` claims, ``batch`` in each call, while ``held`` others stay prepared (admin access, so they overlap)."""
     kept = _hold(maker, calls, held)
     times: dict[str, list[float]] = {"prepare": [], "again": [], "unprepare": []}
     for number in range(n // batch + WARM_UP):
         claims = [maker.make(position if batch > 1 else number) for position in range(batch)]
-        found = (calls.prepare(claims), calls.prepare(claims), calls.unprepare(claims))
+        found = (calls.prepare(*claims), calls.prepare(*claims), calls.unprepare(*claims))
         if number >= WARM_UP:
             for figures, elapsed in zip(times.values(), found, strict=True):
                 figures.append(elapsed * 1000)
@@ -232,28 +197,25 @@ def measure_case(maker: ClaimMaker, calls: Calls, n: int, held: int, batch: int)
     }
 
 
-def measure_held(maker: ClaimMaker, calls: Calls, pid: int, idle_s: float) -> dict[str, float]:
+def measure_held(maker: ClaimMaker, calls: TimedKubelet, pid: int, idle_s: float) -> dict[str, float]:
     """Memory and idle CPU with 128 claims prepared."""
     kept = _hold(maker, calls, 128)
-    time.sleep(12.0)  # work that new claims leave behind is not idle
-    before, begin = cpu_s(pid), time.perf_counter()
-    time.sleep(idle_s)
-    idle = (cpu_s(pid) - before) / (time.perf_counter() - begin) * 100
+    (idle,) = idle_percent([pid], idle_s)
     found = {"idle_percent": round(idle, 3), "rss_128_mib": rss_mib(pid), "pss_128_mib": pss_mib(pid)}
     _let_go(maker, calls, kept)
     return found
 
 
-def _hold(maker: ClaimMaker, calls: Calls, count: int) -> list[dict[str, str]]:
+def _hold(maker: ClaimMaker, calls: TimedKubelet, count: int) -> list[dict[str, str]]:
     kept = [maker.make(number, admin=True) for number in range(count)]
     for claim in kept:
-        calls.prepare([claim])
+        calls.prepare(claim)
     return kept
 
 
-def _let_go(maker: ClaimMaker, calls: Calls, kept: Sequence[dict[str, str]]) -> None:
+def _let_go(maker: ClaimMaker, calls: TimedKubelet, kept: Sequence[dict[str, str]]) -> None:
     for claim in kept:
-        calls.unprepare([claim])
+        calls.unprepare(claim)
         maker.drop(claim)
 
 

@@ -8,7 +8,6 @@ answer to a repeated call.
 
 import http.client
 import re
-import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from tests.chaos.record import FaultRecord
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
 from tests.fakes.live_node import LiveNode, until
+from tests.harness.servers import free_port
 
 SPEC = "6xh100-sxm5-80gb"
 CUT, WHOLE, IN_TURNS, BY_MPS, SPARE = 0, 1, 2, 3, 4
@@ -53,7 +53,7 @@ class Stage:
         """``wrap`` is put before the command of the node process; ``on_disk``: see LiveNode."""
         self.node = LiveNode(spec, policy=POLICY, mps=mps, on_disk=on_disk)
         self.proxy = FaultProxy(self.node.root / "kubeconfig")
-        self.http_port = _free_port()
+        self.http_port = free_port()
         self._wrap = list(wrap)
         self._mps = mps
         self._registered = 0
@@ -230,9 +230,3 @@ class Stage:
         with suppress(AssertionError):
             until(lambda: not self.node.leftovers(), "a clean node", 10.0)
         assert self.node.leftovers() == []
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

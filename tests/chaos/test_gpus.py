@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from tests.chaos.record import FaultRecord
 from tests.chaos.stage import CUT, SPARE, Stage
 from tests.fakes.live_claims import gpu
@@ -90,7 +90,7 @@ def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault:
 def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> None:
     """Calls for it do not return; other GPUs' claims are prepared as fast as ever."""
     hung = stage.node.gpus[LAST]
-    stage.node.hardware.set_troubles(hung, Trouble.HANGS)
+    stage.node.hardware.set_troubles(hung, FailureMode.HANGS)
     until(lambda: not offered(stage, LAST), "the hung GPU to be withdrawn", 60.0)
     seen = stage.wait_logged("does not answer")
     stage.assert_intact()

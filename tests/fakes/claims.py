@@ -26,11 +26,10 @@ from dra_driver.hardware.cdi.edits import claim_spec
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
 from dra_driver.hardware.cdi.writer import render
-from dra_driver.hardware.gpu.backend import ComputeMode, GpuControl
-from dra_driver.hardware.gpu.notes import TIME_SLICE, GpuNotes
+from dra_driver.hardware.gpu.backend import TIME_SLICE, ComputeMode, GpuControl, GpuNotes
 from dra_driver.hardware.sharing import compute_mode
-from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.hardware.sharing.mps import MpsDirectories
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.entry import OwnerId
 
 DRIVER = "gpu.nvidia.com"

@@ -7,7 +7,7 @@ same for root as for a developer.
 import errno
 import os
 
-from dra_driver.hardware.cdi.storage import Files
+from dra_driver.hardware.cdi.writer import Files
 
 WRITE_STEPS = ("create_temporary", "write", "set_mode", "sync", "close", "replace", "sync_folder")
 """The calls of one write into an existing folder, in order."""

@@ -46,7 +46,7 @@ def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> N
     while not holds():
         if time.monotonic() >= deadline:
             raise AssertionError(f"waited {within_s:g} s for {what}")
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 class LiveNode:

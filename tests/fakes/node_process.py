@@ -48,7 +48,7 @@ class DriverProcess:
             assert self.process is not None
             assert self.process.poll() is None, f"the process ended: {self.text}"
             assert time.monotonic() < deadline, f"it did not happen: {self.text}"
-            time.sleep(0.01)
+            time.sleep(0.05)  # conditions ask servers: more often, and the asking is most of the work
 
     def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = WAIT_S) -> tuple[int, float]:
         """Sends a signal and waits; exit status and seconds."""
@@ -61,6 +61,11 @@ class DriverProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(WAIT_S)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
 
     @property
     def lives(self) -> bool:

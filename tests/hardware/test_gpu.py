@@ -20,7 +20,7 @@ import pytest
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.catalog import GpuModel, models
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -141,7 +141,7 @@ def test_nvml_calls_answer_or_fail_in_known_ways(handles: list[Any], report: dic
 
 def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Snapshot, report: dict[str, Any]) -> None:
     """Where the driver lists them (perhaps only with MIG mode on), profile ids and placements equal the catalog's."""
-    report["mig"] = [mig_probes.profiles(handle) for handle in handles]
+    report["mig"] = [probes.profiles(handle) for handle in handles]
     compared = 0
     by_uuid = {str(gpu.uuid): model_of(gpu) for gpu in snapshot.gpus}
     for handle, rows in zip(handles, report["mig"], strict=True):
@@ -184,10 +184,10 @@ def test_the_inventory_lists_profiles_as_nvml_does(
         pytest.skip("no GPU of this machine has MIG")
     by_uuid = {pynvml.nvmlDeviceGetUUID(handle): handle for handle in handles}
     for gpu in capable:
-        if mig_probes.is_guest(by_uuid[gpu.uuid]):
+        if probes.is_guest(by_uuid[gpu.uuid]):
             assert gpu.mig_profiles == ()
             continue
-        rows = [row for row in mig_probes.profiles(by_uuid[gpu.uuid]) if row.get("placements", {}).get("value")]
+        rows = [row for row in probes.profiles(by_uuid[gpu.uuid]) if row.get("placements", {}).get("value")]
         told = {
             row["id"]: sorted(row["placements"]["value"], key=lambda place: int(place.split(":")[0])) for row in rows
         }
@@ -220,7 +220,7 @@ def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report:
 
 def test_waiting_for_an_event_that_does_not_come_ends_in_time(handles: list[Any], report: dict[str, Any]) -> None:
     """A health thread has to come back to look at its stop flag."""
-    answers = [mig_probes.event_wait(handle, 200) for handle in handles]
+    answers = [probes.event_wait(handle, 200) for handle in handles]
     report["event wait of 200 ms"] = answers
     assert all(answer["ms"] < 2000 for answer in answers)
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -15,6 +14,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import yaml
+
+from tests.harness.servers import free_port
 
 NAMES = {"prometheus": ("prometheus",), "alertmanager": ("alertmanager", "prometheus-alertmanager")}
 """Programs by their own name and by that of Debian's package."""
@@ -30,12 +31,6 @@ def program(name: str) -> str:
             f"no {' or '.join(NAMES[name])} on PATH: apt-get install prometheus prometheus-alertmanager"
         )
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Receiver:

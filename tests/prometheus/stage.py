@@ -17,11 +17,11 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.bench.claims_api import CLAIMS, NAMESPACE, SLICES, ClaimMaker
 from tests.contract.node.exporter.test_process import Node as ExporterNode
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import DriverProcess, NodeProcess
-from tests.prometheus.programs import free_port
+from tests.harness.claims_api import CLAIMS, NAMESPACE, SLICES, ClaimMaker
+from tests.harness.servers import free_port
 
 DRIVER = "gpu.nvidia.com"
 SPECS = {"node-a": "4xh100-sxm5-80gb", "node-b": "2xh100-sxm5-80gb"}

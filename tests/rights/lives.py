@@ -7,11 +7,11 @@ from typing import Any
 
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.fakes.dra_objects import DRIVER, gpu, resource_slice
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import DriverProcess, NodeProcess
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
 
 Obj = dict[str, Any]
 WAIT_S = 60.0

@@ -14,11 +14,11 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.health_events import RECOVERED, UNHEALTHY
-from tests.bench.claims_api import NAMESPACE, ClaimMaker, ensure_namespace
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.harness.claims_api import NAMESPACE, ClaimMaker, ensure_namespace
 from tests.rights.accounts import pod_on
 from tests.rights.installation import until
 

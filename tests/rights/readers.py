@@ -7,10 +7,11 @@ from pathlib import Path
 
 from dra_driver.kube import paths
 from dra_driver.kube.state import TAINT_RULE_APIS
-from tests.contract.node.process.processes import ask, free_port
+from tests.contract.node.process.processes import ask
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.node_process import DriverProcess
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.harness.servers import free_port
 from tests.rights.forbidden import RESOURCE, World, event, slice_of
 from tests.rights.request import Obj, Request
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_CLAIM_TEMPLATES
 from dra_driver.sim.cluster import Cluster

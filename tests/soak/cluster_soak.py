@@ -29,9 +29,9 @@ from dra_driver.sim.client import load
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
-from tests.bench.report import rss_mib
 from tests.fakes.live_claims import Obj as Request
 from tests.fakes.live_claims import gpu, partition, share
+from tests.harness.figures import rss_mib
 from tests.soak.facts import grants
 from tests.soak.figures import Memory
 from tests.soak.invariants import granted_twice

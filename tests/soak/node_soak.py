@@ -10,10 +10,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.bench.report import rss_mib
 from tests.fakes.live_claims import Scheduler
 from tests.fakes.live_node import LiveNode, until
 from tests.fakes.mixed_claims import POLICIES
+from tests.harness.figures import rss_mib
 from tests.soak.facts import facts
 from tests.soak.figures import Memory
 from tests.soak.invariants import breaches

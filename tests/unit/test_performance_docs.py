@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.bench.report import Report
 from tests.fakes.scripts import script
+from tests.harness.figures import Report
 
 docs = script("performance_docs")
 

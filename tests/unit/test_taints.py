@@ -13,7 +13,7 @@ from dra_driver.node.process.fabric_watch import GRACE_S, FabricHistory
 from dra_driver.node.process.fabric_watch import taint_of as fabric_taint
 from dra_driver.node.process.health_taints import amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
-from dra_driver.node.process.published_terms import NodeTaint
+from dra_driver.node.process.terms_resolver import NodeTaint
 from dra_driver.node.process.withholding import TAINT as WITHHELD
 from tests.unit.node.policy.hardware import NODE, node, policy, uuid, whole
 

@@ -2,21 +2,10 @@
 
 from typing import Final
 
-from dra_driver.conformance.checks import (
-    disturbed,
-    health,
-    large,
-    parallel,
-    prepare,
-    registration,
-    restart,
-    shares,
-    slices,
-    unprepare,
-)
+from dra_driver.conformance.checks import disturbed, health, load, prepare, registration, shares, slices
 from dra_driver.conformance.values import Check
 
-_MODULES: Final = (registration, slices, prepare, unprepare, shares, parallel, large, health, disturbed, restart)
+_MODULES: Final = (registration, slices, prepare, shares, load, health, disturbed)
 CHECKS: Final[tuple[Check, ...]] = tuple(
     found for module in _MODULES for found in vars(module).values() if isinstance(found, Check)
 )

@@ -1,8 +1,9 @@
-"""NodePrepareResources: answers, devices, CDI ids, repetition, and claims that cannot be prepared."""
+"""NodePrepareResources and NodeUnprepareResources: answers, devices, CDI ids, repetition, malformed claims."""
 
 import uuid
 from typing import Any, Final
 
+from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.cdi_folder import is_qualified
 from dra_driver.conformance.claims import CheckClaim
@@ -82,8 +83,7 @@ def cdi_ids_resolve(bench: Bench) -> None:
 
     Container runtimes must reload files in case of a cache miss; an id that no file defines is an error.
     """
-    if problem := bench.unresolved(bench.prepared(bench.claim())):
-        raise ViolationError(f"a container with this claim cannot start: {problem}")
+    bench.check_resolves(bench.prepared(bench.claim()), "a container with this claim cannot start")
 
 
 @basic("prepare-repeated", f"{HELPER}:74-75")
@@ -116,7 +116,7 @@ def missing_claim(bench: Bench) -> None:
 
     The helper retrieves the ResourceClaim objects and fails the call if one is missing.
     """
-    _expect_refusal(bench, ClaimKey(namespace=NAMESPACE, name="absent", uid=str(uuid.uuid4())), "that does not exist")
+    _expect_refusal(bench, _absent(), "that does not exist")
 
 
 @basic("prepare-replaced-claim", f"{PROTO}:102-112")
@@ -163,8 +163,7 @@ def device_in_use(bench: Bench) -> None:
     A DRA driver should verify that all devices are not already in use for some other ResourceClaim: it is the last
     line of defense.
     """
-    keys = {device.key for device in bench.scheduler.devices() if not device.is_shared and not device.is_blocked}
-    first = bench.claim(keys=keys)
+    first = bench.exclusive_claim()
     bench.prepared(first)
     second = bench.claim(keys=first.devices(), busy=True)
     if not bench.refusal(second.key, waits=True):
@@ -180,7 +179,7 @@ def error_of_one_claim(bench: Bench) -> None:
     Failures for individual claims can be reported inside NodePrepareResourcesResponse.
     """
     good = bench.claim()
-    bad = ClaimKey(namespace=NAMESPACE, name="absent", uid=str(uuid.uuid4()))
+    bad = _absent()
     answers = bench.answers([good.key, bad])
     if not answers[bad.uid].error:
         raise ViolationError("a claim that does not exist was prepared")
@@ -257,3 +256,119 @@ def _pairs(keys: list[tuple[str, str]]) -> str:
 
 def _brief(devices: tuple[AnsweredDevice, ...]) -> str:
     return ", ".join(shown(f"{one.device} {list(one.cdi_ids)}") for one in devices[:2]) or "no device"
+
+
+@basic("unprepare-nothing", f"{PROTO}:32-35")
+def unprepared_nothing(bench: Bench) -> None:
+    """A call without claims succeeds.
+
+    The same error handling rules apply as for NodePrepareResources.
+    """
+    bench.unprepared()
+
+
+@basic("unprepare-answers", f"{PROTO}:89-95")
+def unprepared(bench: Bench) -> None:
+    """A prepared claim is unprepared, with one entry in the answer.
+
+    All claims in the request must have an entry in the response, even if that entry is nil.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+
+
+@basic("unprepare-repeated", f"{HELPER}:112-113")
+def unprepared_twice(bench: Bench) -> None:
+    """A repeated unprepare succeeds.
+
+    This call must be idempotent because the kubelet might have to ask for un-preparation multiple times.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+    bench.unprepared(claim.key)
+
+
+@basic("unprepare-unknown", f"{HELPER}:114-115")
+def unprepared_unknown(bench: Bench) -> None:
+    """A claim that was never prepared is no error.
+
+    It is not an error if this gets called for a ResourceClaim which is not currently prepared.
+    """
+    bench.unprepared(_absent())
+
+
+@basic("unprepare-claim-gone", f"{HELPER}:100-104")
+def claim_is_gone(bench: Bench) -> None:
+    """A claim whose object was deleted is unprepared.
+
+    At the time when this gets called, the original ResourceClaims may have been deleted already.
+    """
+    claim = bench.prepared_claim()
+    bench.cluster.delete_claim(claim.wire)
+    bench.unprepared(claim.key)
+
+
+@basic("unprepare-mixed", f"{HELPER}:120-122")
+def known_and_unknown(bench: Bench) -> None:
+    """Known and unknown claims in one call all get an entry.
+
+    All claims must have an entry in the response, even if that entry is nil.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(_absent(), claim.key, _absent())
+
+
+@basic("unprepare-frees", f"{HELPER}:98")
+def device_is_free_again(bench: Bench) -> None:
+    """The device can be prepared for another claim afterwards.
+
+    UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.
+    """
+    first = bench.exclusive_claim()
+    bench.prepared(first)
+    bench.unprepared(first.key)
+    bench.prepared(bench.claim(keys=first.devices(), busy=True))
+
+
+@basic("unprepare-then-prepare", "pkg/kubelet/cm/dra/manager.go:628-638")
+def prepared_again(bench: Bench) -> None:
+    """A claim can be prepared again after it was unprepared.
+
+    The next pod of a claim that several pods use makes the kubelet prepare it again.
+    """
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+    bench.check_resolves(bench.prepared(claim), "after unprepare and a second prepare")
+
+
+@basic("unprepare-others-stay", f"{PROTO}:89-95", needs=("2-devices",))
+def others_stay(bench: Bench) -> None:
+    """Other claims stay prepared.
+
+    The claims of the request are reverted, and no others.
+    """
+    kept, ended = bench.claim(), bench.claim()
+    before = bench.prepared(kept)
+    bench.prepared(ended)
+    bench.unprepared(ended.key)
+    bench.check_resolves(before, "unprepare of one claim took devices of another")
+    if bench.prepared(kept) != before:
+        raise ViolationError("unprepare of one claim changed the answer for another")
+
+
+@basic("unprepare-files", f"{HELPER}:90-92", level="should")
+def files_go(bench: Bench) -> None:
+    """CDI files of the claim are removed.
+
+    It is possible to create the CDI spec files on-the-fly; UnprepareResourceClaims then can remove them.
+    """
+    folders = bench.subject.cdi_dirs
+    claim = bench.prepared_claim()
+    bench.unprepared(claim.key)
+    left = [path.name for path in cdi_folder.files(folders) if claim.key.uid in path.name]
+    if left:
+        raise ViolationError(f"CDI files of the claim remain: {', '.join(left[:4])}")
+
+
+def _absent() -> ClaimKey:
+    return ClaimKey(namespace=NAMESPACE, name="absent", uid=str(uuid.uuid4()))

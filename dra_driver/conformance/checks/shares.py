@@ -34,8 +34,7 @@ def two_claims(bench: Bench) -> None:
     for claim in (first, second):
         devices = bench.prepared(claim)
         _check_ids(claim, devices)
-        if problem := bench.unresolved(devices):
-            raise ViolationError(f"two shares of one device: {problem}")
+        bench.check_resolves(devices, "two shares of one device")
 
 
 @full("share-twice", f"{TYPES}:1845-1854, test/e2e_node/dra_test.go:1310", needs=("shares",))
@@ -61,8 +60,7 @@ def one_ends(bench: Bench) -> None:
     before = bench.prepared(kept)
     bench.prepared(ended)
     bench.unprepared(ended.key)
-    if problem := bench.unresolved(before):
-        raise ViolationError(f"the end of one share took another one's device: {problem}")
+    bench.check_resolves(before, "the end of one share took another one's device")
     if bench.prepared(kept) != before:
         raise ViolationError("the end of one share changed the answer for another")
 
@@ -78,8 +76,7 @@ def admin_beside_user(bench: Bench) -> None:
     bench.prepared(user)
     admin = bench.claim(keys=user.devices(), busy=True, adminAccess=True)
     devices = bench.prepared(admin)
-    if problem := bench.unresolved(devices):
-        raise ViolationError(f"a claim with admin access to a device in use: {problem}")
+    bench.check_resolves(devices, "a claim with admin access to a device in use")
 
 
 @full("admin-leaves-device-free", f"{TYPES}:1083-1094", needs=("admin-access",))
@@ -105,8 +102,7 @@ def admin_ends(bench: Bench) -> None:
     admin = bench.claim(keys=user.devices(), busy=True, adminAccess=True)
     bench.prepared(admin)
     bench.unprepared(admin.key)
-    if problem := bench.unresolved(before):
-        raise ViolationError(f"the end of admin access took the user's device: {problem}")
+    bench.check_resolves(before, "the end of admin access took the user's device")
     if bench.prepared(user) != before:
         raise ViolationError("the end of admin access changed the answer for the user's claim")
 

@@ -1,19 +1,54 @@
-"""Checks of the API server: that it answers, its version and gates, and which APIs it serves."""
+"""Checks of the API server: that it answers, its version and gates, and which APIs it serves.
+
+The API server reports its gates as ``kubernetes_feature_enabled{name="...",stage="..."} 1`` (k8s.io/component-base
+metrics/prometheus/feature/metrics.go); no API object has them. Scheduler and kubelets have separate gates, which are
+normally set alike. Stages and defaults: kubernetes/kubernetes pkg/features/kube_features.go.
+"""
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, text
-from dra_driver.diagnose.doctor.feature_gates import GATES
-from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting, shown
+from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting
 
 OLDEST_MINOR: Final = 34
 """resource.k8s.io/v1 is served from Kubernetes 1.34 on."""
 _VERSION: Final = re.compile(r"v?1\.(\d{1,3})\b")
 _DROPPED: Final = "the API server drops fields of ResourceSlices"
+_LINE: Final = re.compile(
+    r'^kubernetes_feature_enabled\{name="(D[A-Za-z0-9]{2,80})",stage="[A-Z]*"\} ([01])$', re.MULTILINE
+)
+
+
+class GateUse(NamedTuple):
+    """A feature gate that this driver uses; ``without`` is what does not work while it is off.
+
+    ``default_since`` is the minor version that turned it on. A ``needed`` gate switches off all of device allocation.
+    """
+
+    name: str
+    without: str
+    default_since: int = 36
+    needed: bool = False
+
+
+GATES: Final = (
+    GateUse("DynamicResourceAllocation", "no pod gets devices by a claim", default_since=34, needed=True),
+    GateUse("DRAPartitionableDevices", "MIG partitions that do not exist yet are not published"),
+    GateUse("DRAConsumableCapacity", "shares of GPUs are not published"),
+    GateUse("DRADeviceTaints", "unhealthy, drained and reserved GPUs get no taint, so new claims may get them"),
+    GateUse("DRAExtendedResource", "pods that ask for nvidia.com/gpu get no device by a DeviceClass"),
+)
+
+
+def gates_in(metrics: str) -> dict[str, bool]:
+    """The gates of device allocation in an API server's metrics."""
+    relevant = ("DRA", "DynamicResourceAllocation")
+    return {name: value == "1" for name, value in _LINE.findall(metrics) if name.startswith(relevant)}
 
 
 def minor_of(version: str) -> int | None:
@@ -139,7 +174,7 @@ def _crds(facts: ClusterFacts) -> Iterator[Finding]:
     missing = [name for name, _ in wanted if name not in found]
     if not missing:
         if wanted:
-            names = shown([name for name, _ in wanted])
+            names = listed([name for name, _ in wanted])
             yield ok(f"serves {names}", "gpu.dra-driver.io/v1alpha1")
         return
     status = Status.FAIL if daemonsets else Status.WARN
@@ -176,14 +211,14 @@ def _driver_rights(facts: ClusterFacts) -> Iterator[Finding]:
             denied.setdefault(text(item, "account"), []).append(text(item, "right"))
     for account, rights in sorted(denied.items()):
         yield fail(
-            f"may not {shown(rights)}",
+            f"may not {listed(rights)}",
             "the ClusterRole dra-driver-node, bound to this account",
             "Apply the chart's rbac.yaml again (deploy/base/rbac.yaml), or look for what removed the binding.",
             f"serviceaccount/{account}",
         )
     if reviews and not denied:
         accounts = sorted({text(item, "account") for item in reviews})
-        yield ok("has its rights", f"serviceaccount/{shown(accounts)}")
+        yield ok("has its rights", f"serviceaccount/{listed(accounts)}")
 
 
 CHECKS: Final = (_answers, _version, _kubelets, _gates, _served, _crds, _own_rights, _driver_rights)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     NODE_DAEMONSET,
@@ -20,7 +21,7 @@ from dra_driver.diagnose.doctor.facts import (
     text,
 )
 from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
-from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices, shown
+from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices
 
 _PULL: Final = frozenset(
     {
@@ -110,7 +111,7 @@ def _pods(facts: ClusterFacts) -> Iterator[Finding]:
             yield _judged(pod, facts)
     if ready and len(ready) == len(pods):
         nodes = [text(pod, "spec", "nodeName") for pod in ready]
-        yield ok(f"{len(ready)} pods are ready: {shown(nodes)}", f"daemonset/{NODE_DAEMONSET}")
+        yield ok(f"{len(ready)} pods are ready: {listed(nodes)}", f"daemonset/{NODE_DAEMONSET}")
 
 
 def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
@@ -212,7 +213,7 @@ def _rollout(facts: ClusterFacts) -> Iterator[Finding]:
                 images.setdefault(text(container, "image"), []).append(text(pod, "spec", "nodeName"))
     if len(images) > 1:
         yield warn(
-            "; ".join(f"{image} on {shown(sorted(nodes))}" for image, nodes in sorted(images.items())),
+            "; ".join(f"{image} on {listed(sorted(nodes))}" for image, nodes in sorted(images.items())),
             "one image on all nodes",
             "Wait for the update, or look at why it stopped: kubectl rollout status daemonset/dra-driver-node.",
             f"daemonset/{NODE_DAEMONSET}",

@@ -6,6 +6,7 @@ from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
@@ -29,7 +30,6 @@ from dra_driver.diagnose.doctor.views import (
     node_daemonsets,
     nodes_with_ready_pods,
     plugin_offers,
-    shown,
 )
 from dra_driver.scheduler.allocation import node_matches, untolerated
 
@@ -205,7 +205,7 @@ def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
         yield finding(status, seen, expected, do, subject_of("node", node))
     known = [version for version in sorted(good) if version]
     if known and len(nodes) == sum(good.values()):
-        yield ok(f"container runtimes take CDI devices: {shown(known)}", "cluster")
+        yield ok(f"container runtimes take CDI devices: {listed(known)}", "cluster")
 
 
 @check("default-runtime", Layer.RUNTIME, "what gives GPUs past claims")
@@ -326,7 +326,7 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
     if len(found) > 1:
         yield warn(
             "nodes differ in NVIDIA's driver: "
-            + "; ".join(f"{version} on {shown(sorted(nodes))}" for version, nodes in sorted(found.items())),
+            + "; ".join(f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())),
             "one version, unless an upgrade is under way",
             "kubectl get gpunodes -o wide shows all versions; a claim can ask for driverVersion.",
             "cluster",
@@ -343,7 +343,7 @@ def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
     without = sorted(set(gpu_nodes(facts)) - set(with_hook))
     if with_hook and without:
         yield warn(
-            f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {shown(without)}",
+            f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {listed(without)}",
             "NVIDIA Container Toolkit on all nodes with GPUs, or on none",
             "Install NVIDIA Container Toolkit on the others: some applications need its hooks (docs/driver-roots.md).",
             "cluster",

@@ -5,6 +5,7 @@ from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import PublishedForm
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
 from dra_driver.diagnose.doctor.facts import (
@@ -31,7 +32,6 @@ from dra_driver.diagnose.doctor.views import (
     own_slices,
     plugin_offers,
     setting,
-    shown,
 )
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
@@ -49,7 +49,7 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
         withdrawn = "" if allowed else "; the node process withdraws its devices for as long"
         yield finding(
             Status.WARN if allowed else Status.FAIL,
-            f"a device plugin offers {shown(offers)} beside this driver{withdrawn}",
+            f"a device plugin offers {listed(offers)} beside this driver{withdrawn}",
             "one publisher per node",
             "Keep one of the two off the node: take the device plugin away with the label "
             "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or keep the driver's "
@@ -58,7 +58,7 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
         )
     if not any(name_of(node) in wanted for node, _ in found):
         elsewhere = [name_of(node) for node, _ in found]
-        seen = f"no node of the driver has a device plugin{f'; it is on {shown(elsewhere)}' if elsewhere else ''}"
+        seen = f"no node of the driver has a device plugin{f'; it is on {listed(elsewhere)}' if elsewhere else ''}"
         yield ok(seen, "cluster")
 
 
@@ -73,8 +73,8 @@ def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
     if len(found) < 2:
         return
     names = {driver_name(item) for item in found}
-    how = "under one name" if len(names) == 1 else f"under the names {shown(sorted(names))}"
-    places = shown([subject_of("daemonset", item) for item in found])
+    how = "under one name" if len(names) == 1 else f"under the names {listed(sorted(names))}"
+    places = listed([subject_of("daemonset", item) for item in found])
     yield fail(
         f"the driver is installed {len(found)} times {how}: {places}",
         "one installation per cluster",
@@ -98,7 +98,7 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
         ]
         if own and both and DRIVER_NAME in names:
             yield fail(
-                f"NVIDIA's own DRA driver goes to the same nodes under the same name {DRIVER_NAME}: {shown(both)}",
+                f"NVIDIA's own DRA driver goes to the same nodes under the same name {DRIVER_NAME}: {listed(both)}",
                 "one driver of a name per node",
                 "Keep the two apart by node labels, or install theirs for ComputeDomains alone "
                 "(resources.gpus.enabled=false of its chart).",
@@ -156,7 +156,7 @@ def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
         others = sorted(found - {own})
         if others:
             yield fail(
-                f"driver {driver} has ResourceSlices in pools that this driver does not use: {shown(others)}",
+                f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}",
                 f"the pool {own} alone",
                 "Another driver of the same name publishes here, or has left them: stop it, then kubectl delete "
                 "resourceslices of those pools.",
@@ -181,14 +181,14 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             continue  # said by the layers before
         yield fail(
             "its node process runs, and no ResourceSlice of the node has a device",
-            f"ResourceSlices of {shown(driver_names(facts))} for this node",
+            f"ResourceSlices of {listed(driver_names(facts))} for this node",
             "The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
             "kubectl get events -n default for ResourceSliceProblem.",
             f"node/{node}",
         )
     if not slices and not wanted and not known:
         yield fail(
-            f"no ResourceSlice of driver {shown(driver_names(facts))}",
+            f"no ResourceSlice of driver {listed(driver_names(facts))}",
             "ResourceSlices for each node with GPUs",
             "Run kubectl dra doctor against the cluster: a snapshot does not tell why.",
             "cluster",
@@ -234,7 +234,7 @@ def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
     )
     if gone and nodes:
         yield warn(
-            f"ResourceSlices of nodes that do not exist: {shown(gone)}",
+            f"ResourceSlices of nodes that do not exist: {listed(gone)}",
             "ResourceSlices that end with their Node",
             "kubectl delete resourceslices --field-selector spec.nodeName=NAME",
             "cluster",
@@ -275,7 +275,7 @@ def _taints(facts: ClusterFacts) -> Iterator[Finding]:
                 keys[words] = keys.get(words, 0) + 1
         if tainted and tainted == len(devices):
             yield warn(
-                f"all {tainted} devices are tainted: {shown(sorted(keys))}",
+                f"all {tainted} devices are tainted: {listed(sorted(keys))}",
                 "devices that new claims can get",
                 "A drain ends with kubectl dra undrain; health taints end with their cause (docs/health.md); a "
                 "policy's taint with its policy.",

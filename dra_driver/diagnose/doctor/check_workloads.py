@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
     Wire,
@@ -23,7 +24,6 @@ from dra_driver.diagnose.doctor.views import (
     gpu_names,
     key_of,
     plugin_offers,
-    shown,
     template_names,
     used_classes,
     waiting_pods,
@@ -72,7 +72,7 @@ def _references(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str], status: Status) -> Finding:
     namespace = namespace_of(pod)
-    where = f"; namespace {shown(elsewhere)} has one of this name" if elsewhere else ""
+    where = f"; namespace {listed(elsewhere)} has one of this name" if elsewhere else ""
     do = f"Create it in namespace {namespace}: a pod can use only what is in its own namespace."
     return finding(
         status,
@@ -93,7 +93,7 @@ def _classes(facts: ClusterFacts) -> Iterator[Finding]:
                 Status.FAIL if is_ours else Status.WARN,
                 f"names DeviceClass {name}, which does not exist"
                 + (f" (and {len(users) - 1} more do)" if len(users) > 1 else ""),
-                f"an existing DeviceClass: {shown(sorted(names)) or 'there is none'}",
+                f"an existing DeviceClass: {listed(sorted(names)) or 'there is none'}",
                 "Correct the name, or create the class; kubectl dra classes apply makes those for MIG profiles.",
                 users[0],
             )
@@ -109,7 +109,7 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
         lost = [name for name in asked if name not in given and name not in offered]
         if lost:
             yield fail(
-                f"asks for {shown(lost)}, which neither a DeviceClass nor a device plugin gives",
+                f"asks for {listed(lost)}, which neither a DeviceClass nor a device plugin gives",
                 "a claim, or a DeviceClass with this extendedResourceName (Kubernetes 1.36)",
                 "kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
                 "nvidia.com/mig-*.",
@@ -117,7 +117,7 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
             )
         elif asked and dicts(pod, "spec", "resourceClaims"):
             yield warn(
-                f"asks for {shown(asked)} and has a claim as well: it gets both",
+                f"asks for {listed(asked)} and has a claim as well: it gets both",
                 "a claim or an extended resource",
                 "Remove one of the two.",
                 subject_of("pod", pod),
@@ -221,7 +221,7 @@ def _stuck_claims(facts: ClusterFacts) -> Iterator[Finding]:
         ]
         if users and len(gone) == len(users) and text(claim, "metadata", "deletionTimestamp"):
             yield warn(
-                f"is being deleted and reserved for pods that are gone: {shown(gone)}",
+                f"is being deleted and reserved for pods that are gone: {listed(gone)}",
                 "a claim that ends with its pods",
                 "The resource claim controller (kube-controller-manager) removes it; look at its log.",
                 subject_of("claim", claim),

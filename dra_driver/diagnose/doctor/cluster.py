@@ -10,7 +10,6 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import run_all
 from dra_driver.diagnose.doctor import (
     check_api,
-    check_classes,
     check_daemonset,
     check_nodes,
     check_policies,
@@ -119,7 +118,6 @@ CHECKS: Final = (
     *check_daemonset.CHECKS,
     *check_nodes.CHECKS,
     *check_slices.CHECKS,
-    *check_classes.CHECKS,
     *check_policies.CHECKS,
     *check_workloads.CHECKS,
 )

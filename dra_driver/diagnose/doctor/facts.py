@@ -31,7 +31,6 @@ def text(item: object, *path: str) -> str:
 
 
 def number(item: object, *path: str) -> int:
-    """The whole number at a path, else 0."""
     value = at(item, *path)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
@@ -51,17 +50,14 @@ def dicts(item: object, *path: str) -> list[Wire]:
 
 
 def name_of(item: object) -> str:
-    """``metadata.name``."""
     return text(item, "metadata", "name")
 
 
 def namespace_of(item: object) -> str:
-    """``metadata.namespace``."""
     return text(item, "metadata", "namespace")
 
 
 def labels_of(item: object) -> Wire:
-    """``metadata.labels``."""
     return mapping(item, "metadata", "labels")
 
 
@@ -106,10 +102,22 @@ DRIVER_LOGS: Final = "driver-logs"
 """The newest log lines of pods of the driver that are not ready: ``[{"metadata": ..., "lines": [...]}]``"""
 PARTLY_READ: Final = "partly-read"
 """Collections of which one namespace alone could be read: ``[{"seen": ..., "path": ...}]``"""
-EXTRA: Final = (
-    *(VERSION, SERVER, RESOURCE_API, GPU_API, GATES, DRIVER_RIGHTS, DAEMONSETS, DRIVER_PODS),
-    *(GPU_NODES, GPU_POLICIES, VISIBLE_DEVICES, DRIVER_LOGS, PARTLY_READ),
-)
+EXTRA: Final = {
+    VERSION: "version of Kubernetes",
+    SERVER: "address of the API server",
+    RESOURCE_API: "list of API versions",
+    GPU_API: "list of CustomResourceDefinitions",
+    GATES: "feature gates",
+    DRIVER_RIGHTS: "rights of the driver's accounts",
+    DAEMONSETS: "DaemonSets",
+    DRIVER_PODS: "pods of the driver with the states of their containers",
+    GPU_NODES: "GpuNodes",
+    GPU_POLICIES: "GpuPolicies",
+    VISIBLE_DEVICES: "environment of pods",
+    DRIVER_LOGS: "logs of the driver's pods",
+    PARTLY_READ: "collections that were partly read",
+}
+"""Facts beside those of a cluster state, each with its words."""
 
 DRIVER_NAME: Final = "gpu.nvidia.com"
 NODE_DAEMONSET: Final = "dra-driver-node"
@@ -135,7 +143,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """What `driver_view` has computed once for all checks."""
 
     def items(self, name: str) -> Sequence[Wire]:
-        """The objects of a fact. Raises UnansweredError."""
         found = self._known(name)
         return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
 
@@ -145,7 +152,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         return found if isinstance(found, Mapping) else {}
 
     def knows(self, name: str) -> bool:
-        """Whether the question has an answer."""
         return name in self.answers and not isinstance(self.answers[name], Unanswered)
 
     def items_or_none(self, name: str) -> Sequence[Wire]:
@@ -154,7 +160,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def unanswered(self) -> Mapping[str, Unanswered]:
-        """The questions without an answer."""
         return {name: found for name, found in self.answers.items() if isinstance(found, Unanswered)}
 
     def state(self) -> ClusterState:
@@ -195,27 +200,11 @@ def facts_of_state(state: ClusterState) -> ClusterFacts:
             answers[kind.field] = Unanswered(seen=f"the snapshot has none: {gap}", fix=_NOT_READ.fix)
         else:
             answers[kind.field] = list(items)
+    for name, words in EXTRA.items():
+        answers[name] = Unanswered(seen=f"a snapshot has no {words}", fix=_NOT_READ.fix)
     answers[PARTLY_READ] = []
-    for name in EXTRA[:-1]:
-        answers[name] = Unanswered(seen=f"a snapshot has no {_WORDS.get(name, name)}", fix=_NOT_READ.fix)
     if state.server_version:
         answers[VERSION] = {"gitVersion": state.server_version}
     if state.slices or state.classes:
         answers[RESOURCE_API] = {"versions": [{"version": "v1"}]}
     return ClusterFacts(answers=answers, source=state.source)
-
-
-_WORDS: Final = {
-    VERSION: "version of Kubernetes",
-    SERVER: "address of the API server",
-    RESOURCE_API: "list of API versions",
-    GPU_API: "list of CustomResourceDefinitions",
-    GATES: "feature gates",
-    DRIVER_RIGHTS: "rights of the driver's accounts",
-    DAEMONSETS: "DaemonSets",
-    DRIVER_PODS: "pods of the driver with the states of their containers",
-    GPU_NODES: "GpuNodes",
-    GPU_POLICIES: "GpuPolicies",
-    VISIBLE_DEVICES: "environment of pods",
-    DRIVER_LOGS: "logs of the driver's pods",
-}

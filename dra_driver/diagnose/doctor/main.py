@@ -94,6 +94,7 @@ def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") 
         cri_socket=args.cri_socket,
         simulated=settings.simulate is not None,
         second_publisher_allowed=settings.allow_second_publisher,
+        settings=settings,
     )
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
-from dra_driver.diagnose.doctor.node_view import HostView, names, some, text
-from dra_driver.hardware.device_nodes import names as device_names
+from dra_driver.core.text import listed
+from dra_driver.diagnose.doctor.node_view import HostView, names, text
+from dra_driver.hardware.device_nodes import numbers as device_names
+from dra_driver.hardware.device_nodes.ensure import plan_node
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Seen, link_end
-from dra_driver.hardware.device_nodes.judge import judge
-from dra_driver.hardware.device_nodes.names import CAPABILITIES, expected_numbers
-from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import CAPABILITIES, Majors, NodeNumbers, expected_numbers
 from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
     missing = [node.path for node in wanted if _is_missing(node)]
     if missing:
         yield warn(
-            f"{some(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
+            f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
             "the device nodes of loaded modules, which pods with hostUsers: false need on the host",
             _how_to_make(devices.params),
         )
@@ -127,7 +127,7 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
     expected = f"a character device {node.expected.major}:{node.expected.minor}"
     if _is_missing(node):
         return
-    verdict = judge(node.expected, node.seen, params, node.behind)
+    verdict = plan_node(node.expected, node.seen, params, node.behind)
     if verdict.refusal or verdict.make:
         numbers = node.seen.numbers
         has = f"has the numbers {numbers.major}:{numbers.minor}" if numbers else f"is a {node.seen.found}"
@@ -172,7 +172,7 @@ def _capabilities(facts: "LocalFacts") -> Iterator[Finding]:
     wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
     if wrong:
         yield fail(
-            f"{some(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
+            f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
             f"major {majors.caps}, as /proc/devices says of nvidia-caps",
             "Remove /dev/nvidia-caps on the node: the node process makes what a MIG partition needs.",
         )

@@ -9,10 +9,11 @@ from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
-from dra_driver.diagnose.doctor.node_view import HostView, names, some, text
+from dra_driver.core.text import listed
+from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.diagnose.hardware import runner
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.place import CheckSettings, task_of
+from dra_driver.diagnose.hardware.place import task_of
 from dra_driver.diagnose.hardware.session import read_only
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.device_nodes.numbers import Majors
@@ -119,16 +120,10 @@ def ask_nvml(library: str) -> NvmlAnswer:
 
 def read_hardware(view: HostView) -> tuple[CheckRecord, ...]:
     """The read-only part of the hardware check; each check reads in a separate process, within its time limit."""
-    settings = CheckSettings(
-        driver_root=view.driver_root,
-        driver_root_on_host=view.driver_root_on_host,
-        host_root=view.host_root,
-        proc_devices=view.proc_devices,
-        kubelet_plugins_dir=str(view.plugins),
-        driver_name=view.driver,
-    )
+    if view.settings is None:
+        return ()
     try:
-        return read_only(task_of(settings)[0], runner.run)
+        return read_only(task_of(view.settings)[0], runner.run)
     except OSError as error:
         return (CheckRecord.unread(f"its processes cannot be started: {error.strerror}"),)
 
@@ -262,11 +257,11 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
         yield ok(f"{NVML}{release} is at {driver.library}")
         return
     configured = view.driver_root_on_host or view.driver_root
-    searched = configured if configured else some([each or "/" for each in driver.searched])
+    searched = configured if configured else listed([each or "/" for each in driver.searched])
     expected = f"{NVML} in a library folder below the driver root"
     if configured and driver.others:
         yield fail(
-            f"no {NVML} below the driver root {configured}, but below {some(driver.others)}",
+            f"no {NVML} below the driver root {configured}, but below {listed(driver.others)}",
             expected,
             f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty so "
             "that it is searched.",
@@ -372,9 +367,8 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
 
 
 def _named(gpus: list[PciGpu]) -> str:
-    return (
-        f"GPU{'' if len(gpus) == 1 else 's'} {some([gpu.address for gpu in gpus])} {'is' if len(gpus) == 1 else 'are'}"
-    )
+    addresses = listed([gpu.address for gpu in gpus])
+    return f"GPU {addresses} is" if len(gpus) == 1 else f"GPUs {addresses} are"
 
 
 @check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")

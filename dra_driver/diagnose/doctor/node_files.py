@@ -15,14 +15,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
-from dra_driver.core.finding import Finding, Layer, check, counted, fail, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import counted, listed
 from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError
-from dra_driver.diagnose.doctor.node_view import HostView, names, some
+from dra_driver.diagnose.doctor.node_view import HostView, names
 from dra_driver.diagnose.node_state import NodeState, find_disagreements
 from dra_driver.hardware.cdi import CdiNames, CdiSpec, DriverRoot
 from dra_driver.hardware.cdi.decode import decode
-from dra_driver.hardware.cdi.hook import choose_hook
-from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts
@@ -71,7 +71,6 @@ class FileFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_files(view: HostView) -> FileFacts:
-    """Everything that is in files."""
     return FileFacts(cdi=_read_cdi(view), disks=tuple(_read_disks(view)), hook=_hook(view))
 
 
@@ -262,7 +261,7 @@ def _cdi(facts: "LocalFacts") -> Iterator[Finding]:
         yield fail("the base document is missing: no container with a GPU starts", "one in the folder", do)
     if cdi.gone:
         yield fail(
-            f"CDI files mount {some(cdi.gone)}, which {'does' if len(cdi.gone) == 1 else 'do'} not exist on the node",
+            f"CDI files mount {listed(cdi.gone)}, which {'does' if len(cdi.gone) == 1 else 'do'} not exist on the node",
             "files of the driver that is installed now",
             "Restart the driver's pod on this node: a driver was upgraded or removed, and it has not written its "
             "files since.",
@@ -296,7 +295,7 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     if not own:
         have = [node.path for node in container.nodes if node.path.startswith("/dev/nvidia")]
         seen = f"{about}: the runtime got no CDI name of {facts.view.driver}" + (
-            f", it has {some(have)}" if have else ""
+            f", it has {listed(have)}" if have else ""
         )
         do = "Name the claim in resources.claims of the container; a runtime without CDI drops the names, too."
         yield warn(seen, expected, do, subject)
@@ -307,15 +306,15 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     refused = sorted(path for path in wanted if path in present and not present[path].allowed)
     if lost:
         do = "Delete the pod: the claim is not prepared any more, and the container could not start again."
-        yield fail(f"{about}: no CDI file has {some(lost)}", "a CDI file for each name", do, subject)
+        yield fail(f"{about}: no CDI file has {listed(lost)}", "a CDI file for each name", do, subject)
     if missing:
         do = "The runtime did not inject CDI devices: see the layer runtime."
-        yield fail(f"{about} lacks {some(missing)}", expected, do, subject)
+        yield fail(f"{about} lacks {listed(missing)}", expected, do, subject)
     if refused:
         do = "Look at what changes the container's specification (NRI plugins, runtime wrappers)."
-        yield fail(f"{about}: its device cgroup does not allow {some(refused)}", expected, do, subject)
+        yield fail(f"{about}: its device cgroup does not allow {listed(refused)}", expected, do, subject)
     if not lost and not missing and not refused:
-        yield ok(f"{about} has {some(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
+        yield ok(f"{about} has {listed(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
 
 
 def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str], list[str]]:

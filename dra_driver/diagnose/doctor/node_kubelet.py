@@ -14,10 +14,11 @@ from msgspec import Struct, field
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
-from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
-from dra_driver.diagnose.doctor.node_view import HostView, is_served, is_socket, names, parse_version, some, text
+from dra_driver.core.text import listed
+from dra_driver.core.unix_grpc import CallError, Peer, Service, is_served, shown
+from dra_driver.diagnose.doctor.node_view import HostView, is_socket, names, parse_version, text
 from dra_driver.hardware.driver_root import process
-from dra_driver.hardware.driver_root.enter import enter
+from dra_driver.hardware.driver_root.process import enter_root
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts
@@ -126,7 +127,7 @@ def kubelet_version(view: HostView, pid: str) -> str | None:
     """What the kubelet's own program prints; None without the right to see which program it is."""
     try:
         program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115
-        ended = process.run([*enter(view.host), program, "--version"], environment={}, within_s=VERSION_S)
+        ended = process.run([*enter_root(view.host), program, "--version"], environment={}, within_s=VERSION_S)
     except OSError:
         return None
     word = ended.output.strip().rpartition(" ")[2]
@@ -317,13 +318,13 @@ def _dead(facts: "LocalFacts") -> Iterator[Finding]:
     works = any(each.endpoint_served for each, _ in _own(facts))
     if own_dead:
         make = warn if works else fail
-        seen = f"no process listens on {some(own_dead)}"
+        seen = f"no process listens on {listed(own_dead)}"
         do = f"Remove {'them' if len(own_dead) > 1 else 'it'}; a start of the node process does so. " + _START
         yield make(seen, "sockets that the running node process serves", do)
     others = [path for path in dead if not _is_own_name(facts, path)]
     if others:
         do = "Start that driver, or remove its socket: the kubelet dials it for ever."
-        yield warn(f"no process listens on {some(others)}, of another driver", "served sockets", do)
+        yield warn(f"no process listens on {listed(others)}, of another driver", "served sockets", do)
 
 
 @check("registration-socket", Layer.REGISTRATION, "a registration socket that answers")
@@ -340,7 +341,7 @@ def _registration(facts: "LocalFacts") -> Iterator[Finding]:
     served_own_name = any(each.served and _is_own_name(facts, each.path) for each in registry)
     if not own and not served_own_name:
         present = [each.words.driver for each in registry if each.words]
-        others = f" (of {some(present)} there is)" if present else ""
+        others = f" (of {listed(present)} there is)" if present else ""
         yield fail(f"no registration socket of {driver} is served{others}", "one per node process", _START)
 
 
@@ -348,7 +349,7 @@ def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[Finding]:
     known = [version for version in words.versions if version in SERVICES]
     if not known:
         do = "Use a version of the driver and a kubelet that have a service in common."
-        yield fail(f"{socket.path} offers {some(words.versions) or 'no service'}", " or ".join(SERVICES), do)
+        yield fail(f"{socket.path} offers {listed(words.versions) or 'no service'}", " or ".join(SERVICES), do)
     elif not socket.endpoint_served:
         seen = f"{socket.path} names {words.endpoint}, on which no process listens"
         yield fail(seen, "a served DRA socket", _START)
@@ -367,17 +368,17 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
     dead = [path for path, is_served in sockets if not is_served]
     if served and not facts.view.second_publisher_allowed:
         yield fail(
-            f"a device plugin serves {some(served)}: a GPU could be given to two pods, so the driver withdraws "
+            f"a device plugin serves {listed(served)}: a GPU could be given to two pods, so the driver withdraws "
             "its devices",
             expected,
             "Keep the device plugin off this node (its node selector or affinity), or the driver's DaemonSet.",
         )
     elif served:
         do = "Divide the GPUs by hand (NVIDIA_VISIBLE_DEVICES of the plugin), or end the migration."
-        yield warn(f"a device plugin serves {some(served)}, which ALLOW_SECOND_PUBLISHER permits", expected, do)
+        yield warn(f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits", expected, do)
     elif dead:
         do = "Remove it: a device plugin that was uninstalled left it."
-        yield warn(f"no process listens on {some(dead)} of a device plugin", expected, do)
+        yield warn(f"no process listens on {listed(dead)} of a device plugin", expected, do)
     else:
         yield ok("no device plugin of NVIDIA has a socket here")
 

@@ -23,8 +23,9 @@ from msgspec.structs import replace
 from dra_driver.core._pb.cri_v1 import api_pb2 as pb
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
-from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
-from dra_driver.diagnose.doctor.node_view import CRI_SOCKETS, HostView, is_served, is_socket, parse_version, some
+from dra_driver.core.text import listed
+from dra_driver.core.unix_grpc import CallError, Peer, Service, is_served, shown
+from dra_driver.diagnose.doctor.node_view import CRI_SOCKETS, HostView, is_socket, parse_version
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts
@@ -47,7 +48,6 @@ class CriClient:
         self._peer = Peer(path)
 
     def close(self) -> None:
-        """Idempotent."""
         self._peer.close()
 
     def version(self) -> tuple[str, str]:
@@ -189,7 +189,6 @@ def with_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
 
 
 def with_crio_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
-    """What CRI-O's configuration says."""
     try:
         table = tomllib.loads(config).get("crio", {}).get("runtime", {})
     except (tomllib.TOMLDecodeError, AttributeError, RecursionError):
@@ -240,7 +239,7 @@ def _answers(facts: "LocalFacts") -> Iterator[Finding]:
         yield unknown("no container runtime's socket can be seen from here", expected, do)
     elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
-        yield fail(f"no socket at {some(runtime.tried)}", expected, do)
+        yield fail(f"no socket at {listed(runtime.tried)}", expected, do)
     elif runtime.denied:
         yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.")
     elif runtime.problem:

@@ -4,13 +4,13 @@ The paths are the host's on the host itself, and below a mount in a pod."""
 
 import os
 import re
-import socket
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+
+from dra_driver.config.settings import NodeSettings
 
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
@@ -44,6 +44,8 @@ class HostView(Struct, frozen=True, kw_only=True):
     cri_socket: str | None = None
     simulated: bool = False
     second_publisher_allowed: bool = False
+    settings: NodeSettings | None = None
+    """Of the node process; without them no hardware is checked."""
 
     def here(self, path: str) -> str:
         """This process' path of a path on the host."""
@@ -56,7 +58,6 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def sys(self) -> str:
-        """The kernel's ``/sys``."""
         return self.here("/sys")
 
     @property
@@ -66,13 +67,10 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def device_plugins(self) -> str:
-        """Where device plugins have their sockets."""
         return self.here(f"{self.registry.parent}/device-plugins")
 
 
 MAX_BYTES: Final = 1 << 20
-_SHOWN: Final = 4
-CONNECT_S: Final = 2.0
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
 
@@ -93,31 +91,11 @@ def names(folder: str) -> list[str] | None:
         return None
 
 
-def some(found: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are."""
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
-
-
 def is_socket(path: str) -> bool:
-    """Whether a socket is at the path, links followed."""
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:
         return False
-
-
-def is_served(path: str) -> bool:
-    """Whether a process accepts connections. A refused permission and a full queue count as yes."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(CONNECT_S)
-        try:
-            probe.connect(path)
-        except (PermissionError, TimeoutError):
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def parse_version(text: str) -> tuple[int, int] | None:

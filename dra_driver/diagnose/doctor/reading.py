@@ -5,6 +5,7 @@ if the API server does not answer at all, or rejects the credentials, are no mor
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.request_rights import AccessRight, right_in
 from dra_driver.diagnose.doctor import facts as fact
+from dra_driver.diagnose.doctor.check_api import gates_in
 from dra_driver.diagnose.doctor.facts import (
     NODE_DAEMONSET,
     ClusterFacts,
@@ -31,7 +33,6 @@ from dra_driver.diagnose.doctor.facts import (
     number,
     text,
 )
-from dra_driver.diagnose.doctor.feature_gates import gates_in
 from dra_driver.diagnose.doctor.reduce import (
     is_about_devices,
     redacted,
@@ -71,7 +72,6 @@ def rights_of_driver(daemonsets: Sequence[Wire] | Unanswered, namespaces: Sequen
 
 
 def review_of(right: DriverRight) -> dict[str, Any]:
-    """The SubjectAccessReview."""
     namespace, _, name = right.account.partition("/")
     wanted = right.right
     attributes = {
@@ -145,7 +145,7 @@ def read_facts(
     listed everywhere. ``server`` is the fact about the API server itself.
     """
     reader = _Reader(_WithinTime(api, clock() + total_s, clock), namespace, driver_namespace)
-    return ClusterFacts(answers={fact.SERVER: dict(server), **reader.read()}, source=str(server.get("source", "")))
+    return ClusterFacts(answers={**reader.read(), fact.SERVER: dict(server)}, source=str(server.get("source", "")))
 
 
 class _WithinTime:
@@ -185,7 +185,7 @@ class _Reader:
     def read(self) -> dict[str, Any]:
         self._answers[fact.VERSION] = first = self._asked(lambda: self._api.get(paths.version()))
         if isinstance(first, Unanswered) and self._is_hopeless:
-            return {**dict.fromkeys((*fact.STATE_KINDS, *fact.EXTRA[2:]), _NOT_ASKED), **self._answers}
+            return {**dict.fromkeys((*fact.STATE_KINDS, *fact.EXTRA), _NOT_ASKED), **self._answers}
         self._answers[fact.RESOURCE_API] = self._asked(lambda: self._discovery(_RESOURCE_GROUP))
         self._answers[fact.GPU_API] = self._asked(lambda: self._discovery(paths.GPU_API))
         self._read_daemonsets()
@@ -193,9 +193,9 @@ class _Reader:
             if kind.field not in _OWN_QUESTIONS:
                 self._answers[kind.field] = self._kind(kind)
         self._read_pods()
-        self._read_events()
+        self._answers["events"] = self._asked(self._events)
         for name, path in ((fact.GPU_NODES, paths.gpu_nodes()), (fact.GPU_POLICIES, paths.gpu_policies())):
-            self._answers[name] = self._asked(lambda path=path: self._listed(path, without_notes))  # type: ignore[misc]
+            self._answers[name] = self._asked(partial(self._listed, path, without_notes))
         self._answers[fact.GATES] = self._asked(lambda: gates_in(self._api.get_text("/metrics")))
         self._answers[fact.DRIVER_RIGHTS] = self._asked(self._driver_rights)
         self._answers[fact.PARTLY_READ] = self._partial
@@ -220,7 +220,6 @@ class _Reader:
             return {}
 
     def _kind(self, kind: StateKind) -> Any:
-        """The objects of one kind of a cluster state."""
         if kind.field == "taint_rules":  # its API version differs between servers, and most serve none
             return self._asked(lambda: list(read_kind(self._api, kind, None, [])))
         api = paths.CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
@@ -229,7 +228,7 @@ class _Reader:
             found = self._asked(lambda: self._everywhere_or_in(everywhere, local))
         else:
             found = self._asked(lambda: self._listed(everywhere, dict))
-        return found if isinstance(found, Unanswered) else [reduced(kind.kind, item) for item in found]
+        return _each(found, partial(reduced, kind.kind))
 
     def _listed(self, path: str, reduce: Callable[[Wire], Any], query: Query | None = None) -> list[Any]:
         items = self._api.list(path, query).get("items") or ()
@@ -247,43 +246,28 @@ class _Reader:
             return found
 
     def _read_pods(self) -> None:
-        found = self._asked(lambda: self._everywhere_or_in(paths.pods(), paths.pods(self._namespace)))
-        if isinstance(found, Unanswered):
-            self._answers["pods"] = self._answers[fact.VISIBLE_DEVICES] = found
-            return
-        self._answers["pods"] = [reduced("Pod", pod) for pod in found]
-        self._answers[fact.VISIBLE_DEVICES] = [seen for pod in found if (seen := visible_devices(pod)) is not None]
+        pods = self._asked(lambda: self._everywhere_or_in(paths.pods(), paths.pods(self._namespace)))
+        self._answers["pods"] = _each(pods, partial(reduced, "Pod"))
+        self._answers[fact.VISIBLE_DEVICES] = _each(pods, visible_devices)
 
-    def _read_events(self) -> None:
+    def _events(self) -> list[Any]:
         """Warnings about scheduling, claims and devices, and those about the driver's own objects."""
-        query = {"fieldSelector": "type=Warning"}
-        local = paths.events(self._namespace)
-        found = self._asked(lambda: self._everywhere_or_in(f"{paths.CORE_API}/events", local, query))
-        if isinstance(found, Unanswered):
-            self._answers["events"] = found
-            return
+        query, local = {"fieldSelector": "type=Warning"}, paths.events(self._namespace)
+        found = self._everywhere_or_in(f"{paths.CORE_API}/events", local, query)
         kept = [event for event in found if is_relevant_event(event) or is_about_devices(event)]
-        self._answers["events"] = [reduced("Event", event) for event in kept[-MAX_EVENTS:]]
+        return [reduced("Event", event) for event in kept[-MAX_EVENTS:]]
 
     def _read_daemonsets(self) -> None:
         local = f"{_APPS}/namespaces/{self._driver_namespace}/daemonsets"
         found = self._asked(lambda: self._everywhere_or_in(f"{_APPS}/daemonsets", local))
-        if isinstance(found, Unanswered):
-            self._answers[fact.DAEMONSETS] = found
-        else:
-            self._answers[fact.DAEMONSETS] = [reduced_daemonset(item) for item in found]
-        self._answers[fact.DRIVER_PODS] = pods = self._driver_pods()
+        self._answers[fact.DAEMONSETS] = _each(found, reduced_daemonset)
+        self._answers[fact.DRIVER_PODS] = pods = self._asked(self._driver_pods)
         unready = [] if isinstance(pods, Unanswered) else [pod for pod in pods if not is_ready(pod)]
         self._answers[fact.DRIVER_LOGS] = self._asked(lambda: [self._log(pod) for pod in unready[:_MOST_LOGS]])
 
-    def _driver_pods(self) -> Any:
-        pods: list[Any] = []
-        for namespace in self._driver_namespaces():
-            found = self._asked(lambda namespace=namespace: self._listed(paths.pods(namespace), reduced_driver_pod))  # type: ignore[misc]
-            if isinstance(found, Unanswered):
-                return found
-            pods += found
-        return pods
+    def _driver_pods(self) -> list[Any]:
+        namespaces = self._driver_namespaces()
+        return [pod for name in namespaces for pod in self._listed(paths.pods(name), reduced_driver_pod)]
 
     def _log(self, pod: Wire) -> dict[str, Any]:
         query = {"tailLines": str(_LOG_LINES), "limitBytes": str(_LOG_BYTES)}
@@ -310,6 +294,13 @@ class _Reader:
         status = self._api.create(REVIEWS, review_of(right)).get("status")
         allowed = isinstance(status, Mapping) and status.get("allowed") is True
         return {"account": right.account, "right": str(right.right), "allowed": allowed}
+
+
+def _each(found: Any, reduce: Callable[[Wire], Any]) -> Any:
+    """The reduced objects; the reason where there is no answer."""
+    if isinstance(found, Unanswered):
+        return found
+    return [item for each in found if (item := reduce(each)) is not None]
 
 
 def unanswered(error: KubernetesApiError) -> Unanswered:

@@ -11,25 +11,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.finding import (
-    WIDTH,
     Finding,
     Layer,
     Status,
     Style,
     by_layer,
     check_document,
-    counted,
     exit_status,
     finding_to_wire,
     findings_from_wire,
     first_broken,
     next_steps,
-    one_line,
     plain,
     printable,
     text_at,
-    wrapped,
 )
+from dra_driver.core.text import WIDTH, counted, cut, one_line, wrapped
 
 SCHEMA_VERSION: Final = 1
 KIND: Final = "DoctorReport"
@@ -54,12 +51,10 @@ class DoctorReport(Struct, frozen=True, kw_only=True):
 
     @property
     def first_broken(self) -> Finding | None:
-        """The failure of the lowest layer."""
         return first_broken(self.findings)
 
     @property
     def unknown(self) -> tuple[Finding, ...]:
-        """The findings of checks without an answer."""
         return tuple(finding for finding in self.findings if finding.status is Status.UNKNOWN)
 
     @property
@@ -82,7 +77,6 @@ def merged(target: str, reports: Sequence[DoctorReport]) -> DoctorReport:
 
 
 def to_wire(report: DoctorReport) -> dict[str, Any]:
-    """The report as JSON values."""
     first = report.first_broken
     return {
         "schemaVersion": SCHEMA_VERSION,
@@ -181,7 +175,6 @@ def _listed(entries: Sequence[Sequence[str]], title: str, style: Style, *, verbo
 
 
 def _layers(findings: Sequence[Finding], style: Style) -> Iterator[str]:
-    """One line for each layer with findings."""
     width = max(map(len, Layer))
     for layer in Layer:
         of_layer = [finding for finding in findings if finding.layer is layer]
@@ -190,6 +183,5 @@ def _layers(findings: Sequence[Finding], style: Style) -> Iterator[str]:
         worst = next(status for status in _KINDS if any(item.status is status for item in of_layer))
         shown = [item for item in of_layer if item.status is worst]
         more = f" (and {len(shown) - 1} more)" if len(shown) > 1 else ""
-        text, most = f"{shown[0].object}: {shown[0].seen}{more}", WIDTH - width - 13
-        cut = text if len(text) <= most else f"{text[: most - 1]}…"
-        yield f"  {layer:<{width}}  {style(f'{worst:<7}', _KINDS[worst])}  {cut}"
+        text = cut(f"{shown[0].object}: {shown[0].seen}{more}", WIDTH - width - 13)
+        yield f"  {layer:<{width}}  {style(f'{worst:<7}', _KINDS[worst])}  {text}"

@@ -66,7 +66,6 @@ def node_pods(facts: ClusterFacts) -> list[Wire]:
 
 
 def nodes_with_ready_pods(facts: ClusterFacts) -> set[str]:
-    """Nodes on which a node process is ready."""
     return {text(pod, "spec", "nodeName") for pod in node_pods(facts) if is_ready(pod)}
 
 
@@ -80,13 +79,11 @@ def gpu_nodes(facts: ClusterFacts) -> Mapping[str, GpuNodeStatus]:
 
 
 def own_slices(facts: ClusterFacts) -> list[Wire]:
-    """ResourceSlices of the driver."""
     names = driver_names(facts)
     return [item for item in facts.items("slices") if text(item, "spec", "driver") in names]
 
 
 def own_devices(facts: ClusterFacts) -> Mapping[str, list[Wire]]:
-    """Devices that the driver publishes, by the node of their slice."""
     if _DEVICES not in facts.derived:
         found: dict[str, list[Wire]] = {}
         for item in own_slices(facts):
@@ -104,7 +101,6 @@ def plugin_offers(node: Wire) -> list[str]:
 
 
 def has_gpu_label(node: Wire) -> bool:
-    """Whether a label says that the node has NVIDIA GPUs."""
     return any(labels_of(node).get(label) == "true" for label in GPU_LABELS)
 
 
@@ -125,17 +121,6 @@ def driver_nodes(facts: ClusterFacts) -> set[str]:
     return found - {""}
 
 
-def shown(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def driver_namespaces(facts: ClusterFacts) -> list[str]:
-    """Namespaces with a DaemonSet of node processes."""
-    return list(dict.fromkeys(namespace_of(item) for item in node_daemonsets(facts)))
-
-
 def _is_some(amount: str) -> bool:
     try:
         return Quantity.parse(amount).as_int() > 0
@@ -148,7 +133,6 @@ Key = tuple[str, str]
 
 
 def key_of(item: Wire) -> Key:
-    """Namespace and name of an object."""
     return namespace_of(item), name_of(item)
 
 
@@ -162,7 +146,6 @@ def waiting_pods(facts: ClusterFacts) -> list[Wire]:
 
 
 def classes_in(spec: object) -> list[str]:
-    """Classes that the requests of a claim's spec name."""
     found = []
     for request in dicts(spec, "devices", "requests"):
         for part in (request, mapping(request, "exactly"), *dicts(request, "firstAvailable")):
@@ -188,7 +171,6 @@ def used_classes(facts: ClusterFacts) -> Mapping[str, list[str]]:
 
 
 def template_names(pod: Wire) -> list[str]:
-    """Templates that the pod names."""
     return [name for item in dicts(pod, "spec", "resourceClaims") if (name := text(item, "resourceClaimTemplateName"))]
 
 
@@ -270,11 +252,9 @@ def _of_claim(claim: Wire | None, classes: Mapping[str, bool | None], own: list[
 
 
 def expressions(item: Wire) -> list[str]:
-    """The CEL expressions of a class."""
     return [found for selector in dicts(item, "spec", "selectors") if (found := text(selector, "cel", "expression"))]
 
 
 def is_for(item: Wire, drivers: Sequence[str]) -> bool:
-    """Whether the class names one of the drivers."""
     joined = " ".join(expressions(item))
     return any(f'"{driver}"' in joined or f"'{driver}'" in joined for driver in drivers)

@@ -18,8 +18,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.hardware.driver_root.root import DriverRoot
@@ -57,7 +57,6 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def driver_root(self) -> DriverRoot:
-        """The driver's root, with its device nodes."""
         return DriverRoot(
             root=self.root, host_root=self.host_root, dev_root=self.dev_root, host_dev_root=self.host_dev_root
         )
@@ -68,17 +67,6 @@ class Task(Struct, frozen=True, kw_only=True):
         if self.gpu is None:
             raise ConfigurationError(f"{self.reader} needs a GPU, and none was chosen")
         return self.gpu
-
-    def to_json(self) -> str:
-        """For the child's stdin."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Task":
-        """The reverse of `to_json`."""
-        wire = json.loads(text)
-        gpu = wire.pop("gpu")
-        return cls(**wire, gpu=ChosenGpu(**gpu) if gpu else None)
 
 
 def own_module(name: str) -> list[str]:
@@ -106,7 +94,6 @@ class Emitter:
         self._write({"topic": topic, "value": value})
 
     def problem(self, text: str) -> None:
-        """Why the reader ended early."""
         self._write({"problem": text})
 
     def _write(self, document: dict[str, Any]) -> None:
@@ -141,7 +128,7 @@ def main(arguments: list[str]) -> int:
     name_process()
     emitter = Emitter(lines, calls)
     _stop_with_parent(int(arguments[2]))
-    task = Task.from_json(sys.stdin.read(_MAX_TASK))
+    task = msgspec.json.decode(sys.stdin.read(_MAX_TASK), type=Task)
     try:
         module, _, function = task.reader.partition(":")
         read = getattr(import_module(f"dra_driver.diagnose.hardware.{module}"), function)

@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 
 from dra_driver.core.errors import CommandError
 from dra_driver.diagnose.hardware.child import name_process, own_module
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.sharing.namespace import die_with_parent
+from dra_driver.hardware.sharing.control import die_with_parent
 
 _ANSWER_S: Final = 20.0
 _END_S: Final = 5.0
@@ -54,7 +54,6 @@ class ClientProcess:
                 self._process.wait(_END_S)
 
     def list_instances(self, index: int) -> dict[str, Any]:
-        """Let it list the instances of the GPU at an NVML index."""
         return self._ask(str(index))
 
     def _ask(self, line: str) -> dict[str, Any]:
@@ -76,17 +75,16 @@ class ClientProcess:
 
 
 def main() -> int:
-    """The program."""
     name_process()
     task = json.loads(sys.stdin.readline())
     die_with_parent(task["parent"])
     backend = NvmlBackend(task["library"])
     backend.open()
     held = probes.handles()
-    with mig_probes.event_set(held) as registered:
+    with probes.event_set(held) as registered:
         _say({"registered": registered})
         for line in sys.stdin:
-            answer = {"instances": mig_probes.instances(held[int(line)], task["profiles"])} if line.strip() else {}
+            answer = {"instances": probes.instances(held[int(line)], task["profiles"])} if line.strip() else {}
             _say(answer)
     backend.close()
     return 0

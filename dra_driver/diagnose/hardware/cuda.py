@@ -13,20 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from dra_driver.core.errors import CommandError, DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.diagnose.hardware.child import Task, own_module
 from dra_driver.diagnose.hardware.cuda_probe import ClaimView
-from dra_driver.diagnose.hardware.values import Facts, few, judgement
+from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, few, hardware_check, judgement
 from dra_driver.hardware.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
+from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.driver_root.search import CUDA, find_library
-from dra_driver.hardware.sharing import control, namespace, programs
+from dra_driver.hardware.sharing import control
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
-from dra_driver.hardware.sharing.mps_files import DaemonFolder
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
 
 PROBE_S: Final = 25.0
 _LIBRARY: Final = ".so"
@@ -63,7 +65,7 @@ def run_probe(view: ClaimView, environment: Mapping[str, str] | None = None, pre
     try:
         done = subprocess.run(
             own_module("cuda_probe"),
-            input=view.to_json(),
+            input=msgspec.json.encode(view).decode(),
             env=environment,
             capture_output=True,
             text=True,
@@ -192,7 +194,7 @@ def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, Any]:
     if library is None:
         return {"error": f"no {CUDA} below {task.root}"}
     view = ClaimView(library=library, allocate_mib=(UNDER_MIB, OVER_MIB))
-    enter = namespace.View(pipe=folder.pipe, log=folder.log, shm=shm).enter
+    enter = control.View(pipe=folder.pipe, log=folder.log, shm=shm).enter
     return run_probe(view, client_environment(folder, task.root, library), enter)
 
 
@@ -200,17 +202,16 @@ def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[st
     """Of a CUDA program with this process' C library: that of a driver root that is a whole system is another one."""
     environment = {
         **os.environ,
-        "CUDA_MPS_PIPE_DIRECTORY": namespace.PIPE,
+        "CUDA_MPS_PIPE_DIRECTORY": control.PIPE,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={LIMIT_MIB}M",
         control.MARK: str(folder.path),
     }
-    if not programs.is_own(root) and not programs.has_shell(root):
+    if not search.is_own(root) and not search.has_shell(root):
         environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
     return environment
 
 
 def _ended(running: Any) -> dict[str, Any]:
-    """How the daemon ended after ``quit``."""
     deadline = time.monotonic() + _COMMAND_S
     while running.poll() is None and time.monotonic() < deadline:
         time.sleep(_STEP_S / 4)
@@ -218,7 +219,6 @@ def _ended(running: Any) -> dict[str, Any]:
 
 
 def _logs(folder: DaemonFolder, printed: Path) -> dict[str, str]:
-    """The last lines of each log."""
     found = {}
     for path in (*sorted(folder.log.glob("*.log")), printed):
         with suppress(OSError):
@@ -230,8 +230,9 @@ _OUT_OF_MEMORY: Final = 2
 _NEEDED: Final = ("cuInit", "cuDeviceGet", "cuCtxCreate_v2")
 
 
+@hardware_check(1, "CUDA in a container's view", read_contexts, 60.0, ON_FREE_GPU)
 def contexts(facts: Facts, _survey: Facts) -> Finding:
-    """Check 1: a context with the nodes and libraries of a claim; none without UVM's nodes."""
+    """CUDA works with the device nodes and libraries of a claim, and not without UVM."""
     seen, without = facts["container"], facts["without uvm"]
     if "error" in seen:
         return Finding(
@@ -271,8 +272,9 @@ def _failed(seen: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield f"{name} (not reached)", -1
 
 
+@hardware_check(10, "an MPS daemon", read_daemon, 75.0, ON_FREE_GPU)
 def daemon(facts: Facts, _survey: Facts) -> Finding:
-    """Check 10: each command is accepted, a client works and keeps its limit, and the daemon ends when told."""
+    """The daemon takes this driver's commands, and a client keeps its limit."""
     commands, client = facts["commands"], facts.get("client", {})
     differences = [f"`{one['command']}`: {one['refused']}" for one in commands if one["refused"]]
     under, over = f"cuMemAlloc {UNDER_MIB} MiB", f"cuMemAlloc {OVER_MIB} MiB"

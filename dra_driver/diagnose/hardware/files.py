@@ -15,16 +15,14 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import Facts, few, judgement, survey_gpus
+from dra_driver.diagnose.hardware.values import Facts, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.device_nodes.params import parse_params
-from dra_driver.hardware.driver_root import process
-from dra_driver.hardware.driver_root.folders import PROGRAM_FOLDERS
-from dra_driver.hardware.driver_root.search import find_program
+from dra_driver.hardware.driver_root import process, search
+from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.sharing import programs
 
 Topics = Iterator[tuple[str, Any]]
 
@@ -86,13 +84,13 @@ def _ctk(task: Task) -> dict[str, Any]:
     command = [_toolkit(root) or "", "cdi", "generate", "--format=json"]
     if task.driver_root.host_root:
         command.append(f"--driver-root={task.driver_root.host_root}")
-    entered = [] if programs.is_own(root) else [shutil.which("chroot", path=programs.OWN_PATH) or "chroot", root]
+    entered = [] if search.is_own(root) else [shutil.which("chroot", path=search.OWN_PATH) or "chroot", root]
     # Into a file of this process, and without what it logs: it prints more than `Running` keeps.
     file = Path(task.folder, "ctk.json")
     try:
         ended = process.Running(
             ["/bin/sh", "-c", 'exec "$@" > "$0" 2>/dev/null', str(file), *entered, *command],
-            environment={"PATH": programs.OWN_PATH, "LC_ALL": "C"},
+            environment={"PATH": search.OWN_PATH, "LC_ALL": "C"},
             within_s=_PROGRAM_S,
         ).wait()
     except OSError as error:
@@ -129,7 +127,7 @@ def _ldconfig(task: Task) -> dict[str, Any]:
     try:
         ended = process.run(
             ["/bin/sh", "-c", 'exec "$0" "$@" | grep -E "nvidia|libcuda|libnv"', program, "-p", "-C", cache],
-            environment={"PATH": programs.OWN_PATH, "LC_ALL": "C"},
+            environment={"PATH": search.OWN_PATH, "LC_ALL": "C"},
             within_s=_PROGRAM_S,
         )
     except OSError as error:
@@ -196,14 +194,15 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
 _CAP_NODE: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
 _FIXED: Final = {"/dev/nvidiactl": ("nvidia", 255), "/dev/nvidia-modeset": ("nvidia", 254)}
 _UVM: Final = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
-# Left out on purpose (cdi/layout.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
+# Left out on purpose (cdi/libraries.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
 _NOT_OURS: Final = re.compile(
     r"xorg|nvidia_drv\.so|libglxserver_nvidia|/vulkan/|/egl/|glvnd|/X11/|lib32|i386-linux-gnu|libnvidia-wine"
 )
 
 
+@hardware_check(7, "device numbers", read_kernel, 15.0)
 def kernel(facts: Facts, survey: Facts) -> Finding:
-    """Check 7: device numbers and capability files are read as the nodes have them."""
+    """Numbers read from /proc are those of the nodes in /dev."""
     majors = Majors.parse(facts["proc_devices"])
     differences = [*_number_differences(facts, majors), *_node_differences(facts, survey)]
     return judgement(
@@ -267,8 +266,9 @@ def _notes(facts: Facts, majors: Majors) -> str:
     return "; ".join(notes) or "nothing is missing"
 
 
+@hardware_check(6, "missing device nodes", read_missing_nodes, 30.0, frozenset({"root"}))
 def missing_nodes(facts: Facts, _survey: Facts) -> Finding:
-    """Check 6: NVML as root makes all nodes that it needs with the kernel's numbers, or none."""
+    """NVML as root makes missing nodes with the kernel's numbers, or none."""
     made = {node["path"]: (node["major"], node["minor"]) for node in facts["made"]}
     existing = {node["path"]: (node["major"], node["minor"]) for node in facts["existing"]}
     opened = "value" in facts["init"] and facts.get("count", {}).get("value", 0) > 0
@@ -292,8 +292,9 @@ def missing_nodes(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
+@hardware_check(8, "files of the driver", read_files, 60.0)
 def files(facts: Facts, _survey: Facts) -> Finding:
-    """Check 8: the version is NVML's, and the lists are those of NVIDIA's own tool and of the linker."""
+    """Version and files are those of NVML, nvidia-ctk and the linker's cache."""
     own, ctk, linker = facts["own"], facts["ctk"], facts["ldconfig"]
     if "error" in own:
         return Finding(status=Status.FAIL, seen=own["error"], meaning="claims cannot be prepared on this node")

@@ -18,7 +18,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.diagnose.hardware.child import ChosenGpu, Task
 from dra_driver.diagnose.hardware.client import ClientProcess
-from dra_driver.diagnose.hardware.values import IN_USE, Facts, judgement
+from dra_driver.diagnose.hardware.values import BY_OWNER, IN_USE, Facts, hardware_check, judgement
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.node.claims import GpuLocks
@@ -54,7 +54,6 @@ class _Bench(Struct, frozen=True, kw_only=True):
         return attempt(lambda: self.backend.destroy_gpu_instance(self.uuid, gi_id))
 
     def second_client(self) -> ClientProcess:
-        """Another process with an NVML session."""
         return ClientProcess(self.task.library, [self.profile.profile_id])
 
 
@@ -209,8 +208,9 @@ def _restore(backend: NvmlBackend, uuid: GpuUuid, before: dict[str, Any]) -> Non
 NOT_RESTORED: Final = "the GPU is not as it was: restore it by hand with nvidia-smi -mig and nvidia-smi mig"
 
 
+@hardware_check(12, "first MIG instance beside a client", read_first_create, 60.0, BY_OWNER)
 def first_create(facts: Facts, _survey: Facts) -> Finding:
-    """Check 12: beside a second client either works or is refused with IN_USE; without one it works."""
+    """Creating works, or is refused with IN_USE while another client has the GPU."""
     differences = [*_not_restored(facts)]
     for step in ("mode beside client", "create beside client"):
         answer = facts[step]
@@ -228,8 +228,9 @@ def first_create(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
+@hardware_check(13, "instance that another process listed", read_subscriptions, 60.0, BY_OWNER)
 def subscriptions(facts: Facts, _survey: Facts) -> Finding:
-    """Check 13: an instance that another process has listed can be destroyed, at the latest when that process ended."""
+    """Destroying works, at the latest after the other process has ended."""
     differences = [*_not_restored(facts)]
     for step in ("mode", "create"):
         if "error" in facts[step]:
@@ -247,8 +248,9 @@ def subscriptions(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
+@hardware_check(14, "fabric after MIG", read_fabric, 75.0, BY_OWNER)
 def fabric(facts: Facts, _survey: Facts) -> Finding:
-    """Check 14: the fabric is complete again soon after MIG mode is off."""
+    """The fabric is complete again within 30 s after the last instance."""
     timeline = facts["fabric after"]
     differences = [*_not_restored(facts)]
     if not timeline or timeline[-1][1] != COMPLETED:

@@ -65,7 +65,6 @@ def make_node(path: Path, major: int, minor: int) -> None:
 
 
 def change_root(folder: Path) -> None:
-    """Make ``folder`` the root of this process."""
     os.chroot(folder)
     os.chdir("/")
 

@@ -15,26 +15,27 @@ from dra_driver.diagnose.hardware.values import (
     alike,
     described,
     gpus,
+    hardware_check,
     judgement,
     known,
 )
 from dra_driver.hardware.gpu.catalog import GpuModel, models
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE
+from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
-from dra_driver.hardware.gpu.nvml.profiles import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 
 Topics = Iterator[tuple[str, Any]]
 
 
 def read_without_mode(task: Task) -> Topics:
-    """Of GPUs with MIG whose mode is off: `mig_probes.without_mode` for the profiles that they list."""
+    """Of GPUs with MIG whose mode is off: `probes.without_mode` for the profiles that they list."""
     return _per_gpu(task, _codes_without_mode)
 
 
 def read_profiles(task: Task) -> Topics:
-    """Of GPUs with MIG: `mig_probes.profiles`, `probes.fields`, and what names are computed from."""
+    """Of GPUs with MIG: `probes.profiles`, `probes.fields`, and what names are computed from."""
     return _per_gpu(task, _profiles)
 
 
@@ -69,8 +70,8 @@ def _codes_without_mode(handle: Any) -> Any:
     mode = _mode(handle)
     if mode is None or mode[0]:
         return None
-    ids = [row["id"] for row in mig_probes.profiles(handle) if "id" in row]
-    return mig_probes.without_mode(handle, ids)
+    ids = [row["id"] for row in probes.profiles(handle) if "id" in row]
+    return probes.without_mode(handle, ids)
 
 
 def _profiles(handle: Any) -> Any:
@@ -80,7 +81,7 @@ def _profiles(handle: Any) -> Any:
     answers = probes.described(handle)
     return {
         "mode": mode,
-        "rows": mig_probes.profiles(handle),
+        "rows": probes.profiles(handle),
         "fields": probes.fields(handle),
         "name": answers["nvmlDeviceGetName"],
         "architecture": answers["nvmlDeviceGetArchitecture"],
@@ -103,8 +104,9 @@ _SINGLE: Final = {
 """Codes by function that the backend takes for "there is none" while MIG mode is off."""
 
 
+@hardware_check(3, "codes while MIG mode is off", read_without_mode, 30.0)
 def without_mode(facts: Facts, _survey: Facts) -> Finding:
-    """Check 3: each code while MIG mode is off is one that the backend takes for "there is none"."""
+    """Functions for MIG answer Not Supported, Not Found or nothing."""
     found = dict(gpus(facts))
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG whose MIG mode is off")
@@ -143,8 +145,9 @@ def _code(answer: Mapping[str, Any]) -> str:
     return "ok" if "value" in answer else str(answer.get("code"))
 
 
+@hardware_check(4, "MIG profiles and fields", read_profiles, 30.0)
 def profiles(facts: Facts, _survey: Facts) -> Finding:
-    """Check 4: profiles, names, placements and the two fields."""
+    """Profiles, names and placements are those of the catalog, by version 1 or 2."""
     found = {index: gpu for index, gpu in gpus(facts) if _may_have_mig(gpu)}
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG")
@@ -270,8 +273,9 @@ def _model(name: str | None) -> GpuModel | None:
     return next((model for model in models().values() if model.product_name == name), None)
 
 
+@hardware_check(5, "every property of a GPU", read_described, 45.0)
 def every_call(facts: Facts, _survey: Facts) -> Finding:
-    """Check 5: each optional call answers, or fails with a code that means "this GPU has no such property"."""
+    """A property is read, or is missing by one of four codes."""
     differences = []
     absent: dict[str, int] = {}
     for index, answers in gpus(facts):

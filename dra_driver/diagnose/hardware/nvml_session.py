@@ -14,12 +14,11 @@ from typing import Any, Final
 from dra_driver.core.errors import CommandError
 from dra_driver.core.finding import Finding
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import Facts, alike, few, gpus, judgement, known
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.nvml.device_files import open_device_files
+from dra_driver.diagnose.hardware.values import Facts, alike, few, gpus, hardware_check, judgement, known
+from dra_driver.hardware.gpu.nvml import probes
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.errors import ABSENT
-from dra_driver.hardware.sharing.smi import Smi
+from dra_driver.hardware.sharing.timeslice import Smi
 
 Topics = Iterator[tuple[str, Any]]
 REFERENCES: Final = "/sys/module/nvidia/refcnt"
@@ -37,7 +36,7 @@ def read_held(task: Task) -> Topics:
     yield "open", _held()
     backend.snapshot()
     yield "snapshot", _held()
-    with mig_probes.event_set(probes.handles()) as registered:
+    with probes.event_set(probes.handles()) as registered:
         yield "event set", _held() | {"registered": registered}
     yield "event set freed", _held()
     backend.close()
@@ -164,8 +163,9 @@ _NOTED_MS: Final = 5_000.0
 _FABRIC_STATES: Final = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 
 
+@hardware_check(2, "what a session holds", read_held, 30.0)
 def held(facts: Facts, _survey: Facts) -> Finding:
-    """Check 2: closing the session releases every device file and the kernel module."""
+    """Closing NVML releases all device files and the kernel module."""
     steps = {step: facts[step] for step in STEPS}
     opened = {step: len(_open(one)) for step, one in steps.items()}
     differences = []
@@ -199,8 +199,9 @@ def _references(step: Mapping[str, Any]) -> str:
     return "" if step["references"] is None else f" ({step['references']})"
 
 
+@hardware_check(9, "libraries in turn", read_copies, 75.0)
 def copies(facts: Facts, _survey: Facts) -> Finding:
-    """Check 9: after a session's end, the next one uses the library that it is given, and sees the same."""
+    """After a session's end another file of NVML is used, also from several threads."""
     sessions = [value for topic, value in facts.items() if topic.startswith("session")]
     first = sessions[0]
     differences = []
@@ -229,8 +230,9 @@ def _same_name(session: Mapping[str, Any]) -> bool:
     return any(path.endswith("/" + session["library"].rpartition("/")[2]) for path in session["mapped"])
 
 
+@hardware_check(11, "nvidia-smi and first calls", read_first_calls, 75.0)
 def first_calls(facts: Facts, _survey: Facts) -> Finding:
-    """Check 11: nvidia-smi runs in the environment that it gets, states are known, and first calls end in time."""
+    """Nvidia-smi runs in the environment that it gets, and first calls end within a minute."""
     differences = []
     times = [facts["open_ms"]]
     for index, gpu in gpus(facts):

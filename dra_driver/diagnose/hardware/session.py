@@ -12,141 +12,38 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver import __version__
-from dra_driver.core.finding import Status, one_line
+from dra_driver.core.finding import Status
+from dra_driver.core.text import one_line
 from dra_driver.diagnose.hardware import cuda, files, mig, nvml, nvml_session
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.runner import InterruptedReading, Run
 from dra_driver.diagnose.hardware.survey import Consent, GpuChoice, choose, skip_reason
-from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Need, Reading, judge
+from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge
 
 SURVEY: Final = "survey:survey"
 SURVEY_S: Final = 60.0
 READ_ONLY: Final = (5, 7, 8)
 """Checks for the doctor: they only read, need neither root nor a free GPU, and end within seconds."""
+READ_ONLY_S: Final = 60.0
+"""For all of them, as the doctor's pod has a deadline."""
 RESTORE: Final = "mig:restore"
 RESTORE_S: Final = 40.0
-_ON_FREE_GPU: Final[frozenset[Need]] = frozenset({"root", "free GPU"})
-_BY_OWNER: Final[frozenset[Need]] = frozenset({"root", "owner"})
 
 CHECKS: Final = (
-    HardwareCheck(
-        number=1,
-        name="CUDA in a container's view",
-        expected="CUDA works with the device nodes and libraries of a claim, and not without UVM",
-        reader="cuda:read_contexts",
-        judge=cuda.contexts,
-        limit_s=60.0,
-        needs=_ON_FREE_GPU,
-    ),
-    HardwareCheck(
-        number=2,
-        name="what a session holds",
-        expected="closing NVML releases all device files and the kernel module",
-        reader="nvml_session:read_held",
-        judge=nvml_session.held,
-        limit_s=30.0,
-    ),
-    HardwareCheck(
-        number=3,
-        name="codes while MIG mode is off",
-        expected="functions for MIG answer Not Supported, Not Found or nothing",
-        reader="nvml:read_without_mode",
-        judge=nvml.without_mode,
-        limit_s=30.0,
-    ),
-    HardwareCheck(
-        number=4,
-        name="MIG profiles and fields",
-        expected="profiles, names and placements are those of the catalog, by version 1 or 2",
-        reader="nvml:read_profiles",
-        judge=nvml.profiles,
-        limit_s=30.0,
-    ),
-    HardwareCheck(
-        number=5,
-        name="every property of a GPU",
-        expected="a property is read, or is missing by one of four codes",
-        reader="nvml:read_described",
-        judge=nvml.every_call,
-        limit_s=45.0,
-    ),
-    HardwareCheck(
-        number=6,
-        name="missing device nodes",
-        expected="NVML as root makes missing nodes with the kernel's numbers, or none",
-        reader="files:read_missing_nodes",
-        judge=files.missing_nodes,
-        limit_s=30.0,
-        needs=frozenset({"root"}),
-    ),
-    HardwareCheck(
-        number=7,
-        name="device numbers",
-        expected="numbers read from /proc are those of the nodes in /dev",
-        reader="files:read_kernel",
-        judge=files.kernel,
-        limit_s=15.0,
-    ),
-    HardwareCheck(
-        number=8,
-        name="files of the driver",
-        expected="version and files are those of NVML, nvidia-ctk and the linker's cache",
-        reader="files:read_files",
-        judge=files.files,
-        limit_s=60.0,
-    ),
-    HardwareCheck(
-        number=9,
-        name="libraries in turn",
-        expected="after a session's end another file of NVML is used, also from several threads",
-        reader="nvml_session:read_copies",
-        judge=nvml_session.copies,
-        limit_s=75.0,
-    ),
-    HardwareCheck(
-        number=10,
-        name="an MPS daemon",
-        expected="the daemon takes this driver's commands, and a client keeps its limit",
-        reader="cuda:read_daemon",
-        judge=cuda.daemon,
-        limit_s=75.0,
-        needs=_ON_FREE_GPU,
-    ),
-    HardwareCheck(
-        number=11,
-        name="nvidia-smi and first calls",
-        expected="nvidia-smi runs in the environment that it gets, and first calls end within a minute",
-        reader="nvml_session:read_first_calls",
-        judge=nvml_session.first_calls,
-        limit_s=75.0,
-    ),
-    HardwareCheck(
-        number=12,
-        name="first MIG instance beside a client",
-        expected="creating works, or is refused with IN_USE while another client has the GPU",
-        reader="mig:read_first_create",
-        judge=mig.first_create,
-        limit_s=60.0,
-        needs=_BY_OWNER,
-    ),
-    HardwareCheck(
-        number=13,
-        name="instance that another process listed",
-        expected="destroying works, at the latest after the other process has ended",
-        reader="mig:read_subscriptions",
-        judge=mig.subscriptions,
-        limit_s=60.0,
-        needs=_BY_OWNER,
-    ),
-    HardwareCheck(
-        number=14,
-        name="fabric after MIG",
-        expected="the fabric is complete again within 30 s after the last instance",
-        reader="mig:read_fabric",
-        judge=mig.fabric,
-        limit_s=75.0,
-        needs=_BY_OWNER,
-    ),
+    cuda.contexts,
+    nvml_session.held,
+    nvml.without_mode,
+    nvml.profiles,
+    nvml.every_call,
+    files.missing_nodes,
+    files.kernel,
+    files.files,
+    nvml_session.copies,
+    cuda.daemon,
+    nvml_session.first_calls,
+    mig.first_create,
+    mig.subscriptions,
+    mig.fabric,
 )
 
 
@@ -167,7 +64,6 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def checks(self) -> tuple[HardwareCheck, ...]:
-        """The checks in order."""
         return tuple(check for check in CHECKS if not self.only or check.number in self.only)
 
 
@@ -225,7 +121,6 @@ def judged_again(report: HardwareReport) -> HardwareReport:
 
 
 def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
-    """One line per check."""
     for record in records:
         finding = record.finding
         expected = f". Expected: {finding.expected}" if finding.status is Status.FAIL else ""
@@ -265,10 +160,11 @@ def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict
 
 def read_only(task: Task, run: Run) -> tuple[CheckRecord, ...]:
     """The records of the checks for the doctor. The caller knows that NVML answers."""
-    survey = run(replace(task, reader=SURVEY), SURVEY_S)
+    end = time.monotonic() + READ_ONLY_S
+    survey = run(replace(task, reader=SURVEY), READ_ONLY_S)
     records = []
     for check in (check for check in CHECKS if check.number in READ_ONLY):
-        reading = run(replace(task, reader=check.reader), check.limit_s)
+        reading = run(replace(task, reader=check.reader), max(min(check.limit_s, end - time.monotonic()), 1.0))
         finding = judge(check, reading, survey.facts)
         records.append(CheckRecord(number=check.number, reading=reading, finding=finding))
     return tuple(records)

@@ -140,7 +140,6 @@ def unpack(log: str) -> HardwareReport | None:
 
 
 def without_report(log: str) -> str:
-    """The log's other lines."""
     before, _, rest = log.partition(BEGIN)
     return before + rest.partition(END)[2].removeprefix("\n")
 

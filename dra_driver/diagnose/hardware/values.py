@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -24,8 +25,8 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
     ``reader`` is ``module:function`` in this package: a function from a `Task` (``child.py``) to pairs of topic and
-    value. ``judge`` is pure, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with the
-    right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
+    value. ``judge`` does no I/O, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with
+    the right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
     ``--i-own-this-gpu``, because it changes MIG mode or instances).
     """
 
@@ -41,6 +42,33 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     def changes_gpu(self) -> bool:
         """Whether it changes MIG mode or instances, which are restored afterwards."""
         return "owner" in self.needs
+
+
+ON_FREE_GPU: Final[frozenset[Need]] = frozenset({"root", "free GPU"})
+BY_OWNER: Final[frozenset[Need]] = frozenset({"root", "owner"})
+Judge = Callable[[Facts, Facts], Finding]
+
+
+def hardware_check(
+    number: int, name: str, reader: Callable[..., object], limit_s: float, needs: frozenset[Need] = frozenset()
+) -> Callable[[Judge], HardwareCheck]:
+    """Make a check of the decorated judge: its docstring is the assumption of the code. ``reader`` is a function of the
+    same module."""
+
+    def made(judge: Judge) -> HardwareCheck:
+        text = " ".join((judge.__doc__ or "").split()).removesuffix(".")
+        expected = text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
+        return HardwareCheck(
+            number=number,
+            name=name,
+            expected=expected,
+            reader=f"{reader.__module__.rpartition('.')[2]}:{reader.__name__}",
+            judge=judge,
+            limit_s=limit_s,
+            needs=needs,
+        )
+
+    return made
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -68,7 +96,6 @@ class CheckRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """The word for the finding's status."""
         return VERDICTS[self.finding.status]
 
 
@@ -97,13 +124,12 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
         return exit_status((record.finding.status for record in self.records), unanswered=3)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form."""
         return {
             "schemaVersion": SCHEMA_VERSION,
             "kind": KIND,
             "hashed": self.hashed,
             "about": dict(self.about),
-            "survey": _reading_to_wire(self.survey),
+            "survey": msgspec.to_builtins(self.survey),
             "checks": [
                 {
                     "number": record.number,
@@ -112,7 +138,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
                     "verdict": record.verdict,
                     "seen": record.finding.seen,
                     "meaning": record.finding.meaning,
-                    **_reading_to_wire(record.reading),
+                    **msgspec.to_builtins(record.reading),
                 }
                 for record in self.records
             ],
@@ -125,11 +151,11 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
         try:
             return cls(
                 about=_mapping(document["about"]),
-                survey=_reading(_mapping(document["survey"])),
+                survey=msgspec.convert(document["survey"], Reading),
                 records=tuple(_record(_mapping(one)) for one in document["checks"]),
                 hashed=bool(document["hashed"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
             raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -162,24 +188,6 @@ def _judged(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
         )
 
 
-def _reading_to_wire(reading: Reading) -> dict[str, Any]:
-    return {
-        "seconds": reading.seconds,
-        "problem": reading.problem,
-        "skipped": reading.skipped,
-        "facts": dict(reading.facts),
-    }
-
-
-def _reading(wire: Mapping[str, Any]) -> Reading:
-    return Reading(
-        facts=_mapping(wire["facts"]),
-        problem=str(wire["problem"]),
-        skipped=str(wire["skipped"]),
-        seconds=float(wire["seconds"]),
-    )
-
-
 def _record(wire: Mapping[str, Any]) -> CheckRecord:
     status = next((status for status, word in VERDICTS.items() if word == wire["verdict"]), None)
     if status is None:
@@ -192,7 +200,7 @@ def _record(wire: Mapping[str, Any]) -> CheckRecord:
         check=str(wire["name"]),
         layer=Layer.HARDWARE,
     )
-    return CheckRecord(number=int(wire["number"]), reading=_reading(wire), finding=finding)
+    return CheckRecord(number=int(wire["number"]), reading=msgspec.convert(wire, Reading), finding=finding)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -17,9 +17,9 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.cdi import CdiNames
-from dra_driver.hardware.sharing import heartbeat
+from dra_driver.hardware.sharing import mps_files
+from dra_driver.hardware.sharing.memory import own_mounts
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
-from dra_driver.hardware.sharing.tmpfs import own_mounts
 from dra_driver.node.claims.inspection import (
     BOOT_ID,
     GpuStateBackup,
@@ -182,7 +182,6 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
 
 
 def socket_paths(places: Places) -> tuple[Path, ...]:
-    """This driver's sockets, served or not."""
     found = [
         *places.registry.glob(f"{places.driver}-reg.sock"),
         *places.registry.glob(f"{places.driver}-*-reg.sock"),
@@ -245,7 +244,7 @@ def _mps(places: Places) -> MpsState:
     except DraError:
         daemons = ()
     mounts = tuple(sorted(path.name for path in own_mounts() if path.parent == places.run))
-    problem, lives = heartbeat.problem(folders), folders.host_lives()
+    problem, lives = mps_files.host_problem(folders), folders.host_lives()
     return MpsState(host_problem=problem, host_lives=lives, daemons=daemons, mounts=mounts)
 
 

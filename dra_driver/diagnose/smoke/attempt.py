@@ -17,21 +17,21 @@ from dra_driver.core.errors import (
     NotFoundError,
     ServerBusyError,
 )
-from dra_driver.diagnose.smoke.fit import Fit
+from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.smoke.judge import (
-    TryProblem,
     compared,
+    failed,
     hopeless,
     is_over,
     is_placed,
     newest_first,
-    one_line,
+    shortened,
     stuck,
     unscheduled_message,
 )
-from dra_driver.diagnose.smoke.kinds import TryKind
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job
-from dra_driver.diagnose.smoke.report import TryLayer, TryResult, TryStatus
+from dra_driver.diagnose.smoke.planning import Fit
+from dra_driver.diagnose.smoke.report import TryKind, TryResult
 from dra_driver.kube import paths
 
 Wire = Mapping[str, Any]
@@ -101,15 +101,14 @@ class Attempt:
         try:
             found = self._created() or self._followed(begin)
         except KubernetesApiError as error:
-            found = self._failed(TryProblem(layer=TryLayer.API_SERVER, message=str(error)))
+            found = self._failed(failed(Layer.API_SERVER, str(error)))
         except BaseException:
             self._deleted()
             raise
-        ran = found.status is TryStatus.OK
+        ran = found.status is Status.OK
         release = self._removed(RELEASE_S if ran else RELEASE_S / 4)
         if release is not None and ran:
-            failed = self._failed(release)
-            found = replace(found, status=failed.status, layer=failed.layer, message=failed.message, do=failed.do)
+            found = replace(found, finding=self._failed(release).finding)
         return replace(found, seconds=self._tools.clock() - begin)
 
     # --- creating ---
@@ -122,10 +121,10 @@ class Attempt:
             owner = self._api.create(paths.jobs(self._namespace), body)
             self._api.create(paths.resource_claims(self._namespace), claim(owner, tools.run, task.spec))
         except (ForbiddenError, InvalidObjectError) as error:  # quota, admission
-            return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=str(error)))
+            return self._failed(failed(Layer.WORKLOAD, str(error)))
         except NotFoundError:  # `check_namespace` may not look at namespaces with every user's rights
             gone = f"namespace {self._namespace} does not exist: name one with -n"
-            return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=gone))
+            return self._failed(failed(Layer.WORKLOAD, gone))
         return None
 
     # --- following ---
@@ -170,12 +169,12 @@ class Attempt:
             owner = self._api.get(self._job)
         except NotFoundError:
             message = "the Job was deleted by another client, or lived longer than its deadline"
-            return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=message))
+            return self._failed(failed(Layer.WORKLOAD, message))
         events = self._events(owner["metadata"]["uid"])
         if not events and not late:
             return None
-        said = f"{events[0].get('reason')}: {one_line(events[0].get('message'))}" if events else "no event says why"
-        return self._failed(TryProblem(layer=TryLayer.WORKLOAD, message=f"the Job has no pod: {said}"))
+        said = f"{events[0].get('reason')}: {shortened(events[0].get('message'))}" if events else "no event says why"
+        return self._failed(failed(Layer.WORKLOAD, f"the Job has no pod: {said}"))
 
     def _ended(self, pod: Wire) -> TryResult:
         log = ""
@@ -183,8 +182,11 @@ class Attempt:
             log = self._api.get_text(paths.pod_log(self._namespace, pod["metadata"]["name"]))
         results = self._tools.allocated(self._task.name)
         found = compared(pod, log, results, self._task.slices)
-        result = self._failed(found.problem) if found.problem else self._base(TryStatus.OK)
-        return replace(result, device=found.device, expected=found.expected, seen=found.seen)
+        if found.problem:
+            result = self._failed(found.problem)
+        else:
+            result = TryResult(node=self._task.node, kind=self._task.kind, finding=Finding(status=Status.OK, seen=""))
+        return replace(result, device=found.device, expected=found.expected, seen=found.seen, lines=found.lines)
 
     def _pending(self, pod: Wire, waited_s: float) -> TryResult:
         fit = self._tools.fit(self._task)
@@ -193,7 +195,7 @@ class Attempt:
         said = unscheduled_message(pod) or "nothing: is it running?"
         answer = fit.answer or "explain finds that it fits"
         message = f"the pod is pending after {waited_s:.0f} s: {answer}; the scheduler says {said}"
-        return self._failed(TryProblem(layer=TryLayer.SCHEDULING, message=message))
+        return self._failed(failed(Layer.SCHEDULING, message))
 
     def _events(self, uid: str) -> list[Wire]:
         """Warnings about an object, newest first; none where the user may not list events."""
@@ -205,7 +207,7 @@ class Attempt:
 
     # --- removing ---
 
-    def _removed(self, patience_s: float) -> TryProblem | None:
+    def _removed(self, patience_s: float) -> Finding | None:
         """Deletes pod, Job and claim, and waits until the node has given the device back."""
         if not self._deleted():
             return None
@@ -216,7 +218,7 @@ class Attempt:
             if tools.clock() > until:
                 self.left += remaining
                 message = f"{' and '.join(remaining)}: still there {patience_s:.0f} s after deletion"
-                return TryProblem(layer=TryLayer.RELEASE, message=message)
+                return failed(Layer.RELEASE, message)
             tools.sleep(_pause_s(tools.clock() - begin))
         return None
 
@@ -246,26 +248,12 @@ class Attempt:
 
     # --- the result ---
 
-    def _base(self, status: TryStatus) -> TryResult:
-        return TryResult(node=self._task.node, kind=self._task.kind, status=status)
-
-    def _failed(self, problem: TryProblem) -> TryResult:
-        return replace(
-            self._base(TryStatus.FAILED),
-            layer=problem.layer,
-            message=problem.message,
-            lines=problem.lines,
-            do=next_step(self._task.node),
-        )
+    def _failed(self, problem: Finding) -> TryResult:
+        return TryResult.failed(self._task.node, self._task.kind, problem.layer or Layer.CONTAINER, problem.seen)
 
     def _not_tried(self, why: str) -> TryResult:
-        return replace(self._base(TryStatus.NOT_TRIED), message=why)
+        return TryResult.skipped(self._task.node, self._task.kind, why)
 
 
 def _pause_s(waited_s: float) -> float:
     return min(STEP_S, max(_FIRST_STEP_S, waited_s / 4))
-
-
-def next_step(node: str) -> str:
-    """The command that says more."""
-    return f"kubectl dra doctor node/{node}"

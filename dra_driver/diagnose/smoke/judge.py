@@ -5,19 +5,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.text import one_line
 from dra_driver.diagnose.smoke.objects import CONTAINER
-from dra_driver.diagnose.smoke.report import TryLayer
 from dra_driver.kube.published.listing import UNKNOWN, Devices, described_devices, difference, observed_devices
 
 Wire = Mapping[str, Any]
 
 _HOPELESS: Final = {
-    "ImagePullBackOff": TryLayer.IMAGE,
-    "ErrImageNeverPull": TryLayer.IMAGE,
-    "InvalidImageName": TryLayer.IMAGE,
-    "CreateContainerConfigError": TryLayer.CONTAINER,
-    "CreateContainerError": TryLayer.CONTAINER,
-    "RunContainerError": TryLayer.CONTAINER,
+    "ImagePullBackOff": Layer.IMAGE,
+    "ErrImageNeverPull": Layer.IMAGE,
+    "InvalidImageName": Layer.IMAGE,
+    "CreateContainerConfigError": Layer.CONTAINER,
+    "CreateContainerError": Layer.CONTAINER,
+    "RunContainerError": Layer.CONTAINER,
 }
 """Reasons of a waiting container that do not end by waiting (kubernetes/kubernetes pkg/kubelet/images, kuberuntime)."""
 _PREPARE_EVENTS: Final = frozenset({"FailedPrepareDynamicResources", "FailedToPrepareDynamicResources"})
@@ -25,21 +26,17 @@ _LONGEST: Final = 400
 _MOST_LINES: Final = 10
 
 
-class TryProblem(Struct, frozen=True, kw_only=True):
-    """Why a try failed; ``lines`` are quoted from the container's log."""
-
-    layer: TryLayer
-    message: str
-    lines: Sequence[str] = ()
-
-
 class SeenBeside(Struct, frozen=True, kw_only=True):
-    """What was allocated and what the container listed; ``problem`` is None if both are the same."""
+    """What was allocated and what the container listed; ``problem`` is None if both are the same.
+
+    ``lines`` of a problem are quoted from the container's log.
+    """
 
     device: str
     expected: Sequence[str]
     seen: Sequence[str]
-    problem: TryProblem | None
+    problem: Finding | None
+    lines: Sequence[str] = ()
 
 
 def is_over(pod: Wire) -> bool:
@@ -51,41 +48,42 @@ def is_placed(pod: Wire) -> bool:
     return bool((pod.get("spec") or {}).get("nodeName"))
 
 
-def hopeless(pod: Wire) -> TryProblem | None:
+def hopeless(pod: Wire) -> Finding | None:
     """Why the container can never start, None while it may."""
     waiting = _state(pod).get("waiting") or {}
     layer = _HOPELESS.get(str(waiting.get("reason")))
     if layer is None:
         return None
-    return TryProblem(layer=layer, message=f"{waiting['reason']}: {one_line(waiting.get('message'))}")
+    return failed(layer, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
 
 
 def compared(pod: Wire, log: str, results: Sequence[Wire], slices: Iterable[Wire]) -> SeenBeside:
     """The container's list beside the allocation. ``results`` are those of the claim's allocation."""
     allocated, observed = described_devices(results, slices), observed_devices(log)
+    problem = _problem(pod, results, allocated, observed)
     return SeenBeside(
         device=", ".join(str(result.get("device")) for result in results),
         expected=_words(allocated),
         seen=_words(observed),
-        problem=_problem(pod, log, results, allocated, observed),
+        problem=problem,
+        lines=tuple(shortened(line) for line in log.splitlines()[:_MOST_LINES]) if problem else (),
     )
 
 
-def stuck(pod: Wire, events: Sequence[Wire], waited_s: float) -> TryProblem:
+def stuck(pod: Wire, events: Sequence[Wire], waited_s: float) -> Finding:
     """Why a pod that has a node did not get so far in time, from its newest events."""
     for event in events:
         if event.get("reason") in _PREPARE_EVENTS:
-            return TryProblem(layer=TryLayer.PREPARE, message=one_line(event.get("message")))
+            return failed(Layer.PREPARE, shortened(event.get("message")))
     waiting = _state(pod).get("waiting") or {}
     if str(waiting.get("reason", "")).startswith("ErrImage"):
-        return TryProblem(layer=TryLayer.IMAGE, message=f"{waiting['reason']}: {one_line(waiting.get('message'))}")
-    said = f"; {events[0].get('reason')}: {one_line(events[0].get('message'))}" if events else ""
+        return failed(Layer.IMAGE, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
+    said = f"; {events[0].get('reason')}: {shortened(events[0].get('message'))}" if events else ""
     what = "the container still runs" if "running" in _state(pod) else "the container has not started"
-    return TryProblem(layer=TryLayer.CONTAINER, message=f"{what} after {waited_s:.0f} s{said}")
+    return failed(Layer.CONTAINER, f"{what} after {waited_s:.0f} s{said}")
 
 
 def newest_first(events: Iterable[Wire]) -> list[Wire]:
-    """Warnings, newest first."""
     warnings = [event for event in events if event.get("type") == "Warning"]
     return sorted(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), reverse=True)
 
@@ -94,38 +92,40 @@ def unscheduled_message(pod: Wire) -> str:
     """What the scheduler says of a pod without a node."""
     conditions = _status(pod).get("conditions") or ()
     said = (item.get("message") for item in conditions if item.get("type") == "PodScheduled")
-    return one_line(next(said, ""))
+    return shortened(next(said, ""))
 
 
-def one_line(text: object) -> str:
-    """Text of others: on one line, printable and not endless."""
-    words = " ".join(str(text or "").split())
-    return "".join(character if character.isprintable() else "?" for character in words)[:_LONGEST]
+def shortened(text: object) -> str:
+    """Text of others: on one line, printable, and of bounded length."""
+    return one_line(str(text or ""), _LONGEST)
 
 
-def _problem(pod: Wire, log: str, results: Sequence[Wire], allocated: Devices, observed: Devices) -> TryProblem | None:
+def failed(layer: Layer, message: str) -> Finding:
+    """A failure; the try adds node and next step."""
+    return Finding(status=Status.FAIL, layer=layer, seen=message)
+
+
+def _problem(pod: Wire, results: Sequence[Wire], allocated: Devices, observed: Devices) -> Finding | None:
     ended = _state(pod).get("terminated") or {}
-    lines = tuple(one_line(line) for line in log.splitlines()[:_MOST_LINES])
     if ended.get("exitCode"):
-        why = one_line(ended.get("message")) if ended.get("reason") in {"StartError", "ContainerCannotRun"} else ""
-        return TryProblem(layer=TryLayer.CONTAINER, message=_failed(ended, why), lines=lines)
+        why = shortened(ended.get("message")) if ended.get("reason") in {"StartError", "ContainerCannotRun"} else ""
+        return failed(Layer.CONTAINER, _ended(ended, why))
     if _status(pod).get("phase") == "Failed" and not ended:
-        said = one_line(f"{_status(pod).get('reason')} {_status(pod).get('message')}")
-        return TryProblem(layer=TryLayer.CONTAINER, message=f"the pod failed: {said}", lines=lines)
+        said = shortened(f"{_status(pod).get('reason')} {_status(pod).get('message')}")
+        return failed(Layer.CONTAINER, f"the pod failed: {said}")
     if not results or UNKNOWN in (*allocated.gpus, *allocated.parents):
         what = "the claim's allocation was not seen" if not results else "no ResourceSlice describes the device"
-        return TryProblem(layer=TryLayer.SLICES, message=f"{what}, so nothing can be compared", lines=lines)
+        return failed(Layer.SLICES, f"{what}, so nothing can be compared")
     if not observed.listed:
-        return TryProblem(
-            layer=TryLayer.CONTAINER,
-            message="the container lists no GPU: the container runtime did not apply the CDI devices of the claim",
-            lines=lines,
+        return failed(
+            Layer.CONTAINER,
+            "the container lists no GPU: the container runtime did not apply the CDI devices of the claim",
         )
     wrong = difference(observed, allocated)
-    return TryProblem(layer=TryLayer.CONTAINER, message=wrong, lines=lines) if wrong is not None else None
+    return failed(Layer.CONTAINER, wrong) if wrong is not None else None
 
 
-def _failed(ended: Wire, why: str) -> str:
+def _ended(ended: Wire, why: str) -> str:
     if "executable file not found" in why or "no such file or directory" in why:
         return (
             "the container has no nvidia-smi: the container runtime did not apply the CDI devices of the claim "

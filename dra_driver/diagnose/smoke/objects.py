@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from dra_driver.diagnose.smoke.kinds import REQUEST
+from dra_driver.diagnose.smoke.report import REQUEST
 
 Wire = Mapping[str, Any]
 

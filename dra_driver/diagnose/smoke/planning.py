@@ -1,17 +1,137 @@
-"""Which kinds are tried on which nodes."""
+"""A cluster as a smoke test asks it, and its plan: which nodes publish what, what is free, which kinds are tried where.
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+No I/O. The caller hands in the function of `kubectl dra explain` that answers whether a device is free.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.smoke.attempt import next_step
-from dra_driver.diagnose.smoke.fit import Fit
-from dra_driver.diagnose.smoke.kinds import TryKind
-from dra_driver.diagnose.smoke.options import SmokeOptions
-from dra_driver.diagnose.smoke.report import TryLayer, TryResult, TryStatus
-from dra_driver.diagnose.smoke.view import ClusterView
+from dra_driver.core.finding import Layer
+from dra_driver.diagnose.smoke.report import Form, SmokeOptions, TryKind, TryResult, kinds_of
+from dra_driver.kube.state import ClusterState
+
+Wire = Mapping[str, Any]
+
+FIELDS: Final = ("nodes", "pods", "claims", "classes", "slices", "taint_rules")
+"""What is read of a cluster."""
+PRESENT_LABEL: Final = "nvidia.com/gpu.present"
+"""Label of nodes with GPUs, by which the DaemonSet chooses its nodes."""
+
+_ROOMY: Final = {"cpu": "1k", "memory": "1Ti", "pods": "1k"}
+"""Of a node that the user may not read: the scheduler will say what it lacks."""
+
+
+class ClusterView:
+    """One state, indexed by node. Slices of older generations of a pool are left out, as the scheduler does."""
+
+    def __init__(self, state: ClusterState, driver: str) -> None:
+        self._state, self.driver = state, driver
+        self._nodes = {str(item["metadata"]["name"]): item for item in state.nodes}
+        self._slices: dict[str, list[Wire]] = defaultdict(list)
+        for item in _newest(item for item in state.slices if item["spec"].get("driver") == driver):
+            if name := item["spec"].get("nodeName"):
+                self._slices[name].append(item)
+        self._kinds: dict[str, dict[TryKind, Wire]] = {}
+        self._pods: dict[str, list[Wire]] = defaultdict(list)
+        for pod in state.pods:
+            self._pods[(pod.get("spec") or {}).get("nodeName") or ""].append(pod)
+        self._claims: dict[str, list[Wire]] = defaultdict(list)
+        for claim in state.claims:
+            for pool in {str(result.get("pool")) for result in results_of(claim) if result.get("driver") == driver}:
+                self._claims[pool].append(claim)
+
+    def nodes(self) -> list[str]:
+        """Nodes that publish devices, and those that have the label of GPU nodes and should."""
+        labelled = {
+            name
+            for name, item in self._nodes.items()
+            if (item["metadata"].get("labels") or {}).get(PRESENT_LABEL) == "true"
+        }
+        return sorted({name for name, items in self._slices.items() if items} | labelled)
+
+    def knows(self, node: str) -> bool:
+        """Whether there is such a node, as far as nodes can be read."""
+        return node in self._nodes or not self._state.nodes or bool(self._slices.get(node))
+
+    def kinds(self, node: str, forms: Sequence[Form]) -> dict[TryKind, Wire]:
+        if node not in self._kinds:
+            self._kinds[node] = kinds_of(self._slices.get(node, ()))
+        return {kind: example for kind, example in self._kinds[node].items() if kind.form in forms}
+
+    def slices(self, node: str) -> Sequence[Wire]:
+        return self._slices.get(node, ())
+
+    def is_ready(self, node: str) -> bool:
+        """False when the Node object says that it is not ready."""
+        conditions = ((self._nodes.get(node) or {}).get("status") or {}).get("conditions") or ()
+        return next((item.get("status") for item in conditions if item.get("type") == "Ready"), "True") == "True"
+
+    def is_cordoned(self, node: str) -> bool:
+        return bool(((self._nodes.get(node) or {}).get("spec") or {}).get("unschedulable"))
+
+    def around(self, node: str, *, without: Wire) -> ClusterState:
+        """What of the state decides about a pod on ``node``; without pods and claims that have the labels ``without``.
+
+        The whole cluster's state would be looked through once for each try.
+        """
+        slices = self._slices.get(node, ())
+        claims = [claim for pool in _pool_names(slices) for claim in self._claims.get(pool, ())]
+        own = self._nodes.get(node) or {"metadata": {"name": node}, "status": {"allocatable": _ROOMY}}
+        return replace(
+            self._state,
+            nodes=(own,),
+            slices=tuple(slices),
+            pods=tuple(pod for pod in self._pods.get(node, ()) if not _has(pod, without)),
+            claims=tuple(claim for claim in claims if not _has(claim, without)),
+        )
+
+
+def results_of(claim: Wire) -> Sequence[Wire]:
+    """The allocated devices of a claim; none without an allocation."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or ()
+
+
+def _newest(slices: Iterable[Wire]) -> list[Wire]:
+    pools: dict[str, list[Wire]] = {}
+    for item in slices:
+        have = pools.setdefault(item["spec"]["pool"]["name"], [])
+        if have and _generation(item) > _generation(have[0]):
+            have.clear()
+        if not have or _generation(item) == _generation(have[0]):
+            have.append(item)
+    return [item for items in pools.values() for item in items]
+
+
+def _generation(item: Wire) -> int:
+    return int(item["spec"]["pool"].get("generation") or 0)
+
+
+def _pool_names(slices: Iterable[Wire]) -> list[str]:
+    return list(dict.fromkeys(item["spec"]["pool"]["name"] for item in slices))
+
+
+def _has(item: Wire, labels: Wire) -> bool:
+    own = item["metadata"].get("labels") or {}
+    return all(own.get(name) == value for name, value in labels.items())
+
+
+class Fit(Struct, frozen=True, kw_only=True):
+    """``busy`` is why there is nothing to try, "" if that is not why; ``answer`` is what `explain` says."""
+
+    fits: bool
+    busy: str = ""
+    answer: str = ""
+
+
+FitsUnder = Callable[[ClusterState], Callable[[ClusterState, Wire, Wire, TryKind], Fit]]
+"""From a cluster's state to `explain`'s answer for the state of one node, a pod, its claim and the kind."""
+
 
 _MOST_ASKED: Final = 200
 """Nodes among which one with a free device of each kind is looked for."""
@@ -69,7 +189,7 @@ def _one_of_each(view: ClusterView, options: SmokeOptions, fits: Callable[[str, 
     more = ", and none is free on other nodes" if len(nodes) > 1 else ""
     for kind, (node, why) in busy.items():
         if kind not in done:
-            plan.settled.append(TryResult(node=node, kind=kind, status=TryStatus.NOT_TRIED, message=why + more))
+            plan.settled.append(TryResult.skipped(node, kind, why + more))
     if not plan.tries and not busy:
         plan.settled += [problem for node in nodes if (problem := _problem(view, node, options)) is not None][:10]
     return plan
@@ -86,20 +206,14 @@ def _candidates(
 
 
 def _problem(view: ClusterView, node: str, options: SmokeOptions) -> TryResult | None:
-    """Why nothing can be tried on a node."""
     if not view.slices(node):
         message = f"the node publishes no devices of {view.driver}"
-        return _settled(node, TryStatus.FAILED, message, TryLayer.SLICES)
+        return TryResult.failed(node, None, Layer.SLICES, message)
     if not view.is_ready(node):
-        return _settled(node, TryStatus.FAILED, "the node is not ready", TryLayer.NODE)
+        return TryResult.failed(node, None, Layer.NODE, "the node is not ready")
     if view.is_cordoned(node) and node not in options.nodes:
-        return _settled(node, TryStatus.NOT_TRIED, "the node is cordoned; --node tries it all the same")
+        return TryResult.skipped(node, None, "the node is cordoned; --node tries it all the same")
     if not view.kinds(node, options.forms):
         wanted = " or ".join(options.forms)
-        return _settled(node, TryStatus.NOT_TRIED, f"the node publishes nothing of kind {wanted}")
+        return TryResult.skipped(node, None, f"the node publishes nothing of kind {wanted}")
     return None
-
-
-def _settled(node: str, status: TryStatus, message: str, layer: TryLayer | None = None) -> TryResult:
-    do = next_step(node) if status is TryStatus.FAILED else ""
-    return TryResult(node=node, kind=None, status=status, message=message, layer=layer, do=do)

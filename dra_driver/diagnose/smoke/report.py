@@ -1,68 +1,187 @@
-"""What a smoke test found, as values and as JSON.
+"""Options, kinds of devices, and the report of a smoke test, as values and as JSON. No I/O.
 
-Fields of the JSON are never renamed or removed while ``schemaVersion`` stays the same.
+The claims work with the classes of the chart (and of NVIDIA's driver). Whole and shared GPUs differ by the attribute
+``sharingStrategy``: ``device.allowMultipleAllocations`` does not compile where DRAConsumableCapacity is off. Fields of
+the JSON are never renamed or removed while ``schemaVersion`` stays the same.
 """
 
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
-from dra_driver.diagnose.smoke.kinds import TryKind
+from dra_driver.core.finding import Finding, Layer, Status, fail
+from dra_driver.kube.published.names import MEMORY, PROFILE, SHARING_STRATEGY, TYPE, TYPE_GPU, TYPE_MIG
+from dra_driver.kube.rights import NeededRight
+
+Wire = Mapping[str, Any]
+Form = Literal["gpu", "mig", "shared"]
+FORMS: Final[tuple[Form, ...]] = ("gpu", "mig", "shared")
+
+WHOLE_CLASS: Final = "gpu.nvidia.com"
+MIG_CLASS: Final = "mig.nvidia.com"
+REQUEST: Final = "device"
+_SHARE_MEMORY: Final = "64Mi"
+"""Of a share; `nvidia-smi -L` needs none, and what is asked for is taken from others meanwhile."""
+
+
+class TryKind(Struct, frozen=True, order=True):
+    """One kind: ``name`` is the MIG profile, or the strategy by which GPUs are shared, "" for whole GPUs."""
+
+    form: Form
+    name: str = ""
+
+    def __str__(self) -> str:
+        """``whole GPU``, ``MIG 1g.10gb``, ``share (MPS)``."""
+        return {"gpu": "whole GPU", "mig": f"MIG {self.name}", "shared": f"share ({self.name})"}[self.form]
+
+
+def kinds_of(slices: Iterable[Wire]) -> dict[TryKind, Wire]:
+    """The kinds that these slices publish, whole GPUs first, each with one of its devices."""
+    found: dict[TryKind, Wire] = {}
+    for item in slices:
+        for device in item["spec"].get("devices") or ():
+            kind = _kind_of(device)
+            if kind is not None:
+                found.setdefault(kind, device)
+    return dict(sorted(found.items(), key=lambda pair: (FORMS.index(pair[0].form), pair[0].name)))
+
+
+def claim_spec(kind: TryKind, example: Wire, driver: str) -> dict[str, Any]:
+    """The ``spec`` of a claim for one device of this kind; ``example`` is a device, whose capacities a share asks."""
+    domain = f'device.attributes["{driver}"]'
+    shared = f'"{SHARING_STRATEGY}" in {domain}'
+    expression = {
+        "gpu": f'{domain}.{TYPE} == "{TYPE_GPU}" && !({shared})',
+        "mig": f'{domain}.{TYPE} == "{TYPE_MIG}" && {domain}.{PROFILE} == "{kind.name}"',
+        "shared": f'{shared} && {domain}.{SHARING_STRATEGY} == "{kind.name}"',
+    }[kind.form]
+    request: dict[str, Any] = {
+        "deviceClassName": MIG_CLASS if kind.form == "mig" else WHOLE_CLASS,
+        "selectors": [{"cel": {"expression": f'device.driver == "{driver}" && {expression}'}}],
+    }
+    least = dict(_least(example)) if kind.form == "shared" else {}
+    if least:
+        request["capacity"] = {"requests": least}
+    return {"devices": {"requests": [{"name": REQUEST, "exactly": request}]}}
+
+
+def _least(device: Wire) -> Iterator[tuple[str, str]]:
+    """The smallest amount of each capacity that a claim may ask for (KEP-5075); of memory a little more."""
+    for name, capacity in (device.get("capacity") or {}).items():
+        policy = capacity.get("requestPolicy") or {}
+        values, span = policy.get("validValues") or (), policy.get("validRange") or {}
+        if values:
+            yield name, values[0]
+        elif span.get("min"):
+            yield name, _SHARE_MEMORY if name == MEMORY and span["min"] == "1Mi" else span["min"]
+
+
+def _kind_of(device: Wire) -> TryKind | None:
+    """None for devices of types that this command does not know."""
+    found = _text(device, TYPE)
+    if found == TYPE_MIG and _text(device, PROFILE):
+        return TryKind("mig", _text(device, PROFILE))
+    if found != TYPE_GPU:
+        return None
+    strategy = _text(device, SHARING_STRATEGY)
+    return TryKind("shared", strategy) if strategy else TryKind("gpu")
+
+
+def _text(device: Wire, name: str) -> str:
+    return str(((device.get("attributes") or {}).get(name) or {}).get("string") or "")
+
+
+_RESOURCE: Final = "resource.k8s.io"
+
+
+class SmokeOptions(Struct, frozen=True, kw_only=True):
+    """``nodes`` are names; without any and without ``all_nodes``, each kind is tried once, on one of its nodes.
+
+    ``image`` is "" for that of the DaemonSet. ``parallel`` is the number of nodes at the same time, ``most_nodes`` the
+    number of nodes in all (0: no limit), ``timeout_s`` what one pod may take.
+    """
+
+    namespace: str
+    driver: str = "gpu.nvidia.com"
+    nodes: Sequence[str] = ()
+    all_nodes: bool = False
+    forms: Sequence[Form] = FORMS
+    image: str = ""
+    daemon_set: str = "dra-driver-node"
+    driver_namespace: str = "dra-driver"
+    user: int | None = 65532
+    timeout_s: int = 120
+    parallel: int = 8
+    most_nodes: int = 0
+
+
+def needed_rights(options: SmokeOptions) -> tuple[NeededRight, ...]:
+    """What the user has to be allowed to do. Nodes, pods and events are read too where that is allowed."""
+    there = options.namespace
+    found = [
+        NeededRight(verb="list", resource="resourceslices", group=_RESOURCE, cluster_wide=True),
+        NeededRight(verb="list", resource="deviceclasses", group=_RESOURCE, cluster_wide=True),
+        NeededRight(verb="list", resource="resourceclaims", group=_RESOURCE),
+        NeededRight(verb="watch", resource="resourceclaims", group=_RESOURCE, namespace=there),
+        *cleanup_rights(there),
+        NeededRight(verb="get", resource="resourceclaims", group=_RESOURCE, namespace=there),
+        NeededRight(verb="create", resource="resourceclaims", group=_RESOURCE, namespace=there),
+        NeededRight(verb="create", resource="jobs", group="batch", namespace=there),
+        NeededRight(verb="get", resource="jobs", group="batch", namespace=there),
+        NeededRight(verb="list", resource="pods", namespace=there),
+        NeededRight(verb="get", resource="pods", subresource="log", namespace=there),
+    ]
+    if not options.image:
+        found.append(NeededRight(verb="get", resource="daemonsets", group="apps", namespace=options.driver_namespace))
+    return tuple(found)
+
+
+def cleanup_rights(namespace: str) -> tuple[NeededRight, ...]:
+    return tuple(
+        NeededRight(verb=verb, resource=resource, group=group, namespace=namespace)
+        for resource, group in (("jobs", "batch"), ("resourceclaims", _RESOURCE))
+        for verb in ("list", "delete")
+    )
+
 
 SCHEMA_VERSION: Final = 1
 
 
-class TryStatus(StrEnum):
-    """``NOT_TRIED``: nothing was free, or the command ended before; no failure."""
-
-    OK = "ok"
-    FAILED = "failed"
-    NOT_TRIED = "not tried"
-
-
-class TryLayer(StrEnum):
-    """Where a try failed, in the order in which a GPU reaches a container."""
-
-    API_SERVER = "api-server"
-    """The API server did not answer, or refused."""
-    NODE = "node"
-    """The node is not ready."""
-    SLICES = "slices"
-    """The node publishes no devices."""
-    WORKLOAD = "workload"
-    """No pod was created: quota, admission, the Job controller."""
-    SCHEDULING = "scheduling"
-    """The pod stayed pending."""
-    PREPARE = "prepare"
-    """The node did not prepare the claim."""
-    IMAGE = "image"
-    """The image was not there."""
-    CONTAINER = "container"
-    """The container did not start, failed, or sees other devices."""
-    RELEASE = "release"
-    """The claim was not given back."""
+WORDS: Final = {Status.OK: "ok", Status.FAIL: "failed", Status.SKIPPED: "not tried"}
+"""Words of a result by the status of its finding."""
 
 
 class TryResult(Struct, frozen=True, kw_only=True):
-    """One kind on one node. ``kind`` is None for what concerns the whole node.
+    """One kind on one node. ``kind`` is None for the whole node.
 
-    ``device`` is the allocated device, ``expected`` and ``seen`` are UUIDs (a partition that exists only for its claim
-    as ``PROFILE of GPU-…``), ``lines`` what the container or an event says.
+    The status skipped means that nothing was free, or that the command ended before: no failure. ``device`` is the
+    allocated device, ``expected`` and ``seen`` are UUIDs (a partition that exists only for its claim as ``PROFILE of
+    GPU-…``), ``lines`` the words of the container or of an event.
     """
 
     node: str
     kind: TryKind | None
-    status: TryStatus
-    layer: TryLayer | None = None
-    message: str = ""
-    do: str = ""
+    finding: Finding
     device: str = ""
     expected: Sequence[str] = ()
     seen: Sequence[str] = ()
     lines: Sequence[str] = ()
     seconds: float = 0.0
+
+    @classmethod
+    def skipped(cls, node: str, kind: TryKind | None, why: str) -> "TryResult":
+        return cls(node=node, kind=kind, finding=Finding(status=Status.SKIPPED, seen=why, object=f"node/{node}"))
+
+    @classmethod
+    def failed(cls, node: str, kind: TryKind | None, layer: Layer, message: str) -> "TryResult":
+        """A failure in a layer, with the command that says more."""
+        fix = f"kubectl dra doctor node/{node}"
+        return cls(node=node, kind=kind, finding=fail(message, "", fix, f"node/{node}", layer=layer))
+
+    @property
+    def status(self) -> Status:
+        return self.finding.status
 
 
 class SmokeReport(Struct, kw_only=True):
@@ -75,7 +194,7 @@ class SmokeReport(Struct, kw_only=True):
     left: list[str] = field(default_factory=list)
     interrupted: bool = False
 
-    def count(self, status: TryStatus) -> int:
+    def count(self, status: Status) -> int:
         return sum(item.status is status for item in self.tries)
 
     @property
@@ -83,22 +202,21 @@ class SmokeReport(Struct, kw_only=True):
         """0: whatever was tried works. 1: a failure, or something is left behind. 130: interrupted."""
         if self.interrupted:
             return 130
-        return 1 if self.count(TryStatus.FAILED) or self.left else 0
+        return 1 if self.count(Status.FAIL) or self.left else 0
 
     @property
     def summary(self) -> str:
         """``5 tries on 2 nodes: 4 ok, 1 failed; 3 not tried``."""
-        tried = [item for item in self.tries if item.status is not TryStatus.NOT_TRIED]
+        tried = [item for item in self.tries if item.status is not Status.SKIPPED]
         nodes = len({item.node for item in tried})
         words = f"{len(tried)} {'try' if len(tried) == 1 else 'tries'} on {nodes} node{'' if nodes == 1 else 's'}"
-        failed = self.count(TryStatus.FAILED)
-        counted = f"{self.count(TryStatus.OK)} ok" + (f", {failed} failed" if failed else "")
-        rest = self.count(TryStatus.NOT_TRIED)
+        failed = self.count(Status.FAIL)
+        counted = f"{self.count(Status.OK)} ok" + (f", {failed} failed" if failed else "")
+        rest = self.count(Status.SKIPPED)
         return f"{words}: {counted}" + (f"; {rest} not tried" if rest else "")
 
 
 def to_wire(report: SmokeReport) -> dict[str, Any]:
-    """The report as JSON values."""
     return {
         "schemaVersion": SCHEMA_VERSION,
         "kind": "SmokeReport",
@@ -118,10 +236,10 @@ def _try_to_wire(item: TryResult) -> dict[str, Any]:
         "node": item.node,
         "form": item.kind.form if item.kind else "",
         "name": item.kind.name if item.kind else "",
-        "status": item.status.value,
-        "layer": item.layer.value if item.layer else "",
-        "message": item.message,
-        "do": item.do,
+        "status": WORDS[item.status],
+        "layer": item.finding.layer or "",
+        "message": item.finding.seen,
+        "do": item.finding.fix,
         "device": item.device,
         "expected": list(item.expected),
         "seen": list(item.seen),

@@ -1,32 +1,197 @@
 """Runs a smoke test: several nodes at the same time, and on each the kinds one after another.
 
-The forms of a GPU exclude each other, and so a node gives away one device at a time. When the run ends, by a signal
-too, all its objects are deleted.
+The forms of a GPU exclude each other, and so a node allocates one device at a time. When the run ends, by a signal too,
+all its objects are deleted.
 """
 
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final
 
-from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
-from dra_driver.diagnose.smoke import leftovers
-from dra_driver.diagnose.smoke.allocations import SeenAllocations
+from dra_driver.core.errors import (
+    ApiUnreachableError,
+    ConfigurationError,
+    ForbiddenError,
+    KubernetesApiError,
+    NotFoundError,
+)
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
-from dra_driver.diagnose.smoke.current import FRESH_S, CurrentView
-from dra_driver.diagnose.smoke.fit import Fit, FitsUnder
-from dra_driver.diagnose.smoke.kinds import TryKind, claim_spec
-from dra_driver.diagnose.smoke.objects import PodSettings
-from dra_driver.diagnose.smoke.options import SmokeOptions, cleanup_rights, needed_rights
-from dra_driver.diagnose.smoke.planning import SmokePlan, plan_of
-from dra_driver.diagnose.smoke.report import SmokeReport, TryResult, TryStatus
-from dra_driver.diagnose.smoke.settings import pod_settings
+from dra_driver.diagnose.smoke.objects import RUN_LABEL, TTL_S, PodSettings, claim, job, labels_of, pod_of
+from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, FitsUnder, SmokePlan, plan_of, results_of
+from dra_driver.diagnose.smoke.report import (
+    SmokeOptions,
+    SmokeReport,
+    TryKind,
+    TryResult,
+    claim_spec,
+    cleanup_rights,
+    needed_rights,
+)
 from dra_driver.kube import paths
+from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 from dra_driver.kube.rights import NeededRight, missing
+from dra_driver.kube.state import ClusterState, read_cluster
+
+Wire = Mapping[str, Any]
+START_S: Final = 20.0
+LAG_S: Final = 5.0
+"""How far the watch may be behind other answers of the API server."""
+
+
+class SeenAllocations:
+    """Watches the claims of one namespace in a thread of its own. Enter it once."""
+
+    def __init__(self, rest: ListWatch, namespace: str, run: str) -> None:
+        self._run = run
+        self._seen = threading.Condition()  # guards the field below, and wakes those that wait for it
+        self._results: dict[str, Sequence[Wire]] = {}
+        self._listed = threading.Event()
+        self._reflector = Reflector(
+            rest, paths.resource_claims(namespace), "", self._changed, slim=self._slim, name="smoke-claims"
+        )
+
+    def __enter__(self) -> "SeenAllocations":
+        """Raises ApiUnreachableError when the claims cannot be watched."""
+        self._reflector.start()
+        if not self._listed.wait(START_S):
+            problem = self._reflector.problem or f"no list of claims within {START_S:.0f} s"
+            self._reflector.stop()
+            raise ApiUnreachableError(f"the claims of the namespace cannot be watched: {problem}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reflector.stop()
+
+    def of(self, name: str) -> Sequence[Wire]:
+        """The allocation results that the claim has or had; none if it was never seen allocated."""
+        with self._seen:
+            self._seen.wait_for(lambda: name in self._results, LAG_S)
+            return self._results.get(name, ())
+
+    def _slim(self, item: dict[str, Any]) -> dict[str, Any] | None:
+        labels = item["metadata"].get("labels") or {}
+        if labels.get(RUN_LABEL) != self._run:
+            return None
+        if results := results_of(item):
+            with self._seen:
+                self._results[item["metadata"]["name"]] = results
+                self._seen.notify_all()
+        return item
+
+    def _changed(self, change: ReflectorChange) -> None:
+        if change.kind == "listed":
+            self._listed.set()
+
+
+STATE_AGE_S: Final = 300.0
+"""A state of a thousand nodes has hundreds of megabytes. An older one costs tries that wait for what is busy by now."""
+FRESH_S: Final = 5.0
+"""Of a state that says why a pod is pending; tries that end at the same time share it."""
+
+
+class CurrentView:
+    """Thread-safe. Raises KubernetesApiError where the state cannot be read."""
+
+    def __init__(self, rest: Any, driver: str, fits_under: FitsUnder, clock: Callable[[], float]) -> None:
+        self._rest, self._driver, self._fits_under, self._clock = rest, driver, fits_under, clock
+        self._lock = threading.Lock()  # guards the fields below; held while reading, so that one thread reads
+        self._view: ClusterView | None = None
+        self._fit_of = fits_under(ClusterState())
+        self._read_at = 0.0
+        self.gaps: tuple[str, ...] = ()
+
+    def view(self, most_age_s: float = STATE_AGE_S) -> ClusterView:
+        """A view that was read at most so long ago."""
+        asked_at = self._clock()
+        with self._lock:
+            if self._view is None or self._read_at < asked_at - most_age_s:
+                read_at = self._clock()
+                state = read_cluster(self._rest, only=FIELDS)
+                self._view, self._read_at = self._checked(state), read_at
+            return self._view
+
+    def fit(self, task: TryTask, run: str, settings: PodSettings, most_age_s: float = STATE_AGE_S) -> Fit:
+        around = self.view(most_age_s).around(task.node, without=labels_of(run))
+        body = job(task.name, run, task.node, settings)
+        owner = {"metadata": {"name": task.name, "namespace": settings.namespace, "uid": ""}}
+        return self._fit_of(around, pod_of(body), claim(owner, run, task.spec), task.kind)
+
+    def _checked(self, state: ClusterState) -> ClusterView:
+        unread = [gap for gap in state.gaps if gap.startswith(("resourceslices:", "resourceclaims:"))]
+        if unread:
+            raise ConfigurationError(f"the cluster's state cannot be read: {'; '.join(unread)}")
+        self.gaps = tuple(state.gaps)
+        self._fit_of = self._fits_under(state)
+        return ClusterView(state, self._driver)
+
+
+_NODE_COMMAND = "kubelet-plugin"
+
+
+def pod_settings(api: SmokeApi, options: SmokeOptions) -> PodSettings:
+    """Raises ConfigurationError when there is no DaemonSet to take the image from, and KubernetesApiError."""
+    image, secrets = options.image, list[str]()
+    if not image:
+        image, secrets = _of_daemon_set(api, options)
+    return PodSettings(
+        namespace=options.namespace,
+        image=image,
+        pull_secrets=tuple(secrets) if options.namespace == options.driver_namespace else (),
+        user=options.user,
+        timeout_s=options.timeout_s,
+    )
+
+
+def _of_daemon_set(api: SmokeApi, options: SmokeOptions) -> tuple[str, list[str]]:
+    name, namespace = options.daemon_set, options.driver_namespace
+    try:
+        spec = api.get(paths.daemon_set(namespace, name))["spec"]["template"]["spec"]
+    except NotFoundError as error:
+        raise ConfigurationError(
+            f"no DaemonSet {name} in namespace {namespace} to take the image from: name it with --driver-namespace "
+            "and --daemonset (kubectl get daemonsets -A lists them), or an image with --image"
+        ) from error
+    containers = spec["containers"]
+    ours = [item for item in containers if _NODE_COMMAND in (*item.get("command", ()), *item.get("args", ()))]
+    return (ours or containers)[0]["image"], [item["name"] for item in spec.get("imagePullSecrets") or ()]
+
+
+_SPARE_S: Final = 60
+
+
+def of_namespace(api: SmokeApi, namespace: str, run: str = "") -> Iterator[tuple[str, Wire]]:
+    """Path and object of each Job and claim of smoke tests, or of one run."""
+    query = {"labelSelector": f"{RUN_LABEL}={run}" if run else RUN_LABEL}
+    for path in (paths.jobs(namespace), paths.resource_claims(namespace)):
+        for item in api.list(path, query)["items"]:
+            yield f"{path}/{item['metadata']['name']}", item
+
+
+def is_outdated(item: Wire, now: datetime) -> bool:
+    """Whether a Job's run is over: it has ended, or lives longer than its deadline allows."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    if any(one.get("type") in {"Complete", "Failed"} and one.get("status") == "True" for one in conditions):
+        return True
+    deadline = (item.get("spec") or {}).get("activeDeadlineSeconds") or 0
+    created = datetime.fromisoformat(str(item["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
+    return (now - created.astimezone(UTC)).total_seconds() > deadline + TTL_S + _SPARE_S
+
+
+def delete(api: SmokeApi, found: Iterable[tuple[str, Wire]]) -> list[str]:
+    """Deletes them with all that they own, and returns their names. Raises KubernetesApiError."""
+    names = []
+    for path, item in found:
+        with suppress(NotFoundError):
+            api.delete(path, propagation="Background")
+        names.append(f"{'job' if '/jobs/' in path else 'resourceclaim'} {item['metadata']['name']}")
+    return names
+
 
 CLEANUP_S: Final = 60.0
 
@@ -80,8 +245,10 @@ class SmokeRun:
         return self.report
 
     def _forget_earlier_runs(self) -> None:
-        found = leftovers.of_namespace(self._rest, self._options.namespace)
-        names = leftovers.delete(self._rest, leftovers.outdated(found, datetime.now(UTC)))
+        found = of_namespace(self._rest, self._options.namespace)
+        now = datetime.now(UTC)  # claims go with their Job
+        old = [(path, item) for path, item in found if "/jobs/" in path and is_outdated(item, now)]
+        names = delete(self._rest, old)
         if names:
             self.report.notes.append(f"deleted what an earlier run left: {', '.join(names[:10])}")
 
@@ -110,14 +277,14 @@ class SmokeRun:
 
     def _tried(self, node: str, kind: TryKind, tools: Tools) -> TryResult:
         if self._stopping.is_set():
-            return TryResult(node=node, kind=kind, status=TryStatus.NOT_TRIED, message="interrupted")
+            return TryResult.skipped(node, kind, "interrupted")
         try:
             task = self._task(node, kind, next(self._numbers))
             fit = self._current.fit(task, self._id, tools.settings)
         except (KubernetesApiError, ConfigurationError) as error:
-            return TryResult(node=node, kind=kind, status=TryStatus.NOT_TRIED, message=str(error))
+            return TryResult.skipped(node, kind, str(error))
         if fit.busy:
-            return TryResult(node=node, kind=kind, status=TryStatus.NOT_TRIED, message=fit.busy)
+            return TryResult.skipped(node, kind, fit.busy)
         attempt = Attempt(tools, task)
         try:
             return attempt.result()
@@ -136,7 +303,7 @@ class SmokeRun:
     def _sweep(self) -> None:
         """Deletes what a lost answer of the API server may have left of this run."""
         try:
-            leftovers.delete(self._rest, leftovers.of_namespace(self._rest, self._options.namespace, self._id))
+            delete(self._rest, of_namespace(self._rest, self._options.namespace, self._id))
         except KubernetesApiError as error:
             self.report.notes.append(f"not looked for objects of this run: {error}; they go by themselves")
 
@@ -158,9 +325,9 @@ def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
     KubernetesApiError.
     """
     check_rights(rest, cleanup_rights(namespace))
-    found = leftovers.delete(rest, list(leftovers.of_namespace(rest, namespace)))
+    found = delete(rest, list(of_namespace(rest, namespace)))
     until, pause = time.monotonic() + CLEANUP_S, threading.Event()
-    while left := [item["metadata"]["name"] for _, item in leftovers.of_namespace(rest, namespace)]:
+    while left := [item["metadata"]["name"] for _, item in of_namespace(rest, namespace)]:
         if time.monotonic() > until:
             break
         pause.wait(0.5)

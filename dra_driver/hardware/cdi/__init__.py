@@ -4,11 +4,11 @@ Other packages import from here.
 """
 
 from dra_driver.hardware.cdi.edits import claim_spec, mps_edits
-from dra_driver.hardware.cdi.folder_watch import FolderWatch
 from dra_driver.hardware.cdi.libraries import discover
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.provider import CdiProvider
 from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits
+from dra_driver.hardware.cdi.watch import FolderWatch
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.driver_root.root import DriverRoot
 

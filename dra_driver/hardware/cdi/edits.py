@@ -1,4 +1,4 @@
-"""The content of CDI documents. Pure functions: nothing here reads the file system.
+"""The content of CDI documents. No I/O.
 
 The base document has libraries, programs and control nodes, which are the same for every claim; a claim's document has
 only the claim's devices. NVIDIA's driver writes one document per claim with everything in it. With two, a claim's file
@@ -6,25 +6,29 @@ stays below 2 kB, the libraries are listed once, and hooks run once per containe
 the edits of a document once).
 
 Device nodes always have type, major and minor, so that the runtime does not have to find them on the host, where MIG
-capability nodes and ``nvidia-uvm`` are often missing. Pods in a user namespace need them there all the same:
-``hardware/device_nodes/`` makes them.
+capability nodes and ``nvidia-uvm`` are often missing. ``hardware/device_nodes/`` makes them for user namespaces.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.hardware.cdi.caps import Capability
-from dra_driver.hardware.cdi.drm import DrmNode
+from dra_driver.hardware.cdi.found_nodes import Capability, DrmNode
 from dra_driver.hardware.cdi.hook import CdiHook, base_hooks, create_symlinks
-from dra_driver.hardware.cdi.layout import ALIASES
-from dra_driver.hardware.cdi.libraries import DriverFiles, Library
+from dra_driver.hardware.cdi.libraries import ALIASES, MPS_PROGRAMS, DriverFiles, Library
 from dra_driver.hardware.cdi.names import COMMON, CdiNames
 from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Mount
-from dra_driver.hardware.device_nodes.names import CONTROL_NODES, MODESET, NodeKind, expected_numbers, kind_of
-from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import (
+    CONTROL_NODES,
+    MODESET,
+    Majors,
+    NodeKind,
+    NodeNumbers,
+    expected_numbers,
+    kind_of,
+)
 from dra_driver.hardware.driver_root.root import DriverRoot
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
@@ -166,10 +170,7 @@ def device_node(root: DriverRoot, path: str, numbers: NodeNumbers, *, file_mode:
 
 
 def simulated_claim_edits(claim: ClaimUid) -> ContainerEdits:
-    """Edits of a claim on simulated GPUs: a variable by which the containers' processes are found in /proc.
-
-    The UID is in the variable's name because CDI replaces variables of the same name.
-    """
+    """A variable by which the containers' processes are found in /proc; named by UID, as CDI replaces equal names."""
     return ContainerEdits(env=(f"{SIMULATED_CLAIM}_{claim.replace('-', '_')}={claim}",))
 
 
@@ -259,3 +260,18 @@ def _links(files: DriverFiles) -> Iterator[tuple[str, str]]:
             if link not in made:
                 made.add(link)
                 yield target, link
+
+
+_OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "bind")
+
+
+def without_mps_programs(files: DriverFiles, mask: str) -> ContainerEdits:
+    """Edits that hide the programs of MPS from containers whose GPU other claims use too.
+
+    ``mask`` is a plain file of the host that all users may read and that is no program. With the control program,
+    root in one container could change the limits of all clients of the GPU's daemon, or end it. This protects against
+    carelessness: an image can bring the program along.
+    """
+    paths = (file.container_path for file in files.files)
+    masked = [path for path in paths if path.rpartition("/")[2] in MPS_PROGRAMS]
+    return ContainerEdits(mounts=tuple(Mount(host_path=mask, container_path=path, options=_OPTIONS) for path in masked))

@@ -3,8 +3,7 @@
 There are two methods to make ``dlopen("libcuda.so.1")`` work in a container:
 
 - *hooks*: libraries are mounted once, and NVIDIA's hook creates links and runs ``ldconfig`` in the container's root.
-  This is the better one, but no container starts when the hook is missing on the host, so it is used only when the hook
-  was found.
+  No container starts when the hook is missing on the host, so it is used only when it was found.
 - *soname*: libraries are mounted under each name that programs use, in the loader's default folders. This needs nothing
   on the host and works without root and with a read-only root file system, but not for musl images.
 
@@ -23,21 +22,111 @@ The hook runs as root of the host over a file system that the image controls, so
 - A command that the program does not know is an error before 1.18.0 and a warning since ("Fix handling of unrecognised
   hooks", CHANGELOG of v1.18.0-rc.5).
 
-Source: NVIDIA/nvidia-container-toolkit, ``cmd/nvidia-cdi-hook`` at the tags v1.17.4 to v1.19.0; NVIDIA's security
-bulletin for the Container Toolkit of July 2025 for both CVEs.
+``nvidia-cdi-hook --version`` and ``nvidia-ctk --version`` print ``<name> version <version>``, then often a line with
+the commit; a build without a version prints ``unknown``. Below a driver root other than ``/`` the program runs with
+that root as ``/``: packages link it dynamically, and the GPU operator installs a script that calls it by its host path.
+
+Source: NVIDIA/nvidia-container-toolkit, ``cmd/nvidia-cdi-hook`` at the tags v1.17.4 to v1.19.0 and ``internal/info``;
+NVIDIA's security bulletin for the Container Toolkit of July 2025 for both CVEs.
 """
 
 import os
+import re
 import stat
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.semver import Semver
-from dra_driver.hardware.cdi.hook_version import HookVersions, UnknownVersionError
 from dra_driver.hardware.cdi.spec import Hook
+from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.root import DriverRoot, resolve
+
+TIMEOUT_S: Final = 3.0
+"""The real program answers in 20 ms; a cold disk or a loaded node takes longer."""
+MAX_OUTPUT: Final = 4096
+_LINE: Final = re.compile(r"^[A-Za-z][A-Za-z ]{0,63} version v?([0-9][0-9A-Za-z.+-]{0,63})\s*$", re.MULTILINE)
+_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
+
+
+class UnknownVersionError(Exception):
+    """The version cannot be read; the text is a sentence without the path."""
+
+
+class _Identity(Struct, frozen=True, kw_only=True):
+    """A file at one moment. ``modified_ns`` alone would miss a file that is replaced by one of the same time."""
+
+    root: str
+    path: str
+    inode: int
+    size: int
+    modified_ns: int
+
+
+Runner = Callable[[str, str], bytes]
+"""Runs ``<path> --version`` with a root as ``/`` and returns what it prints."""
+
+
+class HookVersions:
+    """Versions of hooks, kept as long as the file does not change. Thread-safe; a read takes at most `TIMEOUT_S`."""
+
+    def __init__(self, run: Runner | None = None) -> None:
+        self._run = run or print_version
+        self._lock = threading.Lock()  # guards _known
+        self._known: dict[_Identity, Semver] = {}
+
+    def read(self, root: str, path: str, here: str) -> Semver:
+        """The version of the program ``path`` below ``root``; ``here`` is the file as this process sees it.
+
+        Raises `UnknownVersionError`. A failure is not kept: a later call tries again.
+        """
+        try:
+            status = os.stat(here)  # noqa: PTH116
+        except OSError as error:
+            raise UnknownVersionError(f"it cannot be read: {error.strerror}") from error
+        key = _Identity(root=root, path=path, inode=status.st_ino, size=status.st_size, modified_ns=status.st_mtime_ns)
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+        version = parse_version(self._run(root, path))
+        with self._lock:
+            self._known = {key: version}
+        return version
+
+
+def parse_version(printed: bytes) -> Semver:
+    """The version in what the program printed. Raises `UnknownVersionError` for anything else."""
+    text = printed[:MAX_OUTPUT].decode("utf-8", "replace")
+    match = _LINE.search(text)
+    try:
+        if match is not None:
+            return Semver.parse(match[1])
+    except ValueError:
+        pass
+    shown = ascii(text[:80])
+    raise UnknownVersionError(
+        f"its --version printed {shown}, expected a line such as 'NVIDIA CDI Hook version 1.17.8'"
+    )
+
+
+def print_version(root: str, path: str, timeout_s: float = TIMEOUT_S) -> bytes:
+    """Output of ``path --version``, which is killed after ``timeout_s``. Raises `UnknownVersionError`."""
+    command = [*process.enter_root(root), path, "--version"]
+    try:
+        ended = process.run(command, environment=_ENVIRONMENT, within_s=timeout_s)
+    except OSError as error:
+        raise UnknownVersionError(f"it cannot be started: {error.strerror}") from error
+    if ended.status is None:
+        stuck = "does not end even when killed" if ended.stuck else f"did not end within {timeout_s:.0f} s"
+        raise UnknownVersionError(f"its --version {stuck}")
+    if not ended.output:
+        raise UnknownVersionError(f"its --version printed nothing and ended with status {ended.status}")
+    return ended.output.encode()
+
 
 CANDIDATES = (
     "/usr/bin/nvidia-cdi-hook",
@@ -72,7 +161,7 @@ class HookChoice(Struct, frozen=True, kw_only=True):
 
 
 def choose_hook(root: DriverRoot, wanted: str | None, versions: HookVersions) -> HookChoice:
-    """The hook for this node. ``wanted`` and errors as `find_hook`; takes at most `hook_version.TIMEOUT_S`."""
+    """The hook for this node. ``wanted`` and errors as `find_hook`; takes at most `TIMEOUT_S`."""
     path = find_hook(root, wanted)
     if path is None:
         return HookChoice()

@@ -15,19 +15,15 @@ from msgspec import Struct
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi import edits
-from dra_driver.hardware.cdi.caps import partition_capabilities
-from dra_driver.hardware.cdi.drm import drm_nodes
-from dra_driver.hardware.cdi.folder_watch import FolderWatch
-from dra_driver.hardware.cdi.hook import CANDIDATES, CdiHook, choose_hook
-from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.edits import without_mps_programs
+from dra_driver.hardware.cdi.found_nodes import drm_nodes, partition_capabilities
+from dra_driver.hardware.cdi.hook import CANDIDATES, CdiHook, HookVersions, choose_hook
 from dra_driver.hardware.cdi.libraries import DriverFiles, FolderState, discover
-from dra_driver.hardware.cdi.masks import without_mps_programs
-from dra_driver.hardware.cdi.mount_watch import MountWatch
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits
+from dra_driver.hardware.cdi.watch import FolderWatch, MountWatch
 from dra_driver.hardware.cdi.writer import CdiWriter
-from dra_driver.hardware.device_nodes.names import CONTROL_NODES
-from dra_driver.hardware.device_nodes.numbers import Majors, node_numbers
+from dra_driver.hardware.device_nodes.numbers import CONTROL_NODES, Majors, node_numbers
 from dra_driver.hardware.driver_root.detect import RootSource
 from dra_driver.hardware.driver_root.root import DriverRoot
 
@@ -204,7 +200,6 @@ class CdiProvider:
             return self._base or self._rebuild()[0]
 
     def _rebuild(self) -> tuple[_Base, bool]:
-        """`refresh` with the lock held: the new base, and whether the file changed."""
         majors = self._new_majors()
         root = self._locate()
         files = discover(root)

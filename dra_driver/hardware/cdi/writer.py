@@ -1,6 +1,6 @@
 """Write and remove this driver's files in the CDI directory, atomically.
 
-A file is published by a rename within its directory, which every consumer notices at once: containerd's CDI library
+A file is published by a rename within its directory, which every consumer notices immediately: containerd's CDI library
 watches for renames, removals and writes, and does not see a file that was linked or moved in from another directory
 (``pkg/cdi/cache.go``, the watch's event mask). The same rename makes the change atomic.
 """
@@ -8,16 +8,114 @@ watches for renames, removals and writes, and does not see a file that was linke
 import errno
 import json
 import logging
+import os
+import stat
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+
+from msgspec import Struct
 
 from dra_driver.core.errors import InvalidSpecError, StorageError
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiSpec
-from dra_driver.hardware.cdi.storage import FileIdentity, Files
 from dra_driver.hardware.cdi.validation import validate
+
+FileIdentity = tuple[int, int, int, int, int, int]
+"""Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""
+
+
+class FileAge(Struct, frozen=True, kw_only=True):
+    modified_s: float
+
+
+class Files:
+    def make_folder(self, folder: str) -> None:
+        """Create ``folder`` with mode 0755 whatever the umask, parents included; a folder that exists is left alone."""
+        if os.path.isdir(folder):  # noqa: PTH112
+            return
+        os.makedirs(folder, mode=0o755, exist_ok=True)  # noqa: PTH103
+        os.chmod(folder, 0o755)  # noqa: PTH101, S103 - what /etc/cdi and /var/run/cdi have everywhere
+
+    def create_temporary(self, folder: str, prefix: str) -> tuple[int, str]:
+        """Create a new file in ``folder`` with mode 0600; returns its descriptor and path.
+
+        Like ``tempfile.mkstemp``, which would load compression libraries into the node process.
+        """
+        path = f"{folder}/{prefix}{os.urandom(4).hex()}.tmp"
+        # An existing name (one in four thousand million) is an error; the next call uses another name.
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path
+
+    def write(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        """Set permission bits, whatever the umask."""
+        os.fchmod(fd, mode)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def replace(self, source: str, target: str) -> None:
+        os.replace(source, target)  # noqa: PTH105
+
+    def sync_folder(self, folder: str) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """At most ``limit`` bytes of a plain file; None when it is missing, a link, a folder or anything else."""
+        try:
+            # Follows no link out of the folder and does not wait for a writer of a FIFO.
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def list(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(folder)  # noqa: PTH208 - names, not paths
+        except FileNotFoundError:
+            return []
+
+    def age(self, path: str) -> FileAge | None:
+        """When a plain file was last written; None for anything else. Links are not followed."""
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        return FileAge(modified_s=status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+
+    def identity(self, path: str) -> FileIdentity | None:
+        """What changes with every write of the file; None when it is missing. Links are not followed."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+    def remove(self, path: str) -> bool:
+        """Remove a file (a link itself, never its target); False when it was already gone."""
+        try:
+            os.unlink(path)  # noqa: PTH108
+        except FileNotFoundError:
+            return False
+        return True
+
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +165,6 @@ class CdiWriter:
 
     @property
     def directory(self) -> str:
-        """The CDI directory."""
         return self._directory
 
     def write_base(self, spec: CdiSpec) -> bool:
@@ -105,7 +202,6 @@ class CdiWriter:
         return self._remove(self._names.claim_file_name(uid))
 
     def claim_uids(self) -> frozenset[ClaimUid]:
-        """UIDs of the claims that have a file."""
         return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:

@@ -11,15 +11,12 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from dra_driver.hardware.device_nodes.names import char_link
-from dra_driver.hardware.device_nodes.numbers import NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import NodeNumbers, char_link
 
 _MAX_LINKS: Final = 4
 
 
 class Found(StrEnum):
-    """What is at a node's path."""
-
     MISSING = "missing"
     DEVICE = "character device"
     LINK = "symbolic link"
@@ -41,8 +38,6 @@ Stamp = tuple[int, int, int] | None
 
 
 class LinkState(StrEnum):
-    """What is at a node's place in ``/dev/char``."""
-
     RIGHT = "right"
     MISSING = "missing"
     WRONG = "wrong"

@@ -1,16 +1,19 @@
-"""Read device numbers from ``/proc/devices`` and from nodes in ``/dev``.
+"""Names and numbers of NVIDIA's device nodes, from ``/proc/devices`` and from nodes in ``/dev``.
 
 Sources: Linux ``fs/char_dev.c`` (the "Character devices" block); NVIDIA's kernel modules register 195 as ``nvidia``
 or, before series 550, ``nvidia-frontend``, and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which
-therefore change when a module is loaded again; ``nv.h`` for the fixed minors 255 (nvidiactl) and 254
-(nvidia-modeset).
+therefore change when a module is loaded again; ``nv.h`` for the fixed minors 255 (nvidiactl) and 254 (nvidia-modeset);
+NVIDIA/nvidia-modprobe a9556df9, ``modprobe-utils/nvidia-modprobe-utils.h`` and ``pci-enum.h``, for the names; NVIDIA's
+MIG User Guide, "Device Nodes and Capabilities", for ``nvidia-caps/nvidia-cap<N>``.
 """
 
 import functools
 import os
 import re
 import stat
+from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -90,8 +93,6 @@ def _parsed(data: bytes) -> Majors:
 
 
 class NodeNumbers(Struct, frozen=True, kw_only=True):
-    """Major and minor of a character device."""
-
     major: int
     minor: int
 
@@ -109,3 +110,69 @@ def node_numbers(path: str) -> NodeNumbers | None:
     if not stat.S_ISCHR(status.st_mode):
         return None
     return NodeNumbers(major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))
+
+
+CONTROL: Final = "/dev/nvidiactl"
+UVM: Final = "/dev/nvidia-uvm"
+UVM_TOOLS: Final = "/dev/nvidia-uvm-tools"
+MODESET: Final = "/dev/nvidia-modeset"
+CAPABILITIES: Final = "/dev/nvidia-caps"
+
+CONTROL_NODES: Final = (CONTROL, UVM, UVM_TOOLS, MODESET)
+"""Nodes that every program with a GPU uses; the last one only where its module is loaded."""
+
+_GPU: Final = re.compile(r"/dev/nvidia([0-9]{1,3})")
+_CAPABILITY_NODE: Final = re.compile(rf"{CAPABILITIES}/nvidia-cap([0-9]{{1,7}})")
+
+
+class NodeKind(StrEnum):
+    GPU = "gpu"
+    CONTROL = "control"
+    UVM = "uvm"
+    MODESET = "modeset"
+    CAPABILITY = "capability"
+
+
+_FIXED: Final = {CONTROL: NodeKind.CONTROL, UVM: NodeKind.UVM, UVM_TOOLS: NodeKind.UVM, MODESET: NodeKind.MODESET}
+_MINORS: Final = {CONTROL: CONTROL_MINOR, UVM: UVM_MINOR, UVM_TOOLS: UVM_TOOLS_MINOR, MODESET: MODESET_MINOR}
+
+
+def kind_of(path: str) -> NodeKind | None:
+    """The kind of the node at ``path`` (``/dev/...``); None for any other path. Only nodes with a kind are made."""
+    if path in _FIXED:
+        return _FIXED[path]
+    if _GPU.fullmatch(path):
+        return NodeKind.GPU
+    return NodeKind.CAPABILITY if _CAPABILITY_NODE.fullmatch(path) else None
+
+
+def expected_numbers(path: str, majors: Majors) -> NodeNumbers | None:
+    """The kernel's numbers for the node; None for another path, and while its module is not loaded."""
+    if path in _MINORS:
+        major, minor = _major(_FIXED[path], majors), _MINORS[path]
+    elif match := _GPU.fullmatch(path):
+        major, minor = majors.nvidia, int(match[1])
+    elif match := _CAPABILITY_NODE.fullmatch(path):
+        major, minor = majors.caps, int(match[1])
+    else:
+        return None
+    return None if major is None else NodeNumbers(major=major, minor=minor)
+
+
+def _major(kind: NodeKind, majors: Majors) -> int | None:
+    match kind:
+        case NodeKind.UVM:
+            return majors.uvm
+        case NodeKind.MODESET:
+            return majors.modeset
+        case _:
+            return majors.nvidia
+
+
+def char_link(numbers: NodeNumbers) -> str:
+    return f"/dev/char/{numbers.major}:{numbers.minor}"
+
+
+def char_target(path: str) -> str:
+    """What that link holds: the node's path from ``/dev/char``, as nvidia-modprobe writes it."""
+    return "../" + path.removeprefix("/dev/")

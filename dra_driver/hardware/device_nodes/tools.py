@@ -17,10 +17,9 @@ from msgspec import Struct
 
 from dra_driver.core.errors import DraError
 from dra_driver.hardware.driver_root import process
-from dra_driver.hardware.driver_root.enter import enter
-from dra_driver.hardware.driver_root.folders import PROGRAM_FOLDERS
-from dra_driver.hardware.driver_root.process import Ended, shown
+from dra_driver.hardware.driver_root.process import Ended, enter_root, shown
 from dra_driver.hardware.driver_root.root import DriverRoot, resolve
+from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS
 
 TIMEOUT_S: Final = 5.0
 """Loading a module takes 0.1 to 2 s; a call of the kubelet has some 40 s."""
@@ -36,10 +35,7 @@ class RunProgram(Protocol):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How a tool ended. ``said`` is a part of a sentence about it: "nvidia-modprobe ended with status 1".
-
-    ``late``: it was killed at its limit.
-    """
+    """How a tool ended; ``said`` is a part of a sentence. ``late``: it was killed at its limit."""
 
     worked: bool
     said: str
@@ -93,7 +89,7 @@ class DriverTools:
             return None
         try:
             ended = self._run_program(
-                [*enter(root), found, *arguments], environment=_ENVIRONMENT, within_s=self._within_s
+                [*enter_root(root), found, *arguments], environment=_ENVIRONMENT, within_s=self._within_s
             )
         except OSError as error:
             return Outcome(worked=False, said=f"{name} cannot be started: {error.strerror}")

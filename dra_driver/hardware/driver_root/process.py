@@ -1,13 +1,14 @@
-"""Run a program of the driver with a deadline and bounded output.
+"""Run a program of the driver with a deadline and bounded output, if need be with another root as its ``/``.
 
-At the deadline the program and everything that it started are killed. NVIDIA's tools call a kernel driver that may be
-stuck, and a process that waits there cannot even be killed, so the wait ends whether or not the process ends.
+At the deadline the program and its children are killed. NVIDIA's tools call a kernel driver that may be stuck, and a
+process that waits there cannot be killed, so the wait ends whether or not the process ends.
 """
 
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,14 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.text import one_line
+
+_ENTER: Final = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def enter_root(root: str) -> list[str]:
+    """What comes before the program's path below ``root`` and its arguments; nothing for this process' own root."""
+    return [] if root in ("", "/") else [sys.executable, "-I", "-S", "-c", _ENTER, root]
+
 
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300
@@ -152,7 +161,6 @@ class Running:
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: float, stdin: str = "") -> Ended:
-    """Run it to its end or for ``within_s`` seconds. Raises OSError when it cannot be started."""
     return Running(arguments, environment=environment, within_s=within_s, stdin=stdin).wait()
 
 

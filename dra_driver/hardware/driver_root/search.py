@@ -1,17 +1,107 @@
-"""Find a library or a program below a driver root: NVML, nvidia-smi, the MPS programs and, for CDI, libcuda.
+"""Find libraries and programs below a driver root: NVML, nvidia-smi, the MPS programs and, for CDI, libcuda.
 
 Links are followed as if the root were ``/``: in a driver container or behind a host mount, an absolute link points into
-the root and not into this process' file system. Nothing is cached, because a driver may be replaced at any time.
+the root and not into this process's file system. Nothing is cached, because a driver may be replaced at any time.
+
+The folders are those of NVIDIA's container toolkit (``pkg/lookup/library.go``), then one for each system that installs
+elsewhere (docs/driver-roots.md has the sources), then ``/etc/ld.so.cache`` as glibc >= 2.2 writes it, alone or after
+the older format (glibc ``sysdeps/generic/dl-cache.h``). Every offset is checked: a damaged cache has no entries.
 """
 
 import os
 import stat
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-from dra_driver.hardware.driver_root import ldcache
-from dra_driver.hardware.driver_root.folders import LIBRARY_FOLDERS, PROGRAM_FOLDERS
 from dra_driver.hardware.driver_root.root import resolve
+
+TRIPLETS: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu")
+"""Debian's folder name of each machine that NVIDIA has Linux drivers for."""
+
+LIBRARY_FOLDERS: Final = (
+    "/usr/lib64",
+    *(f"/usr/lib/{triplet}{sub}" for triplet in TRIPLETS for sub in ("", "/nvidia/current")),
+    "/lib64",
+    *(f"/lib/{triplet}{sub}" for triplet in TRIPLETS for sub in ("", "/nvidia/current")),
+    "/usr/lib",  # Bottlerocket
+    "/usr/lib/nvidia/tesla",  # Bottlerocket with R570 and older
+    "/usr/local/lib",  # Talos
+    "/usr/local/glibc/usr/lib",  # Talos before 1.13
+    "/opt/nvidia/current/usr/lib64",  # Flatcar's nvidia.service
+    "/run/opengl-driver/lib",  # NixOS
+    "/",
+)
+"""Folders below a driver root that are searched for libraries; the linker's cache comes after them."""
+
+PROGRAM_FOLDERS: Final = (
+    "/opt/bin",  # Flatcar's nvidia.service
+    "/usr/bin",
+    "/usr/sbin",
+    "/bin",
+    "/sbin",
+    "/usr/local/bin",  # Talos
+    "/usr/local/sbin",
+    "/usr/libexec/nvidia/tesla/bin",  # Bottlerocket before the programs moved to /usr/bin
+    "/run/current-system/sw/bin",  # NixOS
+)
+"""Folders below a driver root that are searched for programs."""
+
+SEARCHED_BY_CONTAINERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""The usual PATH of images: a program in another folder is mounted in /usr/bin."""
+
+_OLD_MAGIC = b"ld.so-1.7.0"
+_NEW_MAGIC = b"glibc-ld.so.cache1.1"
+_OLD_HEADER, _OLD_ENTRY = 16, 12
+_NEW_HEADER = 48
+_ENTRY = struct.Struct("<iIIIQ")
+_LIB64 = (0x0300, 0x0A00)  # x86-64 and aarch64
+_MAX_BYTES = 16 * 1024 * 1024  # a large desktop's cache is below 1 MiB
+_MAX_STRING = 4096  # PATH_MAX
+
+
+def read_cache(path: str) -> bytes:
+    """The cache's bytes, empty when it is missing, larger than 16 MiB or not a file. Raises other OSErrors."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(file.fileno())
+        is_sane = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+        return file.read(_MAX_BYTES) if is_sane else b""
+
+
+def cache_entries(data: bytes) -> Iterator[tuple[str, str]]:
+    """``(library name, path)`` of the 64-bit x86 and ARM libraries in ``data``, in the cache's order."""
+    base = _new_format_offset(data)
+    if data[base : base + len(_NEW_MAGIC)] != _NEW_MAGIC or len(data) < base + _NEW_HEADER:
+        return
+    (count,) = struct.unpack_from("<I", data, base + len(_NEW_MAGIC))
+    count = min(count, (len(data) - base - _NEW_HEADER) // _ENTRY.size)
+    for i in range(count):
+        flags, key, value, _, _ = _ENTRY.unpack_from(data, base + _NEW_HEADER + i * _ENTRY.size)
+        name, path = _cache_string(data, base + key), _cache_string(data, base + value)
+        if flags & 0xFF00 in _LIB64 and name and path.startswith("/"):
+            yield name, path
+
+
+def _new_format_offset(data: bytes) -> int:
+    """Offset of the new format: 0, or after the old format (aligned to 8 bytes)."""
+    if not data.startswith(_OLD_MAGIC) or len(data) < _OLD_HEADER:
+        return 0
+    (count,) = struct.unpack_from("<I", data, 12)
+    end: int = _OLD_HEADER + _OLD_ENTRY * count
+    return end + -end % 8
+
+
+def _cache_string(data: bytes, start: int) -> str:
+    """The NUL-terminated string at ``start``, "" when it does not end within bounds or is not ASCII."""
+    end = data.find(b"\0", start, start + _MAX_STRING)
+    raw = data[start:end] if end >= 0 else b""
+    return raw.decode("ascii", "ignore") if raw.isascii() else ""
+
 
 NVML: Final = "libnvidia-ml.so.1"
 CUDA: Final = "libcuda.so.1"
@@ -52,8 +142,8 @@ def cached_libraries(root: str, names: set[str]) -> Iterator[str]:
     Libraries of WSL are left out: they talk to Windows' driver through /dev/dxg and know no device nodes.
     """
     cache = resolve(root, _CACHE)
-    data = ldcache.read_cache(root + cache) if cache else b""
-    for name, path in ldcache.entries(data):
+    data = read_cache(root + cache) if cache else b""
+    for name, path in cache_entries(data):
         if name in names and not path.startswith(f"{WSL_FOLDER}/"):
             yield path
 
@@ -65,3 +155,49 @@ def _file(root: str, inside: str) -> str | None:
         return found if found and stat.S_ISREG(os.lstat(root + found).st_mode) else None
     except OSError:
         return None
+
+
+__all__ = [
+    "OWN_PATH",
+    "PROGRAM_FOLDERS",
+    "find_program",
+    "has_shell",
+    "inside",
+    "is_own",
+    "library_folder",
+    "search_path",
+]
+
+OWN_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def inside(root: str, path: str) -> str:
+    """The path as a process with the root ``root`` sees it."""
+    return "/" + os.path.relpath(path, root)
+
+
+def has_shell(root: str) -> bool:
+    """Whether ``root`` is a whole system in which programs can run, not just a folder with the driver's files."""
+    try:
+        found = resolve(root.rstrip("/"), "/bin/sh")
+    except OSError:
+        return False
+    path = root.rstrip("/") + found if found else ""
+    return Path(path).is_file() and os.access(path, os.X_OK) if found else False
+
+
+def search_path(root: str) -> str:
+    """``PATH`` with the root's folders first, so that the driver's programs find each other."""
+    if is_own(root):
+        return OWN_PATH
+    return ":".join([*(root.rstrip("/") + folder for folder in PROGRAM_FOLDERS), OWN_PATH])
+
+
+def library_folder(root: str) -> str | None:
+    """The folder with the file of ``libcuda.so.1`` below ``root``, or None."""
+    found = find_library(root, CUDA)
+    return None if found is None else os.path.dirname(found)  # noqa: PTH120 - the path is a string throughout
+
+
+def is_own(root: str) -> bool:
+    return root in ("", "/")

@@ -1,11 +1,8 @@
-"""The interface to GPU hardware that the NVML backend (``nvml/``) and the simulated one (``simulated/``) implement.
-
-``inventory.py`` decides how often the hardware is read.
-"""
+"""The interface to GPU hardware, implemented over NVML (``nvml/``) and by a simulation (``simulated/``)."""
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Snapshot
@@ -92,9 +89,7 @@ class Detachable(Protocol):
 class ComputeModes(Protocol):
     """Compute modes of GPUs. Thread-safety and errors as `GpuControl`."""
 
-    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
-        """The GPU's compute mode."""
-        ...
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode: ...
 
     def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
         """Set the compute mode. It does not survive a reboot."""
@@ -207,3 +202,23 @@ class UsageSource(Protocol):
 
 class GpuBackend(Backend, GpuControl, Detachable, HealthSource, Protocol):
     """Reading and changing GPUs, and their health, as the node process uses it."""
+
+
+MIG_MODE: Final = "mig-mode"
+"""This driver switched MIG mode on."""
+COMPUTE_MODE: Final = "compute-mode"
+"""This driver set another compute mode; the value is the previous one."""
+TIME_SLICE: Final = "time-slice"
+"""This driver set a time slice; the value is its interval."""
+
+
+class GpuNotes(Protocol):
+    """Durable notes about what this driver changed on a GPU. Raises StorageError."""
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None: ...
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None: ...
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None: ...
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]: ...

@@ -1,21 +1,22 @@
-"""Creates and destroys partitions of a GPU, and switches MIG mode for them.
+"""Create and destroy partitions of a GPU, and switch MIG mode for them.
 
 A process may die between any two steps; the next call continues. The note that this driver switched MIG mode on is
 durable before the mode is on and is cleared after it is off. A GPU instance without its compute instance is removed by
-`MigManager.destroy`. Whether a partition belongs to this driver at all is recorded in the caller's journal: hardware
-has no owner for an instance, and MIG UUIDs repeat for the same place, so nothing that is read from the GPU proves it.
+`MigManager.destroy`. The caller's journal records whether a partition belongs to this driver: hardware has no owner for
+an instance, and MIG UUIDs repeat for the same place, so no value read from the GPU proves it.
 
-Steps and their limits: nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement,
-nvmlGpuInstanceCreateComputeInstance and their reverse (nvml.h).
+Calls (nvml.h): nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement, nvmlGpuInstanceCreateComputeInstance and
+their reverse. Each is repeated while the GPU is busy, with growing pauses, until a time limit.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import (
     DeviceLostError,
     DraError,
@@ -27,10 +28,118 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
-from dra_driver.hardware.gpu.backend import GpuControl
-from dra_driver.hardware.gpu.notes import MIG_MODE, GpuNotes
-from dra_driver.hardware.mig import messages
-from dra_driver.hardware.mig.busy_retry import BusyRetry, Clock, Sleep
+from dra_driver.hardware.gpu.backend import MIG_MODE, GpuControl, GpuNotes
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 1.0
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+Result = TypeVar("Result")
+
+
+class BusyRetry:
+    """One time limit for all steps. Several short pauses, because monitors such as dcgm open a GPU for moments."""
+
+    def __init__(self, within_s: float, *, sleep: Sleep, clock: Clock) -> None:
+        self._sleep = sleep
+        self._clock = clock
+        self._began = clock()
+        self._until = self._began + max(within_s, 0.0)
+
+    @property
+    def waited_s(self) -> float:
+        return self._clock() - self._began
+
+    @property
+    def left_s(self) -> float:
+        return max(self._until - self._clock(), 0.0)
+
+    def attempt(self, step: Callable[[], Result]) -> Result:
+        """Return what ``step`` returns, repeated after GpuBusyError while time is left; it runs at least once."""
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        while True:
+            try:
+                return step()
+            except GpuBusyError:
+                if self.left_s <= 0:
+                    raise
+            self._sleep(min(backoff.next_s(), self.left_s))
+
+
+LOOK_FOR = (
+    "look for processes with `nvidia-smi --query-compute-apps=pid,process_name,gpu_uuid --format=csv` and "
+    "`fuser -v /dev/nvidia*` on the node, and for monitors that hold GPUs open, such as dcgm (nv-hostengine, "
+    "dcgm-exporter); the driver tries again and succeeds once they have closed the GPU"
+)
+
+
+def what_to_do(holders: str | None) -> str:
+    """The end of a sentence about a busy GPU; ``holders`` says who has it open, None when that is not known."""
+    if holders is None:
+        return LOOK_FOR
+    return f"{holders}; the driver tries again and succeeds once they have closed the GPU"
+
+
+def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception, holders: str | None) -> str:
+    tried = f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s"
+    return f"{tried}: {error}; {what_to_do(holders)}"
+
+
+def creation_is_busy(wanted: PartitionId, waited_s: float, error: Exception, holders: str | None) -> str:
+    return f"{wanted} cannot be created, tried for {waited_s:.0f} s: {error}; {what_to_do(holders)}"
+
+
+def mode_not_owned(gpu: GpuUuid) -> str:
+    return (
+        f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
+        f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions instead"
+    )
+
+
+def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
+    return (
+        f"{gpu} cannot be used as a whole: it still has {_listed(left)}; "
+        "remove instances that this driver did not create with `nvidia-smi mig -dci` and `-dgi`"
+    )
+
+
+def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
+    return (
+        f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
+        "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled again, or "
+        "remove the instance"
+    )
+
+
+def memory_slices_taken(wanted: PartitionId, size: int, overlapping: Sequence[MigInstance]) -> str:
+    last = wanted.start + size - 1
+    return f"{wanted} needs memory slices {wanted.start} to {last}, and these are taken by {_listed(overlapping)}"
+
+
+def not_listed(wanted: PartitionId, gi_id: int) -> str:
+    return (
+        f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable compute instance"
+    )
+
+
+def partition_is_busy(
+    partition: PartitionId, instance: MigInstance, waited_s: float, error: Exception, holders: str | None
+) -> str:
+    tried = f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s"
+    return f"{tried}: {error}; {what_to_do(holders)}"
+
+
+def cleanup_failed(first: Exception, second: Exception) -> str:
+    return f"{first}; and the incomplete instance could not be removed, which the driver tries again: {second}"
+
+
+def _listed(instances: Sequence[MigInstance]) -> str:
+    return ", ".join(
+        f"GPU instance {one.gi_id} ({one.profile_name} at memory slices {one.start}-{one.start + one.size - 1})"
+        for one in instances
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +164,7 @@ class CreationWatch(Protocol):
         """A process kept the GPU from being cut for as long as creating was tried."""
         ...
 
-    def created(self, partition: PartitionId) -> None:
-        """The partition was created."""
-        ...
+    def created(self, partition: PartitionId) -> None: ...
 
 
 def _unknown_holders(_gpu: GpuUuid) -> None:
@@ -166,10 +273,10 @@ class MigManager:
         retry = self._retry(within_s)
         if self._is_on(gpu):
             if self._notes.gpu_note(gpu, MIG_MODE) is None:
-                raise GpuBusyError(messages.mode_not_owned(gpu))
+                raise GpuBusyError(mode_not_owned(gpu))
             left = self._control.mig_instances(gpu)
             if left:
-                raise GpuBusyError(messages.instances_left(gpu, left))
+                raise GpuBusyError(instances_left(gpu, left))
             self._switch_off(gpu, retry)
         self.restore_mode(gpu)
 
@@ -207,7 +314,7 @@ class MigManager:
 
     def _mode_is_busy(self, gpu: GpuUuid, state: str, retry: BusyRetry, error: Exception) -> str:
         waited_s = retry.waited_s  # before the search for holders, which takes time, too
-        return messages.mode_is_busy(gpu, state, waited_s, error, self._holders(gpu))
+        return mode_is_busy(gpu, state, waited_s, error, self._holders(gpu))
 
     def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
         """`restore_mode` after the main work. A failure neither hides the first error nor undoes a success: the note
@@ -232,10 +339,10 @@ class MigManager:
         existing = self._control.mig_instances(wanted.gpu_uuid)
         found = next((one for one in existing if _is_at(one, wanted)), None)
         if found is not None:
-            raise NoRoomError(messages.foreign_instance(wanted, found))
+            raise NoRoomError(foreign_instance(wanted, found))
         overlapping = [one for one in existing if one.overlaps(wanted.start, size)]
         if overlapping:
-            raise NoRoomError(messages.memory_slices_taken(wanted, size, overlapping))
+            raise NoRoomError(memory_slices_taken(wanted, size, overlapping))
         step = partial(self._control.create_gpu_instance, wanted.gpu_uuid, wanted.profile_id, wanted.start)
         try:
             # The driver shuts down NVLink, channels and the watchdog before the first instance of a GPU, and refuses it
@@ -246,7 +353,7 @@ class MigManager:
         except GpuBusyError as error:
             # Nothing was created either: the same function undoes its own steps.
             waited_s = retry.waited_s
-            text = messages.creation_is_busy(wanted, waited_s, error, self._holders(wanted.gpu_uuid))
+            text = creation_is_busy(wanted, waited_s, error, self._holders(wanted.gpu_uuid))
             raise GpuBusyError(text) from error
         except DraError as error:
             raise self._after_cleanup(wanted, error) from error
@@ -258,7 +365,7 @@ class MigManager:
             retry.attempt(partial(self._control.create_compute_instance, wanted.gpu_uuid, gi_id))
             created = self.find(wanted)
             if created is None or created.device is None:
-                raise DeviceLostError(messages.not_listed(wanted, gi_id))
+                raise DeviceLostError(not_listed(wanted, gi_id))
         except DraError as error:
             raise self._after_cleanup(wanted, error) from error
         return created
@@ -276,7 +383,7 @@ class MigManager:
         except DraError as second:
             facts = {"partition": str(wanted), "reason": str(second)}
             log.warning("incomplete partition is not removed yet; will retry", extra=facts)
-            failure = type(first)(messages.cleanup_failed(first, second))
+            failure = type(first)(cleanup_failed(first, second))
             if isinstance(failure, HardwareError):
                 failure.left_over = True
             return failure
@@ -290,7 +397,7 @@ class MigManager:
             retry.attempt(partial(self._control.destroy_gpu_instance, gpu, gi_id))
         except GpuBusyError as error:
             waited_s = retry.waited_s
-            text = messages.partition_is_busy(partition, instance, waited_s, error, self._holders(gpu))
+            text = partition_is_busy(partition, instance, waited_s, error, self._holders(gpu))
             raise GpuBusyError(text) from error
 
     def _retry(self, within_s: float) -> BusyRetry:

@@ -5,8 +5,7 @@ and therefore holds the original mode. Compute modes are NVML's (nvmlDeviceSetCo
 """
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import ComputeMode, ComputeModes
-from dra_driver.hardware.gpu.notes import COMPUTE_MODE, GpuNotes
+from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode, ComputeModes, GpuNotes
 
 
 def set_with_undo(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:

@@ -1,27 +1,115 @@
-"""Run ``nvidia-cuda-mps-control`` as a daemon, and send commands to a running daemon.
+"""Run ``nvidia-cuda-mps-control`` as a daemon in its own mount namespace, and send commands to a running daemon.
 
 One program does both: with ``-f`` it is the daemon, in the foreground; without an argument it reads commands from stdin
 and passes them to the daemon whose pipes CUDA_MPS_PIPE_DIRECTORY names. The commands are those of
 nvidia-cuda-mps-control(1). Defaults of a daemon apply to servers that it starts later, so they are set before clients
 can connect. ``supervise.py`` decides when to do what.
+
+A daemon, its servers and the control program see, without following links in these folders,
+
+    /tmp/nvidia-mps      the daemon's pipes; containers see them under the same path
+    /tmp/nvidia-log      the daemon's logs
+    /dev/shm             the daemon's own folder of shared memory, mounted in its clients' containers too
+
+(``unshare(2)``, ``mount_namespaces(7)``). A driver's root that is a whole system becomes ``/``. So paths stay short
+(that of a unix socket has at most 107 characters, and the kubelet's plugin directory takes half of them), all users can
+reach them (servers run as their client's user), and claims do not see each other's shared memory. Nothing is mounted
+outside of the namespace, so nothing has to be unmounted. These are raw system calls through the C library: Python has
+none of them before 3.12.
 """
 
+import ctypes
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.errors import CommandError, DriverUnavailableError
-from dra_driver.hardware.driver_root import process
+from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.process import Clock, Ended, Running
-from dra_driver.hardware.sharing import namespace, programs
-from dra_driver.hardware.sharing.daemon import MpsDaemon
-from dra_driver.hardware.sharing.mps_files import DaemonFolder
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
+
+_TMP: Final = "/tmp"  # noqa: S108 - of the namespace, with a file system of its own
+PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - CUDA's default
+LOG: Final = "/tmp/nvidia-log"  # noqa: S108 - beside it, on the same private tmpfs
+SHM: Final = "/dev/shm"  # noqa: S108 - the folder of shm_open
+
+# linux/sched.h, linux/mount.h, linux/prctl.h
+_CLONE_NEWNS: Final = 0x00020000
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_NOSYMFOLLOW, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 32, 256, 4096, 16384, 1 << 19
+# Containers also write into these folders, and daemons run as root and would follow links to any file that is mounted
+# here. Kernels before 5.10 ignore the flag for links.
+_OF_CONTAINERS: Final = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | _MS_NOSYMFOLLOW
+_PR_SET_PDEATHSIG: Final = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """The child's view of the file system. ``root`` is the driver's root, or '' for this process's own."""
+
+    pipe: Path
+    log: Path
+    shm: Path
+    root: str = ""
+    parent: int = field(default_factory=os.getpid)
+
+    def enter(self) -> None:
+        """Mount everything; called in the child.
+
+        A failure ends the child with status 126 and a sentence on its stderr: an exception would not reach the parent
+        with its text.
+        """
+        try:
+            die_with_parent(self.parent)
+            self._mount()
+        except OSError as error:
+            hint = "; the MPS host must be privileged" if isinstance(error, PermissionError) else ""
+            os.write(2, f"cannot set up the mount namespace for MPS: {error}{hint}\n".encode())
+            os._exit(126)
+
+    def _mount(self) -> None:
+        _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
+        _bind(None, "/", None, _MS_REC | _MS_SLAVE)  # later mounts of the host still propagate
+        # Opened before the tmpfs, which may cover them, and after unshare: only mounts of the new namespace can be
+        # bound.
+        sources = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (self.pipe, self.log, self.shm)]
+        _bind("tmpfs", self.root + _TMP, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777,size=1m")
+        for path in (PIPE, LOG):
+            os.mkdir(self.root + path)  # noqa: PTH102 - short and without imports, after a fork
+        for source, path in zip(sources, (PIPE, LOG, SHM), strict=True):
+            _bind(f"/proc/self/fd/{source}", self.root + path, None, _MS_BIND)
+            _bind(None, self.root + path, None, _OF_CONTAINERS)
+            os.close(source)
+        if self.root:
+            os.chroot(self.root)
+        os.chdir("/")
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when ``parent``, its parent process, ends in any way."""
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if os.getppid() != parent:
+        os._exit(126)  # the parent ended before the call
+
+
+def _bind(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    texts = [None if text is None else text.encode() for text in (source, target, kind)]
+    result = _libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode())
+    _checked(result, f"mount {target}")
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
 
 NAME: Final = "nvidia-cuda-mps-control"
 MARK: Final = "DRA_DRIVER_MPS_DAEMON"
@@ -42,7 +130,7 @@ Users = Literal["one", "all"]
 class ControlProgram(Struct, frozen=True, kw_only=True):
     """The program below ``root``, the driver's root as this process sees it or a function that finds it.
 
-    ``private`` gives each daemon its own mount namespace (see ``namespace.py``); without it, daemon and program use the
+    ``private`` gives each daemon its own mount namespace (see ``control.py``); without it, daemon and program use the
     folders' own paths, which is enough for simulated drivers. ``users`` "all" lets clients of several users connect at
     the same time (``-multiuser-server``).
     """
@@ -83,13 +171,13 @@ class ControlProgram(Struct, frozen=True, kw_only=True):
             raise CommandError(f"{NAME} cannot be started: {error}") from error
 
     def _command(self) -> list[str]:
-        found = programs.find_program(self._root, NAME)
+        found = search.find_program(self._root, NAME)
         if found is None:
             raise CommandError(
-                f"{NAME} is not below {self._root} (looked in {', '.join(programs.PROGRAM_FOLDERS)}): install the"
+                f"{NAME} is not below {self._root} (looked in {', '.join(search.PROGRAM_FOLDERS)}): install the"
                 " driver's compute utilities on the node, or set --driver-root (DRIVER_ROOT)"
             )
-        return [programs.inside(self._root, found) if self._changes_root else found]
+        return [search.inside(self._root, found) if self._changes_root else found]
 
     @property
     def _root(self) -> str:
@@ -101,36 +189,35 @@ class ControlProgram(Struct, frozen=True, kw_only=True):
     @property
     def _changes_root(self) -> bool:
         """Whether the child runs with the driver's root as ``/``, with all libraries of one system."""
-        return self.private and not programs.is_own(self._root) and programs.has_shell(self._root)
+        return self.private and not search.is_own(self._root) and search.has_shell(self._root)
 
     def _environment(self, folder: DaemonFolder) -> dict[str, str]:
-        pipe, log = (namespace.PIPE, namespace.LOG) if self.private else (str(folder.pipe), str(folder.log))
+        pipe, log = (PIPE, LOG) if self.private else (str(folder.pipe), str(folder.log))
         environment = {
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
             "CUDA_MPS_LOG_DIRECTORY": log,
             "LC_ALL": "C",
             MARK: str(folder.path),
         }
-        if self._changes_root or programs.is_own(self._root):
-            return environment | {"PATH": programs.OWN_PATH}
+        if self._changes_root or search.is_own(self._root):
+            return environment | {"PATH": search.OWN_PATH}
         # A root with only the driver's files: its programs run with this process' C library. The libraries of a whole
         # system must not be searched like this, because its C library does not match the loader of this process.
-        libraries = None if programs.has_shell(self._root) else programs.library_folder(self._root)
+        libraries = None if search.has_shell(self._root) else search.library_folder(self._root)
         return (
             environment
-            | {"PATH": programs.search_path(self._root)}
+            | {"PATH": search.search_path(self._root)}
             | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
         )
 
     def _entry(self, folder: DaemonFolder, shm: Path) -> process.Prepare:
         if not self.private:
-            return partial(namespace.die_with_parent, os.getpid())
+            return partial(die_with_parent, os.getpid())
         root = self._root if self._changes_root else ""
-        return namespace.View(pipe=folder.pipe, log=folder.log, shm=shm, root=root).enter
+        return View(pipe=folder.pipe, log=folder.log, shm=shm, root=root).enter
 
 
 def defaults(daemon: MpsDaemon) -> tuple[str, ...]:
-    """The commands that set a daemon's limits, in order."""
     percentage = daemon.default_percentage
     limits = sorted(daemon.memory_limits.items())
     return (

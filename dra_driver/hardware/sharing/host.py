@@ -21,11 +21,10 @@ from typing import Final
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import holder_of, lock_file, name_holder
 from dra_driver.hardware.driver_root.process import Clock, Sleep
-from dra_driver.hardware.sharing import control, heartbeat, logfiles, orphan_processes
+from dra_driver.hardware.sharing import control, mps_files, orphan_processes, supervise
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.hardware.sharing.memory import DaemonMemory
-from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, MpsFolders, storage
+from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, MpsDaemon, MpsFolders, storage
 from dra_driver.hardware.sharing.supervise import Supervised
 
 log = logging.getLogger(__name__)
@@ -46,10 +45,7 @@ _Stamp = tuple[int, int, int]
 
 
 class MpsHost:
-    """The daemons of one node. For one thread: `start`, then `step` in a loop, then `stop`.
-
-    ``memory`` has the daemons' pipes and shared memory, under paths that are the same for the container runtime.
-    """
+    """The daemons of one node. For one thread: `start`, then `step` in a loop, then `stop`."""
 
     def __init__(
         self,
@@ -74,10 +70,7 @@ class MpsHost:
         self._beat_at = clock()
 
     def start(self) -> None:
-        """Acquire the lock and remove what a former host left.
-
-        Raises ConfigurationError when another host runs, and StorageError when the folders cannot be used.
-        """
+        """Acquire the lock and remove leftovers. Raises ConfigurationError when another host runs, and StorageError."""
         self._folders.make()
         self._take_lock()
         left = orphan_processes.kill(
@@ -109,7 +102,7 @@ class MpsHost:
         if self._clock() >= self._shorten_at:
             self._shorten_at = self._clock() + LOGS_EVERY_S
             for supervised in self._running.values():
-                logfiles.shorten(supervised.folder.log)
+                supervise.shorten_logs(supervised.folder.log)
         return BUSY_S if any(one.is_moving for one in self._running.values()) else IDLE_S
 
     def stop(self) -> None:
@@ -131,7 +124,6 @@ class MpsHost:
             log.info("MPS host stopped", extra={"left": tuple(self._running)})
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Call `start`, `step` until ``is_over``, then `stop`."""
         self.start()
         try:
             while not is_over():
@@ -140,13 +132,12 @@ class MpsHost:
             self.stop()
 
     def _beat(self) -> None:
-        """Say that the loop goes on (`heartbeat`). A probe that fails may not end this process, only tell."""
+        """Say that the loop goes on (`mps_files`). A probe that fails may not end this process, only tell."""
         if self._lock is not None and self._clock() >= self._beat_at:
-            self._beat_at = self._clock() + heartbeat.EVERY_S
-            heartbeat.beat(self._lock)
+            self._beat_at = self._clock() + mps_files.EVERY_S
+            mps_files.beat(self._lock)
 
     def _apply_wanted(self) -> None:
-        """Start daemons that are wanted and do not run; stop those that are not wanted or have changed."""
         wanted = self._wanted()
         for daemon_id, supervised in self._running.items():
             if wanted.get(daemon_id) != supervised.daemon:
@@ -162,7 +153,6 @@ class MpsHost:
             )
 
     def _wanted(self) -> dict[str, MpsDaemon]:
-        """Wanted daemons by id. A file is read again only when it was replaced."""
         seen: dict[str, tuple[_Stamp, MpsDaemon | None]] = {}
         for daemon_id, stamp in self._folders.stamps().items():
             before = self._seen.get(daemon_id)
@@ -178,7 +168,6 @@ class MpsHost:
         return {daemon_id: daemon for daemon_id, (_, daemon) in seen.items() if daemon is not None}
 
     def _report(self, problem: str) -> None:
-        """Log a new problem once, not at every step."""
         if problem != self._reported:
             self._reported = problem
             log.error("cannot run all wanted MPS daemons", extra={"reason": problem})
@@ -206,10 +195,7 @@ class MpsHost:
         )
 
     def _remove_memory(self, daemon_id: str) -> None:
-        """Remove the daemon's pipes and shared memory, unless the daemon is wanted again.
-
-        Containers have the folders mounted and keep files in them; they would not see new folders of the same names.
-        """
+        """Remove the daemon's memory, unless it is wanted again: containers have the folders mounted."""
         if not self._is_wanted(daemon_id):
             self._memory.remove(daemon_id)
 

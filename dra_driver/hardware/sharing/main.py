@@ -62,8 +62,6 @@ def _files(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsHostSettings:
-    """Settings of ``dra-driver mps-host``."""
-
     driver_name: str = setting(
         Option(NODE, "DRIVER_NAME", "NAME", "name of this driver, the same as for kubelet-plugin", _name),
         "gpu.nvidia.com",
@@ -166,7 +164,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in flags_of(MpsHostSettings)}
     settings = load(MpsHostSettings, given, os.environ)
     root = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
@@ -194,18 +191,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(root: Path) -> int:
-    from dra_driver.hardware.sharing import heartbeat
+    from dra_driver.hardware.sharing import mps_files
     from dra_driver.hardware.sharing.mps_files import MpsFolders
 
-    problem = heartbeat.problem(MpsFolders(root))
+    problem = mps_files.host_problem(MpsFolders(root))
     if problem is not None:
         print(problem)
     return 0 if problem is None else 1
 
 
 def _memory(settings: MpsHostSettings) -> "DaemonMemory":
-    from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory
-    from dra_driver.hardware.sharing.tmpfs import SystemMounts, TmpfsBounds
+    from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory, SystemMounts, TmpfsBounds
 
     folder = f"{settings.driver_name}-mps"
     former = Path(settings.shm_dir) / folder

@@ -1,4 +1,4 @@
-"""Where the MPS daemons of a node have their pipes and shared memory.
+"""Pipes and shared memory of the node's MPS daemons, in a tmpfs for each daemon.
 
     <run folder>/<id>/pipe, shm            a tmpfs for each daemon, with bounds on bytes and files
     <root>/daemons/<id>/pipe               a link to that pipe folder, for the node process
@@ -6,26 +6,162 @@
 
 A tmpfs for each daemon, because containers write there: one that fills it harms only those that use the same GPU. Not
 in ``/dev/shm``, from which logind removes the files of a user at the last logout (systemd, src/shared/clean-ipc.c).
+Mounts are raw system calls through the C library; ``/proc/self/mountinfo`` lists them (proc_pid_mountinfo(5)).
 
 A daemon that an earlier version started keeps its folders until it is released, also if it is started again: containers
 have them mounted, and a container that restarts gets them from its claim's CDI document.
+
+SELinux: files of the MPS host have a type that confined containers must not touch. NVIDIA's device plugin labels its
+folder of pipes with the same type (k8s-device-plugin, cmd/mps-control-daemon/mps/daemon.go). A file system mounted with
+``context=`` has the label on all files (mount(8)); it has no categories, so containers of all pods may use it.
 """
 
+import ctypes
+import errno
 import logging
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import StorageError
-from dra_driver.hardware.sharing.daemon import check_id
-from dra_driver.hardware.sharing.mps_files import PIPE_MODE, DaemonFolder, make_own, storage
+from dra_driver.hardware.sharing.mps_files import PIPE_MODE, DaemonFolder, check_id, make_own, storage
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
-from dra_driver.hardware.sharing.tmpfs import Mounts, TmpfsBounds
+
+LABEL: Final = "system_u:object_r:container_file_t:s0"
+_FOLDER: Final = Path("/sys/fs/selinux")
+_OWN: Final = Path("/proc/self/attr/current")
+_PARTS: Final = 3
+"""A label has user, role and type at least; what other security modules write there has no colons."""
+
+
+def container_label(folder: Path = _FOLDER, own: Path = _OWN) -> str | None:
+    """The label, None where SELinux is off or has no policy. Also containers see the folder if the kernel has it on."""
+    if not folder.is_dir():
+        return None
+    try:
+        label = own.read_text(errors="replace")
+    except OSError:
+        return None
+    return LABEL if len(label.rstrip("\0\n").split(":")) >= _PARTS else None
+
 
 log = logging.getLogger(__name__)
+
+SOURCE: Final = "dra-driver-mps"
+"""What mountinfo shows as the source of this driver's file systems."""
+
+# linux/mount.h
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 2, 4, 8, 2
+_FLAGS: Final = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+class TmpfsBounds(Struct, frozen=True, kw_only=True):
+    size_bytes: int
+    files: int
+
+
+class Mounted(Struct, frozen=True, kw_only=True):
+    kind: str
+    source: str
+
+    @property
+    def is_own(self) -> bool:
+        return (self.kind, self.source) == ("tmpfs", SOURCE)
+
+
+class Mounts(Protocol):
+    """The mounts of this process' namespace. Methods raise OSError."""
+
+    def at(self, path: Path) -> Mounted | None:
+        """What is mounted at exactly this path, None without a mount."""
+
+    def is_shared(self, path: Path) -> bool:
+        """Whether what is mounted below the folder appears in other mount namespaces, the host's among them."""
+
+    def mount(self, path: Path, limits: TmpfsBounds) -> None:
+        """Mount an empty tmpfs on the folder, which only root can list."""
+
+    def unmount(self, path: Path) -> None:
+        """Unmount what is at the path. Containers that have a part of it mounted keep that."""
+
+
+class SystemMounts:
+    def __init__(self, label: Callable[[], str | None] = container_label) -> None:
+        self._label = label
+
+    def at(self, path: Path) -> Mounted | None:
+        found = None
+        for place, _, system in _mountinfo():
+            if place == path:
+                kind, source, _ = system.split(" ", 2)
+                found = Mounted(kind=kind, source=_unescaped(source))  # the last one covers the others
+        return found
+
+    def is_shared(self, path: Path) -> bool:
+        holding = [(len(place.parts), fields) for place, fields, _ in _mountinfo() if path.is_relative_to(place)]
+        depth = max((depth for depth, _ in holding), default=0)
+        last = next((fields for found, fields in reversed(holding) if found == depth), [])
+        return any(field.startswith("shared:") for field in last)
+
+    def mount(self, path: Path, limits: TmpfsBounds) -> None:
+        # 0711: any user reaches the folders in it, whose names are known.
+        options = f"mode=0711,size={limits.size_bytes},nr_inodes={limits.files}"
+        label = self._label()
+        try:
+            _mount(path, options if label is None else f"{options},context={label}")
+        except OSError as error:
+            if label is None or error.errno != errno.EINVAL:
+                raise
+            log.warning("SELinux policy does not know the type of container files", extra={"label": label})
+            _mount(path, options)
+
+    def unmount(self, path: Path) -> None:
+        try:
+            _call(_libc().umount2(os.fsencode(path), 0), f"unmount {path}")
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            _call(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"unmount {path}")
+
+
+def own_mounts() -> tuple[Path, ...]:
+    """Where this driver's file systems are mounted, as this process sees it."""
+    return tuple(place for place, _, system in _mountinfo() if system.split(" ")[:2] == ["tmpfs", SOURCE])
+
+
+def _mountinfo() -> Iterator[tuple[Path, list[str], str]]:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - small
+        for line in file:
+            mount, _, system = line.partition(" - ")
+            fields = mount.split(" ")
+            yield Path(_unescaped(fields[4])), fields[6:], system
+
+
+def _mount(path: Path, options: str) -> None:
+    result = _libc().mount(SOURCE.encode(), os.fsencode(path), b"tmpfs", ctypes.c_ulong(_FLAGS), options.encode())
+    _call(result, f"mount {path}")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _call(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def _unescaped(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+
 
 SHM_MODE: Final = 0o1777  # as /dev/shm: any user creates files, and removes only their own
 _PARENT_MODE: Final = 0o711
@@ -83,10 +219,7 @@ class SharedMemory:
 
 
 class OwnMemory:
-    """A tmpfs for each daemon below ``run``, which is on a shared mount and has the same path for container runtimes.
-
-    ``former`` is where earlier versions had the daemons' shared memory.
-    """
+    """A tmpfs for each daemon below ``run``. ``former`` has the shared memory of earlier versions."""
 
     def __init__(self, run: Path, former: Path, mounts: Mounts, limits: TmpfsBounds) -> None:
         self._run = run
@@ -161,12 +294,10 @@ class OwnMemory:
         return ()
 
     def _of_former(self, daemon_id: str) -> Path | None:
-        """The folder that an earlier version made for the daemon, until it is removed."""
         found = [folder / check_id(daemon_id) for folder in self._former_folder()]
         return next((path for path in found if path.is_dir() and not path.is_symlink()), None)
 
     def _is_mounted(self, own: Path) -> bool:
-        """Whether the daemon's tmpfs is there, also from a former host. Raises StorageError for another mount."""
         found = self._mounts.at(own)
         if found is None or found.is_own:
             return found is not None

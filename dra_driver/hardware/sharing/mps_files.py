@@ -1,6 +1,6 @@
 """The files through which the node process and the MPS host communicate.
 
-    <root>/host.lock                      locked by the MPS host while it runs
+    <root>/host.lock                      locked by the MPS host while it runs; its time is set every `BEAT_S`
     <root>/daemons/<id>/desired.json      the wanted daemon, written by the node process
     <root>/daemons/<id>/released.json     the same file after the release, until the release is complete
     <root>/daemons/<id>/status.json       the running daemon, written by the host; removed with the daemon
@@ -8,26 +8,94 @@
 
 Files instead of a socket, because either process may be restarted at any time and then reads what is wanted and what
 runs. Nothing is synced to disk: a power cut ends both daemons and claims, and files of an earlier boot only say what to
-clean up.
+clean up. Ids become folder names and UUIDs arguments of commands, so only the characters of real ones are accepted.
+
+``dra-driver mps-host --check`` serves a readiness probe. There is no liveness probe on purpose: it would restart the
+container, which ends the work of every MPS client of the node. The daemons of a host that hangs keep running.
 """
 
 import json
 import os
-from collections.abc import Iterator
+import re
+import time
+from binascii import crc32
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypeVar
 
-from msgspec import Struct
-from msgspec.structs import asdict
+import msgspec
+from msgspec import Struct, field
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
-from dra_driver.hardware.sharing.daemon import MpsDaemon, check_id
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.text import quoted
 from dra_driver.hardware.sharing.safe_rmtree import REMOVE_S, remove_tree
 
+Content = TypeVar("Content")
+
+MAX_DEVICES: Final = 64
+MAX_LIMIT_MIB: Final = 2**24
+"""16 TiB: above any GPU, and small enough not to overflow in any program that reads it."""
+_ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
+# MIG-GPU-<uuid>/<gi>/<ci> is how drivers before R470 name MIG devices.
+_DEVICE: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}")
+
+
+_WIRE: Final = {"default_percentage": "defaultPercentage", "memory_limits": "memoryLimitsMiB"}
+
+
+class MpsDaemon(Struct, frozen=True, kw_only=True, rename=_WIRE):
+    """One daemon and the limits of its clients. Raises ValueError, with a sentence, for values out of bounds.
+
+    ``devices`` are the UUIDs of the GPUs or MIG devices that clients see, ascending. ``gpus`` are the whole GPUs among
+    them, whose compute mode becomes EXCLUSIVE_PROCESS; MIG devices have no compute mode. ``default_percentage`` is 0 to
+    100 percent of the multiprocessors, None for no limit. ``memory_limits`` maps device UUIDs to the MiB that one
+    client may allocate; a device without an entry has no limit.
+    """
+
+    id: str
+    devices: tuple[str, ...]
+    gpus: tuple[GpuUuid, ...] = ()
+    default_percentage: int | None = None
+    memory_limits: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+        if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"an MPS daemon has 1 to {MAX_DEVICES} different devices, not {len(self.devices)}")
+        for device in self.devices:
+            if not _DEVICE.fullmatch(device):
+                raise ValueError(f"{quoted(device)} is not the UUID of a GPU or MIG device")
+        if not set(self.gpus) <= set(self.devices) or not all(gpu.startswith("GPU-") for gpu in self.gpus):
+            raise ValueError("the whole GPUs of an MPS daemon must be among its devices")
+        if self.default_percentage is not None and not 0 <= self.default_percentage <= 100:
+            raise ValueError(f"a thread percentage must be 0 to 100, not {quoted(self.default_percentage)}")
+        for device, limit in self.memory_limits.items():
+            if device not in self.devices:
+                raise ValueError(f"a memory limit names {quoted(device)}, which is not a device of the daemon")
+            if not 1 <= limit <= MAX_LIMIT_MIB:
+                raise ValueError(f"a memory limit must be 1 to {MAX_LIMIT_MIB} MiB, not {quoted(limit)}")
+
+    @property
+    def generation(self) -> str:
+        """A checksum of all fields, by which a status names the description that it belongs to."""
+        # It distinguishes the few descriptions that one id ever has. hashlib would cost the MPS host 20 % of its
+        # memory.
+        text = json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
+        return f"{crc32(text):08x}{len(text):x}"
+
+
+def check_id(daemon_id: str) -> str:
+    if not _ID.fullmatch(daemon_id):
+        raise ValueError(
+            f"{quoted(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"
+        )
+    return daemon_id
+
+
 DaemonState = Literal["starting", "ready", "failed", "stopping"]
-DAEMON_STATES: Final = ("starting", "ready", "failed", "stopping")
 MAX_FILE: Final = 64 * 1024
 MAX_DAEMONS: Final = 256
 """More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
@@ -100,51 +168,31 @@ class DaemonFolder:
 
     def write_desired(self, daemon: MpsDaemon) -> None:
         """Want the daemon. Atomic."""
-        _write(self.desired, daemon.to_wire())
+        _write(self.desired, daemon)
         with storage(f"remove {self.released}"):
             self.released.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Want no daemon any more. Idempotent."""
         with storage(f"release {self.desired}"), suppress(FileNotFoundError):
             self.desired.replace(self.released)
 
     def read_status(self) -> Status | None:
         """The last status of the host; None when it is missing or unreadable."""
-        wire = _read(self.status)
-        if not isinstance(wire, dict) or wire.get("state") not in DAEMON_STATES:
-            return None
-        generation, reason, shm = wire.get("generation"), wire.get("reason"), wire.get("shm")
-        pid, restarts = wire.get("pid"), wire.get("restarts")
-        if not isinstance(generation, str) or not isinstance(reason, str) or not isinstance(shm, str):
-            return None
-        return Status(
-            generation=generation,
-            state=wire["state"],
-            reason=reason,
-            pid=pid if isinstance(pid, int) else None,
-            restarts=restarts if isinstance(restarts, int) else 0,
-            shm=shm,
-        )
+        return _read(self.status, Status)
 
     def write_status(self, status: Status) -> None:
-        """Replace the status. Atomic."""
-        _write(self.status, asdict(status))
+        _write(self.status, status)
 
     def clear_status(self) -> None:
-        """Remove the status, because the daemon has ended. Idempotent."""
         with storage(f"remove {self.status}"):
             self.status.unlink(missing_ok=True)
 
     def remove(self, *, within_s: float = REMOVE_S) -> None:
-        """Remove the folder and its content. Idempotent."""
         with storage(f"remove {self.path}"):
             remove_tree(self.path, within_s=within_s)
 
 
 class MpsFolders:
-    """All daemons' folders below ``root``."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.daemons = root / "daemons"
@@ -161,7 +209,6 @@ class MpsFolders:
         return DaemonFolder(self.daemons / check_id(daemon_id))
 
     def ids(self) -> tuple[str, ...]:
-        """Ids with a folder, in any state, ascending."""
         with storage(f"list {self.daemons}"):
             try:
                 found = [entry.name for entry in os.scandir(self.daemons) if entry.is_dir(follow_symlinks=False)]
@@ -228,27 +275,51 @@ def _is_id(name: str) -> bool:
 
 
 def _daemon(path: Path) -> MpsDaemon | None:
-    try:
-        daemon = MpsDaemon.from_wire(_read(path))
-    except ValueError:
-        return None
-    return daemon if daemon.id == path.parent.name else None
+    daemon = _read(path, MpsDaemon)
+    return daemon if daemon is not None and daemon.id == path.parent.name else None
 
 
-def _read(path: Path) -> Any:
-    """The JSON of a small plain file; None when it is missing or unreadable."""
+def _read(path: Path, kind: type[Content]) -> Content | None:
+    """The content of a small plain file; None when it is missing, unreadable or of another form."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return json.loads(os.read(descriptor, MAX_FILE))
+        return msgspec.json.decode(os.read(descriptor, MAX_FILE), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(descriptor)
 
 
-def _write(path: Path, wire: dict[str, Any]) -> None:
+def _write(path: Path, content: Struct) -> None:
     with storage(f"write {path}"):
-        replace_file(path, json.dumps(wire, sort_keys=True).encode() + b"\n")
+        replace_file(path, json.dumps(msgspec.to_builtins(content), sort_keys=True).encode() + b"\n")
+
+
+EVERY_S: Final = 10.0
+LATE_S: Final = 60.0
+"""A host that ends a daemon waits up to `supervise.KILL_S` twice for it, others are delayed that long."""
+
+
+def beat(lock: int) -> None:
+    """Set the time of the lock file with this descriptor. Never raises."""
+    with suppress(OSError):  # a file system that is read-only now; the check says so
+        os.utime(lock)
+
+
+def host_problem(folders: MpsFolders, *, now: Callable[[], float] = time.time) -> str | None:
+    """A sentence about what is wrong with the host; None while it works."""
+    try:
+        silent_s = now() - folders.lock.stat().st_mtime
+    except OSError as error:
+        return f"no MPS host has run on this node: {folders.lock}: {error.strerror or error}"
+    if not folders.host_lives():
+        return f"no MPS host runs: {folders.lock} is not locked"
+    if silent_s > LATE_S:
+        return (
+            f"the MPS host has not gone on for {silent_s:.0f} s, expected a sign every {EVERY_S:.0f} s: look at its "
+            "log; daemons that run go on, and restarting the host would end their clients"
+        )
+    return None

@@ -7,6 +7,9 @@ exception is the wait for processes that were just killed.
     waiting ──▶ starting ──▶ ready ──▶ ending ──▶ gone
        ▲            │           │
        └── failed ◀─┴───────────┘   with a pause that doubles, until it was ready for a minute
+
+Daemons write their logs without a limit. A file that is too long is truncated after its end was copied to ``<name>.1``.
+It is not renamed, because the daemon has it open and would continue to write into the renamed file.
 """
 
 import logging
@@ -16,16 +19,70 @@ import subprocess
 import time
 from contextlib import suppress
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import CommandError, StorageError
 from dra_driver.hardware.driver_root.process import Clock, Running, shown
-from dra_driver.hardware.sharing import control, logfiles, orphan_processes
+from dra_driver.hardware.sharing import control, orphan_processes
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.hardware.sharing.memory import DaemonMemory
-from dra_driver.hardware.sharing.mps_files import DaemonFolder, DaemonState, Status
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, DaemonState, MpsDaemon, Status
+
+MAX_FILE: Final = 1024 * 1024
+KEPT: Final = 256 * 1024
+OUTPUT: Final = "output.log"
+"""File with a daemon's output. The daemon's own log files beside it are control.log and server.log."""
+_TAIL: Final = 2048
+
+
+def open_output(folder: Path) -> int:
+    """Open the output file of a daemon for appending; returns the descriptor. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(folder / OUTPUT, flags, 0o600)
+
+
+def shorten_logs(folder: Path) -> None:
+    """Truncate every plain file of ``folder`` that is longer than `MAX_FILE`. Files that fail are skipped."""
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(".1"):
+                with suppress(OSError):
+                    _shorten(Path(entry.path))
+
+
+def last_lines(folder: Path) -> str:
+    """The last lines of the daemon's output, else of its control log, each once; '' when both are empty.
+
+    Every restart of a daemon appends the same lines, and the text should not change with their number: Kubernetes
+    counts events with the same text as one.
+    """
+    for name in (OUTPUT, "control.log"):
+        with suppress(OSError):
+            lines = _end(folder / name, _TAIL).decode(errors="replace").split("\n")
+            words = " ".join(dict.fromkeys(line.strip() for line in lines[-4:] if line.strip()))
+            if words:
+                return words
+    return ""
+
+
+def _shorten(path: Path) -> None:
+    # Blocks, not length: a writer that does not append leaves a hole at the front after the truncation.
+    if path.stat().st_blocks * 512 <= MAX_FILE:
+        return
+    path.with_name(f"{path.name}.1").write_bytes(_end(path, KEPT))
+    os.truncate(path, 0)
+
+
+def _end(path: Path, length: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        size = os.fstat(descriptor).st_size
+        return os.pread(descriptor, length, max(0, size - length))
+    finally:
+        os.close(descriptor)
+
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +137,10 @@ class Supervised:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended for good and its status is cleared."""
         return self._phase is _Phase.GONE
 
     @property
     def is_moving(self) -> bool:
-        """Whether it starts or ends, so that steps should follow quickly."""
         return self._phase in (_Phase.STARTING, _Phase.ENDING)
 
     def end(self) -> None:
@@ -134,7 +189,7 @@ class Supervised:
         self._set_status("starting", "its program runs and has not answered yet")
 
     def _spawn(self) -> None:
-        output = logfiles.open_output(self.folder.log)
+        output = open_output(self.folder.log)
         try:
             self._process = self._program.start(self.daemon, self.folder, self._shm, output)
         finally:
@@ -209,7 +264,7 @@ class Supervised:
             return False
         status = self._process.returncode
         self._kill_rest()
-        printed = logfiles.last_lines(self.folder.log)
+        printed = last_lines(self.folder.log)
         how = f"signal {-status}" if status < 0 else f"status {status}"
         self._fail(f"its program ended with {how}; it printed last: {shown(printed)}")
         return True

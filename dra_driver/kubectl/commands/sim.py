@@ -14,15 +14,15 @@ from typing import Any, Final, Protocol
 
 from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
 from dra_driver.hardware.gpu.catalog import suggest
-from dra_driver.hardware.gpu.simulated.fault_orders import (
+from dra_driver.hardware.gpu.simulated.faults import (
     ANNOTATION,
     FaultOrder,
-    added,
     format_orders,
     is_partition,
     parse_orders,
-    removed,
-    without,
+    with_order,
+    without_device,
+    without_order,
 )
 from dra_driver.kube import paths
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
@@ -282,19 +282,19 @@ class FaultCommand:
         if device not in taints:
             raise ConfigurationError(self._unknown(device, taints))
         before = self._events()
-        self._change(lambda orders: added(orders, order))
+        self._change(lambda orders: with_order(orders, order))
         self._say(f"{device} of {self._node}: {order.fault} injected")
         try:
             self._await(f"{order}", device, before, taints[device], wait_s)
         except _RefusedError:
-            self._change(lambda orders: removed(orders, order))
+            self._change(lambda orders: without_order(orders, order))
             raise
 
     def recover(self, device: str | None, wait_s: float) -> None:
         """Raises as ``inject``; nothing to recover is no error."""
         before = self._events()
         what = device or "all devices"
-        if not self._change(lambda orders: without(orders, device) if device else ()):
+        if not self._change(lambda orders: without_device(orders, device) if device else ()):
             self._say(f"{what} of {self._node}: no fault was injected")
             return
         self._say(f"{what} of {self._node}: the injected faults end")

@@ -134,7 +134,8 @@ def _clean_up(rest: Any, namespace: str) -> int:
 
 
 def _print(report: "SmokeReport", form: str) -> None:
-    from dra_driver.diagnose.smoke import one_line, to_wire
+    from dra_driver.core.text import one_line
+    from dra_driver.diagnose.smoke import to_wire
 
     if form == "json":
         print(json.dumps(to_wire(report), indent=2))
@@ -143,8 +144,8 @@ def _print(report: "SmokeReport", form: str) -> None:
     for item in report.tries:
         for line in item.lines:
             print(f"  {item.node} {item.kind}: log: {line}")
-        if item.do:
-            print(f"  {item.node} {item.kind or ''}: next: {item.do}".replace(" :", ":"))
+        if item.finding.fix:
+            print(f"  {item.node} {item.kind or ''}: next: {item.finding.fix}".replace(" :", ":"))
     for name in report.left:
         print(one_line(f"left in namespace {report.namespace}: {name}"))
     for note in report.notes:
@@ -153,13 +154,17 @@ def _print(report: "SmokeReport", form: str) -> None:
 
 
 def _row(item: "TryResult") -> tuple[str, ...]:
-    result = f"{item.status.value}{f' ({item.layer.value})' if item.layer else ''}"
-    detail = item.message or ", ".join(item.seen)
+    from dra_driver.diagnose.smoke import WORDS
+
+    result = f"{WORDS[item.status]}{f' ({item.finding.layer})' if item.finding.layer else ''}"
+    detail = item.finding.seen or ", ".join(item.seen)
     return item.node, str(item.kind or "all"), result, item.device or "-", detail or "-"
 
 
 def _step(result: "TryResult", done: int, total: int) -> str:
-    return f"{done} of {total}: {result.node} {result.kind}: {result.status.value}"
+    from dra_driver.diagnose.smoke import WORDS
+
+    return f"{done} of {total}: {result.node} {result.kind}: {WORDS[result.status]}"
 
 
 def _stop_on_signals(work: "SmokeRun") -> None:

@@ -4,13 +4,12 @@ import argparse
 import gc
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from dra_driver.core.errors import ConfigurationError
@@ -207,15 +206,3 @@ def files_in(path: str) -> list[Path]:
     if not found:
         raise ConfigurationError(f"no .yaml, .yml or .json file in {place}")
     return found
-
-
-def interrupt_once() -> None:
-    """Have the first SIGINT or SIGTERM raise KeyboardInterrupt; later ones must not interrupt deleting the pod."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)

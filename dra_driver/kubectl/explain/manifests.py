@@ -6,16 +6,15 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import ClusterState
-from dra_driver.kube.state_shapes import misfit
 from dra_driver.kubectl.explain.subject import Wire, name_of, namespace_of, spec_of
 
 # --- Completes objects from manifests as the API server would return them: defaults filled in, numbers as quantities.
 #
 # Implements the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/defaults.go) and the effect of
 # DeviceTaintRules on slices (k8s.io/dynamic-resource-allocation resourceslice/tracker). Objects read from a live
-# cluster
-# pass unchanged.
+# cluster pass unchanged.
 
 
 def with_defaults(state: ClusterState) -> ClusterState:

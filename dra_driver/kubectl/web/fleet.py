@@ -13,8 +13,15 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu
-from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import (
+    NO_USAGE,
+    GpuNodeStatus,
+    NodeGpu,
+    ToldForeign,
+    ToldIdle,
+    ToldOverGrant,
+    ToldUsage,
+)
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib

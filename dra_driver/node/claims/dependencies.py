@@ -16,7 +16,7 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid, PoolName
 from dra_driver.core.model.terms import Terms
 from dra_driver.hardware.cdi import CdiNames, CdiWriter, ContainerEdits
-from dra_driver.hardware.device_nodes.keeper import WantedNode
+from dra_driver.hardware.device_nodes.reconciler import WantedNode
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.timeslice import TimeSlicer
@@ -69,7 +69,7 @@ class CdiSources(Protocol):
 
 
 class DeviceNodes(Protocol):
-    """Nodes on the host, see `device_nodes.keeper.NodeKeeper`. Errors: `DeviceNodeError`, `DeviceLostError`."""
+    """Nodes on the host, see `DeviceNodeReconciler`. Errors: `DeviceNodeError`, `DeviceLostError`."""
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None: ...
 

@@ -16,7 +16,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.core.model.terms import Form, Interval, SharingTerms, Strategy, Use
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 
 OwnerId = NewType("OwnerId", str)
 """One run of the node process. Every run has its own id, also of the same pod."""

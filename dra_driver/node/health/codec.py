@@ -6,9 +6,11 @@ and what is unknown is left out. Format 1 only grows: later versions add fields 
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Final
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Meta, Struct, field
+from msgspec.structs import asdict
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.health import HealthCause, Severity
@@ -23,6 +25,8 @@ MOST_FAULTS: Final = 1024
 """Faults of one GPU in a file."""
 MAX_BYTES: Final = 8 * 1024 * 1024
 _MOST_TIME: Final = 1e12
+_Time = Annotated[float, Meta(ge=0, lt=_MOST_TIME)]
+_Id = Annotated[int, Meta(ge=0, le=MOST_ID)]
 
 
 class HealthRecord(Struct, frozen=True, kw_only=True):
@@ -44,7 +48,7 @@ def encode(record: HealthRecord) -> bytes:
         if faults
     }
     written = {"format": FORMAT, "bootID": record.boot_id, "gpus": gpus, "forgotten": dict(record.forgotten)}
-    return json.dumps(written, separators=(",", ":")).encode()
+    return msgspec.json.encode(written)
 
 
 def decode(data: bytes) -> HealthRecord:
@@ -67,68 +71,45 @@ def decode(data: bytes) -> HealthRecord:
     )
 
 
-def _written(key: FaultKey, fault: HealthFault) -> dict[str, Any]:
-    found = {
-        "cause": key.cause.value,
-        "gi": key.gi_id,
-        "xid": key.xid or None,
-        "severity": fault.severity.value,
-        "since": fault.since,
-        "opened": fault.opened,
-        "seen": fault.seen,
-        "detail": fault.detail or None,
-        "recovered": fault.recovered,
-        "evidence": fault.evidence or None,
-        "ended": fault.ended,
-        "repeats": fault.repeats or None,
-        "passing": fault.passing or None,
-    }
-    return {name: value for name, value in found.items() if value is not None}
+class _Written(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A fault in the file."""
+
+    cause: HealthCause
+    gi: _Id | None = None
+    xid: _Id = 0
+    severity: Severity
+    since: _Time
+    opened: _Time
+    seen: _Time
+    detail: str = ""
+    recovered: _Time | None = None
+    evidence: str = ""
+    ended: _Time | None = None
+    repeats: _Id = 0
+    passing: bool = False
+
+
+def _written(key: FaultKey, fault: HealthFault) -> _Written:
+    return _Written(cause=key.cause, gi=key.gi_id, xid=key.xid, **asdict(fault))
 
 
 def _faults(written: object) -> Faults:
-    found: dict[FaultKey, HealthFault] = {}
-    for item in written[:MOST_FAULTS] if isinstance(written, list) else ():
-        if (read := _fault(item)) is not None:
-            found[read[0]] = read[1]
-    return found
+    items = written[:MOST_FAULTS] if isinstance(written, list) else ()
+    return dict(read for item in items if (read := _fault(item)) is not None)
 
 
-def _fault(written: object) -> tuple[FaultKey, HealthFault] | None:
-    if not isinstance(written, dict):
-        return None
-    times = [written.get(name) for name in ("since", "opened", "seen")]
-    later = [written.get(name) for name in ("recovered", "ended")]
-    gi_id, number, repeats = written.get("gi"), written.get("xid", 0), written.get("repeats", 0)
-    if not all(_is_time(time) for time in times) or not all(time is None or _is_time(time) for time in later):
-        return None
-    if not (gi_id is None or _is_id(gi_id)) or not _is_id(number) or not _is_id(repeats):
-        return None
-    if written.get("ended") is not None and written.get("recovered") is None:
-        return None
+def _fault(item: object) -> tuple[FaultKey, HealthFault] | None:
     try:
-        key = FaultKey(gi_id, HealthCause(str(written.get("cause"))), number)
-        level = Severity(str(written.get("severity")))
-    except ValueError:  # of a later version
+        read = msgspec.convert(item, _Written)
+    except ValueError:  # damaged, or of a later version
         return None
-    fault = HealthFault(
-        severity=level,
-        since=written["since"],
-        opened=written["opened"],
-        seen=written["seen"],
-        detail=str(written.get("detail") or "")[:MOST_DETAIL],
-        recovered=written.get("recovered"),
-        evidence=str(written.get("evidence") or "")[:MOST_DETAIL],
-        ended=written.get("ended"),
-        repeats=min(repeats, MOST_DOUBLINGS),
-        passing=written.get("passing") is True,
-    )
-    return key, fault
+    if read.ended is not None and read.recovered is None:
+        return None
+    fields = {name: getattr(read, name) for name in HealthFault.__struct_fields__}
+    fields |= {"detail": read.detail[:MOST_DETAIL], "evidence": read.evidence[:MOST_DETAIL]}
+    fields["repeats"] = min(read.repeats, MOST_DOUBLINGS)
+    return FaultKey(read.gi, read.cause, read.xid), HealthFault(**fields)
 
 
 def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST_TIME
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_ID

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct
-
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
 from dra_driver.core.model.claim import ClaimRef
@@ -24,11 +22,11 @@ from dra_driver.kube import paths
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.types import ObjectReference
-from dra_driver.node.claims import Journal
+from dra_driver.node.claims import Entry, Journal
 from dra_driver.node.process.health_events import Notice
-from dra_driver.node.process.health_report import ReportedDevice, devices_of, is_about
+from dra_driver.node.process.health_report import devices_of, is_about
 from dra_driver.node.process.node_events import COMPONENT
-from dra_driver.node.process.usage_events import ClaimNotice
+from dra_driver.node.process.usage_report import ClaimNotice
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +40,6 @@ MAX_NAME, MAX_UID = 253, 128
 RIGHTS: Final = "claimEvents.enabled of the chart"
 TERMINATING: Final = "because it is being terminated"
 """In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
-
-
-class HeldDevices(Struct, frozen=True, kw_only=True):
-    """A prepared claim and its devices."""
-
-    ref: ClaimRef
-    devices: tuple[ReportedDevice, ...]
 
 
 def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectReference]:
@@ -73,12 +64,10 @@ def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectRefer
 class ClaimEvents:
     """``start`` and ``stop`` once, by one owner; ``tell`` from any thread.
 
-    ``claims`` lists the prepared claims and may raise StorageError. ``recorder`` belongs to this object's thread.
+    ``claims`` are the journal's entries and may raise StorageError. ``recorder`` belongs to this object's thread.
     """
 
-    def __init__(
-        self, rest: RestClient, recorder: EventRecorder, *, claims: Callable[[], Iterable[HeldDevices]]
-    ) -> None:
+    def __init__(self, rest: RestClient, recorder: EventRecorder, *, claims: Callable[[], Iterable[Entry]]) -> None:
         self._rest, self._recorder, self._claims = rest, recorder, claims
         self._notices: queue.Queue[Notice | ClaimNotice] = queue.Queue(MAX_NOTICES)
         self._worker = Worker(THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "claim-events"))
@@ -160,8 +149,10 @@ class Refusals:
             )
 
 
-def _has(claim: HeldDevices, notice: Notice) -> bool:
-    return any(is_about(notice.condition, device, notice.gpu) for device in claim.devices)
+def _has(claim: Entry, notice: Notice) -> bool:
+    """Whether a prepared claim has the device, also with admin access."""
+    devices = devices_of(claim) if claim.state == "prepared" else ()
+    return any(is_about(notice.condition, device, notice.gpu) for device in devices)
 
 
 def _is_pod(user: Any) -> bool:
@@ -177,11 +168,4 @@ def open_claim_events(settings: NodeSettings, rest: RestClient, journal: Journal
     if not (settings.claim_events and (settings.health or settings.usage)):
         return None
     recorder = EventRecorder(rest, COMPONENT, settings.node_name, refused=Refusals())
-    return ClaimEvents(rest, recorder, claims=partial(held_devices, journal))
-
-
-def held_devices(journal: Journal) -> Iterable[HeldDevices]:
-    """The prepared claims in the journal, with the devices of admin access too. Raises StorageError."""
-    for entry in journal.entries():
-        if entry.state == "prepared":
-            yield HeldDevices(ref=entry.ref, devices=devices_of(entry))
+    return ClaimEvents(rest, recorder, claims=journal.entries)

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
-
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -38,7 +36,7 @@ from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import ServerVersion, server_version
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.claims import AssignedDevice, Journal
+from dra_driver.node.claims import AssignedDevice, Entry, Journal
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
 from dra_driver.node.process.node_events import Tell
 
@@ -54,26 +52,7 @@ EVENT: Final = "ClaimStatusNotWritten"
 FILE: Final = "claim-status.json"
 
 
-class DeviceFacts(Struct, frozen=True, kw_only=True):
-    """One device of a prepared claim. ``data`` is what is shown of it."""
-
-    pool: str
-    device: str
-    share_id: str | None
-    data: Mapping[str, Any]
-
-
-class ClaimFacts(Struct, frozen=True, kw_only=True):
-    """A prepared claim. ``since`` is when it was prepared, in seconds of the Unix epoch."""
-
-    ref: ClaimRef
-    since: float
-    devices: tuple[DeviceFacts, ...]
-
-
-def status_of(
-    claim: ClaimFacts, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float
-) -> dict[str, Any]:
+def status_of(claim: Entry, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float) -> dict[str, Any]:
     """The object to apply. Pure. A device without a report counts as healthy: it was prepared.
 
     Two requests of a claim may have the same device (admin access). It is one entry: the API server refuses two.
@@ -96,8 +75,8 @@ def digest(body: Mapping[str, Any]) -> str:
 
 
 def _entry(
-    device: DeviceFacts,
-    claim: ClaimFacts,
+    device: AssignedDevice,
+    claim: Entry,
     driver: str,
     health: Mapping[tuple[str, str], DeviceReport],
     now: float,
@@ -109,18 +88,18 @@ def _entry(
         "status": "False" if is_sick else "True",
         "reason": "Unhealthy" if is_sick else "Prepared",
         "message": report.message if report is not None and is_sick else "",
-        "lastTransitionTime": rfc3339(now if is_sick else claim.since),
+        "lastTransitionTime": rfc3339(now if is_sick else claim.changed_at),
     }
     entry = {"driver": driver, "pool": device.pool, "device": device.device}
     if device.share_id is not None:
         entry["shareID"] = device.share_id
-    return {**entry, "conditions": [condition], "data": dict(device.data)}
+    return {**entry, "conditions": [condition], "data": data_of(device)}
 
 
 class ClaimStatus:
     """``start`` and ``stop`` once, by one owner; ``wake`` and ``show`` from any thread.
 
-    ``claims`` lists the prepared claims and may raise StorageError. ``warn`` records an event on the Node. With
+    ``claims`` are the journal's entries and may raise StorageError. ``warn`` records an event on the Node. With
     ``waits_for_health``, nothing is written before the first ``show``: a process that has just started does not know
     which devices are sick, and would say for a moment that all are well.
     """
@@ -132,7 +111,7 @@ class ClaimStatus:
         path: Path,
         *,
         version: Callable[[], ServerVersion],
-        claims: Callable[[], Iterable[ClaimFacts]],
+        claims: Callable[[], Iterable[Entry]],
         warn: Callable[[str], None],
         waits_for_health: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -204,7 +183,7 @@ class ClaimStatus:
         return self._checked
 
     def _write_all(self, health: Mapping[tuple[str, str], DeviceReport]) -> float | None:
-        claims = {claim.ref.uid: claim for claim in self._claims()}
+        claims = {claim.ref.uid: claim for claim in self._claims() if claim.state == "prepared"}
         before = dict(self._written)
         self._written = {uid: text for uid, text in before.items() if uid in claims}
         left = None
@@ -282,26 +261,10 @@ def open_claim_status(
         settings.driver_name,
         folder / FILE,
         version=partial(server_version, rest),
-        claims=partial(prepared_claims, journal),
+        claims=journal.entries,
         warn=partial(tell, "Warning", EVENT),
         waits_for_health=settings.health,
     )
-
-
-def prepared_claims(journal: Journal) -> Iterable[ClaimFacts]:
-    """The prepared claims in the journal. Raises StorageError."""
-    return [
-        ClaimFacts(
-            ref=entry.ref,
-            since=entry.changed_at,
-            devices=tuple(
-                DeviceFacts(pool=each.pool, device=each.device, share_id=each.share_id, data=data_of(each))
-                for each in entry.devices
-            ),
-        )
-        for entry in journal.entries()
-        if entry.state == "prepared"
-    ]
 
 
 def data_of(device: AssignedDevice) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from typing import Final, Self
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.device_nodes.folder import RealDev
-from dra_driver.hardware.device_nodes.keeper import NodeKeeper, WantedNode
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, registered_names
-from dra_driver.hardware.device_nodes.problems import Problem, ProblemKind
+from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler, Problem, ProblemKind, WantedNode
 from dra_driver.hardware.device_nodes.tools import DriverTools
 from dra_driver.hardware.device_nodes.uvm import UvmModule
 from dra_driver.hardware.driver_root.detect import RootSource
@@ -32,7 +31,7 @@ class HostDeviceNodes:
     """
 
     def __init__(
-        self, uvm: UvmModule, keeper: NodeKeeper | None, *, may_touch: Callable[[], bool] = lambda: True
+        self, uvm: UvmModule, keeper: DeviceNodeReconciler | None, *, may_touch: Callable[[], bool] = lambda: True
     ) -> None:
         self.uvm = uvm
         self._keeper = keeper
@@ -50,7 +49,7 @@ class HostDeviceNodes:
         if found.host_dev is None:
             return cls(uvm, None, may_touch=may_touch)
         dev = RealDev(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
-        keeper = NodeKeeper(
+        keeper = DeviceNodeReconciler(
             dev,
             lambda: uvm.last,
             folder=found.host_dev,
@@ -61,7 +60,7 @@ class HostDeviceNodes:
         return cls(uvm, keeper, may_touch=may_touch)
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """See `device_nodes.keeper.NodeKeeper.ensure`."""
+        """See `device_nodes.keeper.DeviceNodeReconciler.ensure`."""
         if self._keeper is not None:
             self._keeper.ensure(nodes)
 

@@ -35,14 +35,16 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.gpu_node import (
+    NO_USAGE,
     GpuNodeStatus,
     HealthWord,
     NodeGpu,
     NodePolicy,
     NodeProblem,
+    NodeTaint,
     PublishedForm,
+    ToldUsage,
 )
-from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldUsage
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form, GpuTerms, Terms, Use, terms_of
@@ -58,8 +60,7 @@ from dra_driver.node.policy import PolicySource, standing_of
 from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.node_events import Tell
-from dra_driver.node.process.usage_events import ClaimNotice
-from dra_driver.node.process.usage_report import UsageReport
+from dra_driver.node.process.usage_report import ClaimNotice, UsageReport
 
 log = logging.getLogger(__name__)
 
@@ -322,7 +323,10 @@ def _gpu(gpu: Gpu, facts: NodeFacts) -> NodeGpu:
         health=health,
         causes=causes,
         message="; ".join(messages) or None,
-        taints=(*terms.taints, *terms.condition_taints, *terms.whole_taints),
+        taints=tuple(
+            NodeTaint(key=taint.key, value=taint.value, effect=taint.effect)
+            for taint in (*terms.taints, *terms.condition_taints, *terms.whole_taints)
+        ),
     )
 
 

@@ -37,7 +37,7 @@ from dra_driver.hardware.cdi import CdiProvider
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.node.process.detaching import Detaching
 from dra_driver.node.process.node_follower import NodeFollower
-from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
+from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms
 from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)

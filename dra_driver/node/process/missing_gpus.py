@@ -22,9 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from msgspec import DecodeError, Raw, Struct
-from msgspec.json import decode
-from msgspec.json import encode as encoded
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
@@ -46,7 +45,7 @@ _LATEST: Final = 4e9
 """Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
 
 
-class KnownGpu(Struct, frozen=True, kw_only=True):
+class KnownGpu(Struct, frozen=True, kw_only=True, rename={"gone_since": "goneSince"}):
     """A GPU as it was found last. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
 
     gpu: Gpu
@@ -114,9 +113,7 @@ class MissingGpuTracker:
     ) -> None:
         self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
-        self._known: Known = {}
-        for gpu, since in read(path):
-            self._known = {**self._known, gpu.uuid: KnownGpu(gpu=gpu, gone_since=since)}
+        self._known: Known = {known.gpu.uuid: known for known in read(path)}
         self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
         self._awaited_since: float | None = None  # the first look
         self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
@@ -190,7 +187,7 @@ class MissingGpuTracker:
     def _write(self) -> None:
         known = self._known.values()
         try:
-            replace_file(self._path, encode((last.gpu, last.gone_since) for last in known))
+            replace_file(self._path, encode(known))
         except OSError as error:
             if not self._unwritten:
                 log.warning("GPUs cannot be noted; a restart forgets a missing one", extra={"reason": error})
@@ -208,55 +205,44 @@ def _since(last: KnownGpu, now: float) -> float:
     return now if last.gone_since is None else min(last.gone_since, now)
 
 
-class _Entry(Struct, frozen=True, kw_only=True, rename="camel"):
-    gone_since: float | None = None
-    gpu: Gpu
-
-    def __post_init__(self) -> None:
-        if self.gpu.minor not in _MINORS or not limits.fits(self.gpu.uuid):
-            raise ValueError(f"minor {self.gpu.minor} or UUID {self.gpu.uuid[:80]!r} would make a slice invalid")
-        if self.gone_since is not None and not 0 <= self.gone_since <= _LATEST:
-            raise ValueError(f"goneSince is {self.gone_since}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
-
-
-class _File(Struct):
+class _Content(Struct, frozen=True, kw_only=True):
     version: int
-    gpus: list[Raw]
+    gpus: tuple[msgspec.Raw, ...]
 
 
-def encode(known: Iterable[tuple[Gpu, float | None]]) -> bytes:
-    """The file's content: ``{"version": 1, "gpus": [{"goneSince": 1763805600.0, "gpu": {fields of Gpu}}]}``."""
-    gpus = [Raw(encoded({"goneSince": since, "gpu": gpu})) for gpu, since in known]
-    return encoded(_File(VERSION, gpus))
+def encode(known: Iterable[KnownGpu]) -> bytes:
+    """The file's content: ``{"version": 1, "gpus": [{"gpu": {fields of Gpu}, "goneSince": 1763805600.0}]}``."""
+    return msgspec.json.encode({"version": VERSION, "gpus": list(known)})
 
 
-def read(path: Path) -> list[tuple[Gpu, float | None]]:
-    """The GPUs in the file; none when it does not exist or cannot be used."""
+def read(path: Path) -> list[KnownGpu]:
+    """The GPUs in the file; none when it does not exist or cannot be used. A wrong entry is logged and skipped."""
     try:
-        document = _document(path)
+        with path.open("rb") as file:
+            content = msgspec.json.decode(file.read(MAX_BYTES), type=_Content)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, DecodeError, RecursionError) as error:
-        log.warning("cannot read the file of known GPUs; it will be replaced", extra={"file": path, "reason": error})
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("the file of known GPUs cannot be read; it is written again", extra={"file": path, "reason": error})
         return []
-    return [found for entry in document.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
+    if content.version != VERSION:
+        log.warning("the file of known GPUs has another version; it is written again", extra={"file": path})
+        return []
+    return [found for entry in content.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
 
 
-def _document(path: Path) -> _File:
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES} bytes")
-    document = decode(data, type=_File)
-    if document.version != VERSION:
-        raise ValueError(f"it has version {document.version}, expected {VERSION}")
-    return document
-
-
-def _entry(entry: Raw, path: Path) -> tuple[Gpu, float | None] | None:
+def _entry(entry: msgspec.Raw, path: Path) -> KnownGpu | None:
     try:
-        found = decode(entry, type=_Entry)
-    except (DecodeError, RecursionError) as error:
-        log.warning("cannot use a known GPU of the file", extra={"file": path, "reason": error})
+        found = msgspec.json.decode(entry, type=KnownGpu)
+        _check(found)
+    except (ValueError, RecursionError) as error:
+        log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
         return None
-    return found.gpu, found.gone_since
+    return found
+
+
+def _check(found: KnownGpu) -> None:
+    if found.gpu.minor not in _MINORS or not limits.fits(found.gpu.uuid):
+        raise ValueError(f"minor {found.gpu.minor} or UUID {found.gpu.uuid[:80]!r} would make a slice invalid")
+    if found.gone_since is not None and not 0 <= found.gone_since <= _LATEST:
+        raise ValueError(f"goneSince is {found.gone_since}, expected seconds of the Unix epoch up to {_LATEST:.0f}")

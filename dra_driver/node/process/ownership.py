@@ -14,8 +14,7 @@ from dra_driver.core.errors import DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
-from dra_driver.hardware.gpu.backend import Backend
-from dra_driver.hardware.gpu.notes import MIG_MODE
+from dra_driver.hardware.gpu.backend import MIG_MODE, Backend
 from dra_driver.node.claims import Journal
 
 

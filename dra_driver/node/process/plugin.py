@@ -20,12 +20,17 @@ Stop is the reverse, so nothing that a call needs ends before the kubelet stops 
 and the kubelet removes the slices of a driver that does not come back.
 """
 
+import faulthandler
+import gc
 import logging
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
@@ -46,12 +51,12 @@ from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.policy import PolicySource
-from dra_driver.node.process import assignments_file, detach_request, hardware, node_events, preflight, probe, service
+from dra_driver.node.process import assignments_file, hardware, node_events, preflight, service
 from dra_driver.node.process.claim_events import open_claim_events
 from dra_driver.node.process.claim_status import open_claim_status
-from dra_driver.node.process.detaching import Detaching, wake_for_file
+from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
-from dra_driver.node.process.endpoints import Endpoints
+from dra_driver.node.process.endpoints import Endpoints, Probe, socket_problems
 from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.free_memory import trimmer
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
@@ -64,11 +69,10 @@ from dra_driver.node.process.node_claims import open_node_claims, open_provider,
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.ownership import OwnedBackend
 from dra_driver.node.process.policy_watch import PolicyWatch
-from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
 from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
-from dra_driver.node.process.terms_resolver import TermsResolver
+from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
 
@@ -94,6 +98,8 @@ STALE_CLAIMS_EVERY_S = 600.0
 # For changes that a wakeup reports, and while it does for changes that inotify does not see, such as a mount.
 SOON_S, RESYNC_S = 1.0, 5.0
 POLICIES_FILE = "policies-in-force.json"
+# By then the first slices are written, which a full collection would hold up by 30 ms.
+SETTLED_S = 10.0
 
 
 class Component(Struct, frozen=True, kw_only=True):
@@ -253,13 +259,13 @@ class NodeProcess:
         )
 
         # 4. First look at the Node object, first read of the hardware, recovery
-        file = detach_request.DetachFile(plugin_dir / detach_request.FILE)
+        file = DetachFile(plugin_dir / FILE)
         detaching = Detaching(
             found.backend,
             inventory,
             gate,
-            find=lambda: detach_request.find_request(own_node.current(), file.read(), file.path),
-            prepared=lambda: journal.counts().claims,
+            find=lambda: find_request(own_node.current(), file.read(), file.path),
+            prepared=journal.count_claims,
             changed=publish,
             published=lambda: not self._has_started or publisher.published,
             tell=tell,
@@ -289,7 +295,7 @@ class NodeProcess:
         streams = HealthStreams()
         handlers = [*service.handlers(claims.service, driver, prepares), *streams.handlers()]
         endpoints = Endpoints(paths, registration, handlers)
-        sockets = probe.Probe(partial(probe.problems, paths))
+        sockets = Probe(partial(socket_problems, paths))
         yield Component(
             part=endpoints,
             start=endpoints.start,
@@ -514,7 +520,7 @@ def _within(stop: Callable[[], object]) -> Callable[[], None]:
     return limited
 
 
-def _dead(claims: Claims, endpoints: Endpoints, sockets: probe.Probe) -> list[str]:
+def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
     found = [claims.problem] if claims.problem else []
     # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
     return found if endpoints.problem else found + sockets.problems()
@@ -522,3 +528,38 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: probe.Probe) -> list[st
 
 def _held_gpus(claims: Claims) -> set[GpuUuid]:
     return {use.gpu_uuid for use in claims.journal.uses()}
+
+
+def run(settings: NodeSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
+
+    SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
+    """
+    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
+    # for ever. SimpleQueue.put is safe in signal handlers.
+    wanted: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: wanted.put(received))
+    faulthandler.register(signal.SIGUSR2)
+    begin = time.monotonic()
+    facts = {"version": __version__, "node": settings.node_name, "driver": settings.driver_name}
+    log.info("starting", extra=facts)
+    process = NodeProcess(settings)
+    process.start()
+    log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
+    _wait(wanted)
+    begin = time.monotonic()
+    log.info("stopping; slices and prepared claims stay")
+    process.stop()
+    log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3)})
+
+
+def _wait(wanted: SimpleQueue[int]) -> None:
+    """Waits for a signal; takes the objects of the start out of garbage collection in the meantime."""
+    try:
+        wanted.get(timeout=SETTLED_S)
+    except Empty:
+        # What is there now stays: without it, each full collection would look at all modules, inside of some call.
+        gc.collect()
+        gc.freeze()
+        wanted.get()

@@ -1,4 +1,4 @@
-"""Makes simulated GPUs ill as an annotation of the Node asks (``hardware/gpu/simulated/fault_orders.py``), and well
+"""Makes simulated GPUs ill as an annotation of the Node asks (``hardware/gpu/simulated/faults.py``), and well
 again.
 
 Only a node process with simulated GPUs has this: on a real node the annotation means nothing. The faults are kept with
@@ -16,8 +16,7 @@ from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION, FaultOrder, is_partition, parse_orders
-from dra_driver.hardware.gpu.simulated.faults import GpuFault
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION, FaultOrder, GpuFault, is_partition, parse_orders
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.process.node_events import Tell
 

@@ -1,8 +1,8 @@
 """Lets the pods of claims use simulated GPUs as an annotation of the claim says
-(``hardware/gpu/simulated/use_orders.py``).
+(``hardware/gpu/simulated/usage.py``).
 
 Only a node process with simulated GPUs has this. It reads each claim once after it was prepared and writes the file
-``hardware/gpu/simulated/usage_file.py``, which the usage exporter reads. No call of the kubelet waits for it.
+``hardware/gpu/simulated/usage.py``, which the usage exporter reads. No call of the kubelet waits for it.
 """
 
 import logging
@@ -14,8 +14,7 @@ from typing import Final
 from dra_driver.core.errors import DraError, NotFoundError
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
-from dra_driver.hardware.gpu.simulated.usage_file import NAME, SimulatedUse, change_uses
-from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, UseStep, parse_steps
+from dra_driver.hardware.gpu.simulated.usage import ANNOTATION, NAME, SimulatedUse, UseStep, change_uses, parse_steps
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Entry

@@ -9,11 +9,9 @@ the pace of the controller, PodDisruptionBudgets and the opt-out are for.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from msgspec import Struct
-
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node_usage import (
+from dra_driver.core.model.gpu_node import (
     MAX_TOLD,
     MAX_TOLD_PODS,
     ToldForeign,
@@ -22,38 +20,23 @@ from dra_driver.core.model.gpu_node_usage import (
     ToldPod,
     ToldUsage,
 )
-from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import rfc3339
+from dra_driver.node.claims import AssignedDevice, Entry
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Told = TypeVar("_Told")
 
 
-class GrantedDevice(Struct, frozen=True, kw_only=True):
-    """One device of a prepared claim, without admin access. ``share_bytes`` is what a share was granted, None for other
-    forms and where memory is not counted."""
-
-    device: DeviceName
-    gpu_uuid: GpuUuid
-    share_bytes: int | None = None
-
-
-class GrantedClaim(Struct, frozen=True, kw_only=True):
-    """A prepared claim."""
-
-    ref: ClaimRef
-    devices: Sequence[GrantedDevice]
-
-
 def believed(
-    findings: UsageFindings, claims: Iterable[GrantedClaim], snapshot: Snapshot, terms: Terms, checked_at: str
+    findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
 ) -> ToldUsage:
     """What is told, each claim and GPU once. ``checked_at`` stands in it if the controller is asked to act."""
-    prepared: dict[str, GrantedClaim] = {claim.ref.uid: claim for claim in claims}
+    prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
     over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
     foreign = _once((each.gpu_uuid, _foreign(each, snapshot)) for each in findings.unattributed)
@@ -63,10 +46,10 @@ def believed(
     return ToldUsage(over_grant=over, idle=idle, unattributed=foreign, checked_at=checked_at)
 
 
-def _over_grant(found: OverGrant, prepared: Mapping[str, GrantedClaim], terms: Terms) -> ToldOverGrant | None:
+def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ToldOverGrant | None:
     claim = _prepared(found.claim, prepared)
-    shares = [each for each in claim.devices if each.device == found.device] if claim is not None else []
-    grants = [each.share_bytes for each in shares if each.share_bytes is not None]
+    shares = [each for each in _used(claim) if each.device == found.device]
+    grants = [granted for each in shares if (granted := _share_bytes(each)) is not None]
     if claim is None or not grants or len(grants) < len(shares):
         return None
     granted, rules = sum(grants), terms_of(terms, shares[0].gpu_uuid).usage
@@ -89,9 +72,9 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, GrantedClaim], terms: T
     )
 
 
-def _idle(found: IdleClaim, prepared: Mapping[str, GrantedClaim], terms: Terms) -> ToldIdle | None:
+def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> ToldIdle | None:
     claim = _prepared(found.claim, prepared)
-    rules = [terms_of(terms, each.gpu_uuid).usage for each in claim.devices] if claim is not None else []
+    rules = [terms_of(terms, each.gpu_uuid).usage for each in _used(claim)]
     after_min = idle_after_min(rules)
     if claim is None or after_min is None:
         return None
@@ -126,9 +109,19 @@ def _foreign(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
     )
 
 
-def _prepared(ref: ClaimRef, prepared: Mapping[str, GrantedClaim]) -> GrantedClaim | None:
+def _prepared(ref: ClaimRef, prepared: Mapping[str, Entry]) -> Entry | None:
     claim = prepared.get(ref.uid)
     return claim if claim is not None and claim.ref == ref else None
+
+
+def _used(claim: Entry | None) -> list[AssignedDevice]:
+    """The claim's devices, without those of admin access."""
+    return [each for each in claim.devices if not each.admin_access] if claim is not None else []
+
+
+def _share_bytes(device: AssignedDevice) -> int | None:
+    """The memory that a share was granted; None for other forms and where memory is not counted."""
+    return device.sharing.share.memory if device.sharing is not None and device.sharing.share is not None else None
 
 
 def _once(found: Iterable[tuple[_Key, _Told | None]]) -> tuple[_Told, ...]:

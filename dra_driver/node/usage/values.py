@@ -4,8 +4,9 @@
 ``/usage`` are made of them. None is never 0 here: it means that nothing tells.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -163,3 +164,23 @@ class JoinedUsage(Struct, frozen=True, kw_only=True):
     knows: Knows
     gpus: tuple[GpuUse, ...] = ()
     devices: tuple[DeviceUse, ...] = ()
+
+    @property
+    def rules(self) -> dict[str, UsageRules]:
+        """The rules of each GPU."""
+        return {gpu.gpu_uuid: gpu.rules for gpu in self.gpus}
+
+
+LONGEST_STEP_S: Final = 30.0
+"""The most that a gap between two looks counts: neither a machine that was suspended nor a clock that jumps ends a
+grace time."""
+
+
+def step_s(elapsed_s: float) -> float:
+    """How much of the time since the last look counts. A clock that goes back counts as nothing."""
+    return min(max(elapsed_s, 0.0), LONGEST_STEP_S)
+
+
+def began(now: datetime, observed_s: float) -> datetime:
+    """When it began, in whole seconds."""
+    return (now - timedelta(seconds=observed_s)).replace(microsecond=0)

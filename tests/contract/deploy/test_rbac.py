@@ -10,13 +10,13 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.fakes import chart
 from tests.fakes.dra_objects import gpu, resource_slice
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"

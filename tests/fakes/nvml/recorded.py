@@ -15,8 +15,8 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.model.nvlink import NvLinks
 from dra_driver.diagnose.hardware.values import HardwareReport
+from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, computed_name, count_of, memory_of
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, MEMORY_V2, NVLINKS, OPTIONAL, link_end
-from dra_driver.hardware.gpu.nvml.profiles import FLAVOURS, computed_name, count_of, memory_of
 from dra_driver.hardware.gpu.nvml.properties import ADDRESSING_MODES, ARCHITECTURES, BRANDS
 from tests.fakes.nvml.state import FUNCTION_NOT_FOUND, LINK_TO_SWITCH, State
 

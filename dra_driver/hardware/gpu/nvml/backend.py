@@ -1,19 +1,18 @@
 """Real GPUs, read and changed through NVML (libnvidia-ml.so.1).
 
-NVML handles never leave this package. They are looked up again for each read and each change, by index and not by
-UUID: a lookup by UUID wakes other GPUs and takes seconds on a busy node, and a handle is invalid after its session and
-after a change of MIG mode.
-
-Trouble with one property or at one read never withdraws a GPU: see ``last_values.py``. A GPU that does not answer at
-all does not hold up the others: see ``reads.py`` and ``turns.py``. A session that no longer shows the node as it is, is
-ended: see ``surroundings.py``.
+NVML handles never leave this package. They are looked up for each read and each change, by index and not by UUID: a
+lookup by UUID wakes other GPUs and takes seconds on a busy node, and a handle is invalid after its session and after a
+change of MIG mode. A failing property or read never withdraws a GPU (``last_values.py``), a GPU that does not answer
+does not delay the others (``call_locks.py``), and an outdated session is ended (``renewals.py``).
 """
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pynvml
 
@@ -26,19 +25,37 @@ from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.hardware.gpu.nvml import control
-from dra_driver.hardware.gpu.nvml.device_files import open_device_files
+from dra_driver.hardware.gpu.nvml.call_locks import Patience
 from dra_driver.hardware.gpu.nvml.errors import optional
-from dra_driver.hardware.gpu.nvml.events import mig_events
-from dra_driver.hardware.gpu.nvml.fabric import FUNCTION as FABRIC
-from dra_driver.hardware.gpu.nvml.fabric import read_fabric
+from dra_driver.hardware.gpu.nvml.events import HealthEvents, mig_events
 from dra_driver.hardware.gpu.nvml.health import HealthLooks
-from dra_driver.hardware.gpu.nvml.health_events import HealthEvents
 from dra_driver.hardware.gpu.nvml.listings import Listings
 from dra_driver.hardware.gpu.nvml.mig import read_instances
 from dra_driver.hardware.gpu.nvml.node import Known, Node
+from dra_driver.hardware.gpu.nvml.properties import FABRIC, read_fabric
 from dra_driver.hardware.gpu.nvml.renewals import Renewals
 from dra_driver.hardware.gpu.nvml.session import Session
-from dra_driver.hardware.gpu.nvml.turns import Patience
+
+OWN_DESCRIPTORS = "/proc/self/fd"
+_DEVICE_FILE = re.compile(r"/dev/nvidia[^/]*(/.*)?$")  # also nvidia-caps/…, and below another root than /
+
+
+def open_device_files(descriptors: str | Path = OWN_DESCRIPTORS) -> tuple[str, ...]:
+    """Paths of the driver's device files behind the links in ``descriptors``, sorted; () where that cannot be read."""
+    found = set()
+    try:
+        links = list(Path(descriptors).iterdir())
+    except OSError:
+        return ()
+    for link in links:
+        try:
+            path = str(link.readlink())
+        except OSError:  # closed meanwhile
+            continue
+        if _DEVICE_FILE.search(path):
+            found.add(path)
+    return tuple(sorted(found))
+
 
 __all__ = ["NvmlBackend", "find_library"]
 
@@ -85,11 +102,10 @@ class NvmlBackend:
         self._renewals = Renewals(self._session, dev_folder)
 
     def open(self) -> None:
-        """See ``Backend.open``."""
         self._session.open()
 
     def close(self) -> None:
-        """See ``Backend.close``. Waits for running calls, see ``turns.Patience``."""
+        """See ``Backend.close``. Waits for running calls, see ``call_locks.Patience``."""
         self._session.close()
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
@@ -103,17 +119,15 @@ class NvmlBackend:
         return not left
 
     def reattach(self) -> None:
-        """See ``Detachable.reattach``."""
         self._session.reattach()
 
     @property
     def detached(self) -> str | None:
-        """See ``Detachable.detached``."""
         return self._session.detached
 
     def snapshot(self) -> Snapshot:
-        """See ``Backend.snapshot``. Waits a bounded time for each GPU, see ``turns.Patience``; the first read without
-        persistence mode takes seconds. A GPU that is being changed meanwhile is as it was last read."""
+        """See ``Backend.snapshot``. Waits a bounded time for each GPU (``call_locks.Patience``); the first read without
+        persistence mode takes seconds. A GPU that is being changed is returned as it was last read."""
         with self._looking, self._renewals.before_look():
             with self._session.use() as generation:
                 found = self._node.read(generation, self._events.covered(generation))
@@ -133,15 +147,12 @@ class NvmlBackend:
         return happened
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
-        """See ``HealthSource.wait_for_health_events``."""
         return self._health_events.wait(timeout_s)
 
     def health_look_wanted(self) -> bool:
-        """See ``HealthSource.health_look_wanted``."""
         return self._health_events.take_look()
 
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
-        """See ``HealthSource.health_unmonitored``."""
         return self._health_events.unmonitored(self._health.known)
 
     def health_readings(self) -> tuple[HealthReading, ...]:
@@ -150,11 +161,9 @@ class NvmlBackend:
             return self._health.read(generation)
 
     def forget_gpu(self, gpu: GpuUuid) -> None:
-        """See ``HealthSource.forget_gpu``."""
         self._health.forget(gpu)
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
-        """See ``GpuControl.mig_mode``."""
         with self._handle(gpu) as (_, handle):
             return control.mig_mode(handle, gpu)
 
@@ -170,7 +179,6 @@ class NvmlBackend:
             self._await_mode(known, gpu, enabled)
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
-        """See ``GpuControl.mig_instances``."""
         with self._handle(gpu) as (known, handle):
             self.listings.asked(known.generation)
             if not control.mig_mode(handle, gpu):
@@ -178,7 +186,6 @@ class NvmlBackend:
             return read_instances(handle, self._node.facts(known, gpu, handle))
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
-        """See ``GpuControl.create_gpu_instance``."""
         with self._changes(gpu) as (known, handle):
             facts = self._node.facts(known, gpu, handle)
             return control.create_gpu_instance(handle, gpu, facts, profile_id, start)
@@ -189,7 +196,6 @@ class NvmlBackend:
             return control.create_compute_instance(handle, gpu, self._node.facts(known, gpu, handle), gi_id)
 
     def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
-        """See ``GpuControl.destroy_compute_instance``."""
         with self._changes(gpu) as (_, handle):
             control.destroy_compute_instance(handle, gpu, gi_id, ci_id)
 
@@ -199,12 +205,10 @@ class NvmlBackend:
             control.destroy_gpu_instance(handle, gpu, gi_id)
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
-        """See ``GpuControl.fabric``."""
         with self._handle(gpu) as (_, handle):
             return optional(FABRIC, lambda: read_fabric(handle))
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
-        """See ``GpuControl.compute_mode``."""
         with self._handle(gpu) as (_, handle):
             return control.compute_mode(handle)
 

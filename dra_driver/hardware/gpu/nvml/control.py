@@ -26,8 +26,14 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE, change, optional, refusal, required
-from dra_driver.hardware.gpu.nvml.mig import compute_profiles, read_compute_instance, read_instances, spanning
-from dra_driver.hardware.gpu.nvml.profiles import ComputeProfile, MigFacts
+from dra_driver.hardware.gpu.nvml.mig import (
+    ComputeProfile,
+    MigFacts,
+    compute_profiles,
+    read_compute_instance,
+    read_instances,
+    spanning,
+)
 
 Handle = pynvml.c_nvmlDevice_t
 SET_MODE = "nvmlDeviceSetMigMode"
@@ -137,7 +143,6 @@ def create_compute_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, gi_id
 
 
 def destroy_compute_instance(handle: Handle, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
-    """See ``GpuControl.destroy_compute_instance``."""
     instance = _gpu_instance(handle, gi_id)
     if instance is None:
         return
@@ -150,7 +155,6 @@ def destroy_compute_instance(handle: Handle, gpu: GpuUuid, gi_id: int, ci_id: in
 
 
 def destroy_gpu_instance(handle: Handle, gpu: GpuUuid, gi_id: int) -> None:
-    """See ``GpuControl.destroy_gpu_instance``."""
     instance = _gpu_instance(handle, gi_id)
     if instance is not None:
         doing = f"destroying GPU instance {gi_id} of GPU {gpu}"
@@ -173,7 +177,6 @@ def set_compute_mode(handle: Handle, gpu: GpuUuid, mode: ComputeMode) -> None:
 
 
 def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | None:
-    """Its handle; None when it is gone or MIG mode is off."""
     ask = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
     return optional("nvmlDeviceGetGpuInstanceById", ask, GONE)
 
@@ -181,7 +184,6 @@ def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | No
 def _create(
     doing: str, instance: pynvml.c_nvmlGpuInstance_t, candidates: tuple[ComputeProfile, ...]
 ) -> pynvml.c_nvmlComputeInstance_t:
-    """Create the first of ``candidates`` that the GPU supports."""
     refused = MigUnsupportedError(f"{doing} failed: no compute instance profile spans it; see nvidia-smi mig -lcip")
     for profile in candidates:
         try:

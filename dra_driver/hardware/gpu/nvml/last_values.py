@@ -29,7 +29,7 @@ from dra_driver.hardware.gpu.nvml.errors import (
     raise_translated,
     withdraws,
 )
-from dra_driver.hardware.gpu.nvml.profiles import MigFacts
+from dra_driver.hardware.gpu.nvml.mig import MigFacts
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,7 +58,6 @@ class LastValues:
         self._kept: Gpu | None = None
 
     def renew(self, generation: int) -> None:
-        """Set the number of the NVML session that reads now."""
         self._generation = generation
 
     def read(self, function: str, call: Callable[[], T], *, needed: bool = False) -> T | None:

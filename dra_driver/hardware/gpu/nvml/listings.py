@@ -1,20 +1,86 @@
-"""At which reads the MIG instances of a GPU are listed.
+"""Decide at which reads the MIG instances of a GPU are listed, and by which of two node processes.
 
 A listing walks every profile, GPU instance and compute instance, some ten seconds under load, and each query may take
 a subscription of the instance: another process can then not destroy it (open-gpu-kernel-modules,
 gpu_instance_subscription.c and kernel_mig_manager.c). So they are listed when something may have changed: after an NVML
-event (nvmlEventMigConfigChange), after this process' own change, in a new session, and for safety at every
-``LIST_EVERY``-th read. A GPU without events is listed at every read, as nothing else would find a foreign change.
+event (nvmlEventMigConfigChange), after this process's own change, in a new session, and for safety at every
+``LIST_EVERY``-th read. A GPU without events is listed at every read: nothing else would find a change by others.
 
-Two node processes overlap during a rolling update. The one that is not to read lists only what it does not know and
-what it has changed itself, and ends its session afterwards, which gives its subscriptions back.
+Two node processes overlap during a rolling update. Only the newer one keeps its list up to date, because the kubelet
+calls the driver that registered last. The older one lists only unknown instances and its own changes, and ends its
+session afterwards, which releases its subscriptions. The newer process takes a lock over from the older one, which
+releases it at its next read; when the newer one ends first, the older one takes the lock back. Both are ``flock``s,
+which end with their process: on ``<file>`` by the process that reads, on ``<file>.next`` by the one that waits.
 """
 
+import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
+from dra_driver.core.files import lock_file
 from dra_driver.core.model.ids import GpuUuid
+
+log = logging.getLogger(__name__)
+
+
+class InstanceReader:
+    def __init__(self, file: Path) -> None:
+        """``file``: in a folder that both processes share. Created when needed (0600) and never removed."""
+        self._file = file
+        self._next = file.with_name(f"{file.name}.next")
+        self._lock = threading.Lock()  # guards the fields below
+        self._held: int | None = None
+        self._waiting: int | None = None
+        self._superseded = False
+        self._failed = False
+
+    def __call__(self) -> bool:
+        """Whether this process reads. Also True when the files cannot be used: then it may get in another's way, and
+        would otherwise not see changes. Costs one or two system calls."""
+        with self._lock:
+            try:
+                return self._keep() if self._held is not None else self._take()
+            except OSError as error:
+                if not self._failed:
+                    log.warning("cannot lock the right to read MIG instances", extra={"reason": error})
+                self._failed = True
+                return True
+
+    def _keep(self) -> bool:
+        waiting = _try(self._next)
+        if waiting is not None:
+            os.close(waiting)
+            return True
+        self._held = _released(self._held)
+        self._superseded = True
+        log.info("another process of this driver reads MIG instances from now on")
+        return False
+
+    def _take(self) -> bool:
+        self._held = _try(self._file)
+        if self._held is not None:
+            self._waiting = _released(self._waiting)
+            return True
+        if self._waiting is None and not self._superseded:
+            self._waiting = _try(self._next)
+        return False
+
+
+def _try(path: Path) -> int | None:
+    try:
+        return lock_file(path)
+    except BlockingIOError:
+        return None
+
+
+def _released(descriptor: int | None) -> int | None:
+    if descriptor is not None:
+        os.close(descriptor)
+    return None
+
 
 LIST_EVERY = 6
 """Events of the time without an event set are lost (a switch of MIG mode, a new session); once a minute at the default
@@ -25,8 +91,6 @@ Token = tuple[int, int, int]
 
 
 class Listings:
-    """Thread-safe."""
-
     def __init__(self, may_read: Callable[[], bool]) -> None:
         self.may_read = may_read
         self._lock = threading.Lock()  # guards the fields below
@@ -37,7 +101,6 @@ class Listings:
         self._asked = 0  # the newest session that asked for instances
 
     def happened(self) -> None:
-        """An event came: the instances of any GPU may have changed."""
         with self._lock:
             self._events += 1
 
@@ -47,7 +110,6 @@ class Listings:
             self._own[gpu] += 1
 
     def token(self, gpu: GpuUuid, generation: int) -> Token:
-        """To be taken before a listing."""
         with self._lock:
             return generation, self._events, self._own[gpu]
 
@@ -62,7 +124,6 @@ class Listings:
         return due and self.may_read()
 
     def listed(self, gpu: GpuUuid, token: Token) -> None:
-        """The listing is done."""
         with self._lock:
             self._listed[gpu] = token
             self._reads[gpu] = 0

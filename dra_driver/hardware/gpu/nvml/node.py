@@ -10,15 +10,13 @@ from msgspec import Struct, field
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.nvml.confidential import mode_of
+from dra_driver.hardware.gpu.nvml.call_locks import CallLock, NoAnswerError, Patience, Reads, YieldToWriter
 from dra_driver.hardware.gpu.nvml.errors import driver_call, required
 from dra_driver.hardware.gpu.nvml.last_values import LastValues
 from dra_driver.hardware.gpu.nvml.listings import Listings
-from dra_driver.hardware.gpu.nvml.profiles import MigFacts, read_facts
-from dra_driver.hardware.gpu.nvml.properties import describe_gpu
-from dra_driver.hardware.gpu.nvml.reads import NoAnswerError, Reads
+from dra_driver.hardware.gpu.nvml.mig import MigFacts, read_facts
+from dra_driver.hardware.gpu.nvml.properties import describe_gpu, mode_of
 from dra_driver.hardware.gpu.nvml.session import Session
-from dra_driver.hardware.gpu.nvml.turns import GiveWay, Patience, Turn
 
 
 class Known(Struct):
@@ -39,18 +37,16 @@ class Node:
         self._patience = patience
         self._listings = listings
         self._reads: Reads[Gpu] = Reads()
-        self._turns: dict[str, Turn] = {}  # by UUID, or by NVML index while that is not known
+        self._turns: dict[str, CallLock] = {}  # by UUID, or by NVML index while that is not known
         self._known = Known()
         self._last: dict[str, LastValues] = {}  # by UUID, "" for the driver; outlives sessions
         self._modes_changed = False
         self._found: frozenset[GpuUuid] = frozenset()  # GPUs of the last read
 
-    def turn(self, gpu: str) -> Turn:
-        """The turn of that GPU."""
-        return self._turns.setdefault(gpu, Turn(gpu, self._patience))
+    def turn(self, gpu: str) -> CallLock:
+        return self._turns.setdefault(gpu, CallLock(gpu, self._patience))
 
     def knowledge(self, generation: int) -> Known:
-        """What session ``generation`` knows."""
         known = self._known
         if known.generation != generation:
             self._known = known = Known(generation)  # two threads may do this at once: one set is read again
@@ -93,9 +89,9 @@ class Node:
 
     @contextlib.contextmanager
     def reading(self, generation: int, index: int) -> Iterator[None]:
-        """The turn of the GPU at ``index``, for another reader. Raises GiveWay when it is taken or the GPU hangs."""
+        """The lock of the GPU at ``index``. Raises YieldToWriter if it is taken or the GPU hangs."""
         if self._reads.is_stuck(index):
-            raise GiveWay
+            raise YieldToWriter
         with self.turn(_label(self.knowledge(generation), index)).read():
             yield
 
@@ -103,7 +99,7 @@ class Node:
     def opened(self, known: Known, index: int) -> Iterator[tuple[GpuUuid, pynvml.c_nvmlDevice_t]]:
         """UUID and handle of the GPU at ``index``, in its turn. The caller uses the session.
 
-        Raises DeviceLostError, GiveWay while the GPU is being changed, and DriverUnavailableError.
+        Raises DeviceLostError, YieldToWriter while the GPU is being changed, and DriverUnavailableError.
         """
         for _ in range(3):
             label = _label(known, index)
@@ -119,7 +115,6 @@ class Node:
         )
 
     def is_whole(self, generation: int, gpu: GpuUuid) -> bool:
-        """Whether the last read of the GPU found its MIG mode off, or no MIG."""
         return self._known.generation == generation and gpu in self._found and not self._known.modes.get(gpu, False)
 
     def hangs(self, known: Known, index: int) -> bool:
@@ -135,10 +130,7 @@ class Node:
         return self._modes_changed
 
     def read(self, generation: int, covered: frozenset[int]) -> Snapshot:
-        """A snapshot of the node; the caller uses session ``generation``. GPUs at the indexes ``covered`` have events.
-
-        Raises DriverUnavailableError.
-        """
+        """A snapshot of the node. GPUs at the indexes ``covered`` have events. Raises DriverUnavailableError."""
         known = self.knowledge(generation)
         driver = self._values(known, "")
         cuda = driver.read("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -171,7 +163,7 @@ class Node:
         for index, problem in answers.items():
             if isinstance(problem, Gpu):
                 continue
-            if not isinstance(problem, DeviceLostError | GiveWay | NoAnswerError):
+            if not isinstance(problem, DeviceLostError | YieldToWriter | NoAnswerError):
                 raise problem  # the driver as a whole, or a mistake of ours
             uuid = known.uuids.get(index)
             if uuid in gpus:  # now at another index

@@ -1,18 +1,18 @@
-"""Raw questions to NVML, each answered with a value or with the code, and how long it took.
+"""Raw NVML queries, each answered with a value or with NVML's code, and its duration.
 
-For ``dra-driver hardware-check`` and tests on real GPUs: the backend asks fewer questions and hides the codes. Nothing
-here changes a setting. The caller has opened a session (``NvmlBackend.open``). MIG is in ``mig_probes.py``.
-
-The node process never imports this.
+For ``dra-driver hardware-check`` and tests on real GPUs: the backend asks fewer questions and hides the codes. No query
+changes a setting. The caller opens the session (``NvmlBackend.open``). The node process never imports this module.
 """
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+from dra_driver.hardware.gpu.nvml.mig import MAX_INSTANCES
 from dra_driver.hardware.gpu.nvml.session import use_library
 
 pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the backend calls
@@ -120,22 +120,18 @@ def plain(value: Any) -> Any:
 
 
 def handles() -> list[Any]:
-    """Raw handles of all GPUs, in the order of NVML. Raises NVMLError."""
     return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
 def handle_at(index: int) -> Any:
-    """The handle at an NVML index. Raises NVMLError."""
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
 def answers_at(index: int) -> bool:
-    """Whether there is a handle at an NVML index. Raises NVMLError."""
     return bool(handle_at(index))
 
 
 def system() -> dict[str, Answer]:
-    """What NVML says about the machine."""
     return {name: ask(getattr(pynvml, name)) for name in SYSTEM if hasattr(pynvml, name)}
 
 
@@ -205,7 +201,6 @@ def settings(handle: Any) -> dict[str, Any]:
 
 
 def timeless(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer that can be compared with another one."""
     return {key: value for key, value in answer.items() if key != "ms"}
 
 
@@ -250,3 +245,116 @@ def load(library: str | None) -> Answer:
     """Open a session without the backend; the answer of nvmlInitWithFlags. Raises DriverUnavailableError."""
     use_library(library)
     return ask(lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
+
+
+PROFILE_NUMBERS: Final = range(0x20)
+"""Numbers of profiles that are asked: nvml.h 13.3 ends at 0x12, later ones may have more."""
+
+
+def profiles(handle: Any) -> list[dict[str, Any]]:
+    """A row per profile number, whether or not MIG mode is on.
+
+    ``number``; ``v2`` and ``v1``, the answers of both versions; of a profile that either has: ``id``, ``placements``
+    (``start:size``) and ``remaining``, the answers for that id.
+    """
+    rows = []
+    for number in PROFILE_NUMBERS:
+        row: dict[str, Any] = {f"v{version}": ask(_profile(handle, number, version)) for version in (2, 1)}
+        row["number"] = number
+        info = row["v2"].get("value") or row["v1"].get("value")
+        if info:
+            row["id"] = info["id"]
+            row["placements"] = ask(_placements(handle, info["id"]))
+            row["remaining"] = ask(partial(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, handle, info["id"]))
+        rows.append(row)
+    return rows
+
+
+def without_mode(handle: Any, profile_ids: Iterable[int]) -> dict[str, Any]:
+    """Answers of functions that the backend may call while MIG mode is off."""
+    by_id = instances(handle, profile_ids)
+    remaining = {
+        profile_id: ask(partial(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, handle, int(profile_id)))
+        for profile_id in by_id
+    }
+    return {
+        "nvmlDeviceGetGpuInstances": by_id,
+        "nvmlDeviceGetGpuInstanceRemainingCapacity": remaining,
+        "nvmlDeviceGetGpuInstanceById": ask(lambda: bool(pynvml.nvmlDeviceGetGpuInstanceById(handle, 0))),
+        "nvmlDeviceGetSupportedEventTypes": ask(partial(pynvml.nvmlDeviceGetSupportedEventTypes, handle)),
+        "nvmlDeviceRegisterEvents": ask(partial(register_mig_events, handle)),
+    }
+
+
+def register_mig_events(handle: Any) -> str:
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, events)
+    finally:
+        pynvml.nvmlEventSetFree(events)
+    return "registered"
+
+
+@contextmanager
+def event_set(handles: Iterable[Any]) -> Iterator[list[Answer]]:
+    """Keep an event set with the MIG events of all GPUs open inside the block; yields the answer for each GPU."""
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        wanted = pynvml.nvmlEventMigConfigChange
+        yield [ask(partial(pynvml.nvmlDeviceRegisterEvents, handle, wanted, events)) for handle in handles]
+    finally:
+        pynvml.nvmlEventSetFree(events)
+
+
+def instances(handle: Any, profile_ids: Iterable[int]) -> dict[str, Answer]:
+    """Number of GPU instances by profile id. Listing them subscribes this session to each."""
+    return {str(profile_id): ask(_instances(handle, profile_id)) for profile_id in profile_ids}
+
+
+def event_wait(handle: Any, timeout_ms: int) -> Answer:
+    """How long a wait without an event takes, with the XID, ECC and MIG events that the GPU supports."""
+    wanted = 0x8 | 0x2 | 0x1 | 0x100
+    created: list[Any] = []
+
+    def wait() -> int:
+        created.append(pynvml.nvmlEventSetCreate())
+        supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+        pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, created[0])
+        return int(pynvml.nvmlEventSetWait_v2(created[0], timeout_ms).eventType)
+
+    answer = ask(wait)
+    for events in created:
+        pynvml.nvmlEventSetFree(events)
+    return answer
+
+
+def is_guest(handle: Any) -> bool:
+    """Whether the GPU is a virtual one, whose partitions are its host's."""
+    answer = ask(partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
+    return bool(answer.get("value") == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+
+
+def _profile(handle: Any, number: int, version: int) -> Callable[[], Any]:
+    return lambda: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
+
+
+def _instances(handle: Any, profile_id: int) -> Callable[[], int]:
+    def call() -> int:
+        count = ctypes.c_uint(MAX_INSTANCES)
+        room = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
+        pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, ctypes.byref(count))
+        return count.value
+
+    return call
+
+
+def _placements(handle: Any, profile_id: int) -> Callable[[], list[str]]:
+    def call() -> list[str]:
+        count = ctypes.c_uint(0)
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
+        room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+        if count.value:
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
+        return [f"{placement.start}:{placement.size}" for placement in room[: count.value]]
+
+    return call

@@ -1,26 +1,199 @@
-"""Read the properties of one GPU through NVML.
+"""Read the properties of one GPU: through NVML, and its PCIe root and NUMA node from sysfs.
 
 The strings for brand, architecture and addressing mode are those that NVIDIA's DRA driver publishes (go-nvlib's names),
 so that device classes and CEL expressions written for it keep working.
+
+- The PCIe root is the first component below ``/sys/devices`` of the device's resolved link, the rule of the standard
+  attribute ``resource.kubernetes.io/pcieRoot`` (k8s.io/dynamic-resource-allocation/deviceattribute).
+- Confidential computing: nvmlSystemGetConfComputeState (R535). A node-wide mode that changes only with a GPU reset.
+- NVLink fabric: nvmlDeviceGetGpuFabricInfoV, Hopper and newer; version 3 of its structure comes with driver 580,
+  version 2 with 550. NVML writes the state as one byte where pynvml declares four, so the other three are ignored.
+- NVLinks: nvmlDeviceGetNvLinkState, RemoteDeviceType, RemotePciInfo_v2. Missing calls and silent links shrink the
+  answer.
 """
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from ctypes import byref
 from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import UUID
 
 import pynvml
 
-from dra_driver.core.model.gpu import NO_LINKS, Gpu
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.gpu import NO_LINKS, ConfidentialCompute, Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.hardware.gpu import topology
-from dra_driver.hardware.gpu.nvml.errors import required
-from dra_driver.hardware.gpu.nvml.fabric import FUNCTION as FABRIC
-from dra_driver.hardware.gpu.nvml.fabric import read_fabric
+from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
+from dra_driver.hardware.gpu.nvml.errors import ABSENT, required
 from dra_driver.hardware.gpu.nvml.last_values import LastValues
-from dra_driver.hardware.gpu.nvml.mig import read_instances
-from dra_driver.hardware.gpu.nvml.nvlinks import links_of
-from dra_driver.hardware.gpu.nvml.pci import sysfs_address
-from dra_driver.hardware.gpu.nvml.profiles import MigFacts
+from dra_driver.hardware.gpu.nvml.mig import MigFacts, read_instances
+
+ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+
+
+def read_topology(pci_bus_id: str, sysfs_root: str = "/sys") -> tuple[str | None, int | None]:
+    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None where sysfs has no value, or -1 as the NUMA node."""
+    link = Path(sysfs_root, "bus/pci/devices", pci_bus_id)
+    return _pcie_root(link, Path(sysfs_root)), _numa_node(link)
+
+
+def _pcie_root(link: Path, sysfs: Path) -> str | None:
+    try:
+        below = link.resolve(strict=True).relative_to(sysfs.resolve() / "devices")
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links
+        return None
+    return below.parts[0] if below.parts and ROOT.fullmatch(below.parts[0]) else None
+
+
+def _numa_node(link: Path) -> int | None:
+    try:
+        node = int((link / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
+    """``0000:65:00.0`` of NVML's eight digits in upper case. Raises ValueError for a text that is no address."""
+    bus_id = info.busId
+    domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+CONFIDENTIAL: Final = "nvmlSystemGetConfComputeState"
+
+
+def mode_of(driver: LastValues) -> ConfidentialCompute | None:
+    """The mode; None where the driver does not know it. ``driver`` has the driver's last answers."""
+    return driver.constant(CONFIDENTIAL, _read_confidential)
+
+
+def _read_confidential() -> ConfidentialCompute:
+    state = pynvml.nvmlSystemGetConfComputeState()
+    if state.ccFeature != pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED:
+        return ConfidentialCompute.OFF
+    tools = state.devToolsMode == pynvml.NVML_CC_SYSTEM_DEVTOOLS_MODE_ON
+    return ConfidentialCompute.DEVTOOLS if tools else ConfidentialCompute.ON
+
+
+FABRIC: Final = "nvmlDeviceGetGpuFabricInfoV"
+_STATES: Final = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: FabricState.COMPLETED,
+}
+_OLDER: Final = frozenset({pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+_Info = pynvml.c_nvmlGpuFabricInfo_v3_t | pynvml.c_nvmlGpuFabricInfo_v2_t
+_VERSIONS: Final[tuple[Callable[[], _Info], ...]] = (
+    pynvml.c_nvmlGpuFabricInfo_v3_t,
+    pynvml.c_nvmlGpuFabricInfo_v2_t,
+)
+
+
+def read_fabric(handle: pynvml.c_nvmlDevice_t) -> Fabric | None:
+    """The state; None for a GPU without NVLink fabric. Raises pynvml.NVMLError, also for a driver without the call."""
+    info = read_info(handle)
+    state = _STATES.get(info.state & 0xFF)
+    if state is None:
+        return None
+    return Fabric(state=state, status=info.status if state is FabricState.COMPLETED else 0)
+
+
+def read_info(handle: pynvml.c_nvmlDevice_t) -> _Info:
+    """The newest structure that the driver fills; its ``state`` is one byte. Raises as `read_fabric`."""
+    newest, older = _VERSIONS
+    info = newest()
+    try:
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    except pynvml.NVMLError as error:
+        if error.value not in _OLDER:
+            raise
+        info = older()
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    return info
+
+
+NVLINKS: Final = "NVLinks"
+MAX_LINKS: Final = 36  # NVML_NVLINK_MAX_LINKS of driver 580; boards up to Blackwell have 18
+EVERY: Final = 64
+"""Looks between two reads, after the first ones: about ten minutes at the default poll interval."""
+_MISSING: Final = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+_SWITCH: Final = "switch"
+
+
+def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | None:
+    """All links that were up at any read of this process; None when they could never be read.
+
+    Read at the looks 1, 4 and 16, and every `EVERY` ones: links can come up after the driver (Fabric Manager trains
+    those of NVSwitches), and some fifty calls per GPU and look would be felt. Raises as `LastValues.read`.
+    """
+    return values.growing(NVLINKS, partial(read_links, handle), NvLinks.__or__, every=EVERY)
+
+
+def read_links(handle: pynvml.c_nvmlDevice_t) -> NvLinks:
+    ends = Counter(_link_ends(handle))
+    switch_links = ends.pop(_SWITCH, 0)
+    peers = (NvLinkPeer(pci_bus_id=address, links=links) for address, links in sorted(ends.items()))
+    return NvLinks(peers=tuple(peers), switch_links=switch_links, clique=_clique(handle) if switch_links else None)
+
+
+def _link_ends(handle: pynvml.c_nvmlDevice_t) -> Iterator[str]:
+    """For each link that is up and leads to something known: `_SWITCH`, or the PCI address of a GPU."""
+    for link in range(MAX_LINKS):
+        try:
+            up = pynvml.nvmlDeviceGetNvLinkState(handle, link) != pynvml.NVML_NVLINK_STATE_INACTIVE
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT or (not link and error.value in ABSENT):
+                return
+            if error.value not in ABSENT:
+                raise
+            continue
+        end = _link_end(handle, link) if up else None
+        if end is not None:
+            yield end
+
+
+def _link_end(handle: pynvml.c_nvmlDevice_t, link: int) -> str | None:
+    """Without a type (drivers before R470) the end counts as a GPU; one that is not on the node has no effect."""
+    try:
+        kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+    except pynvml.NVMLError as error:
+        if error.value not in _MISSING:
+            raise
+        kind = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+    if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+        return _SWITCH
+    return _peer(handle, link) if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU else None
+
+
+def _peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str | None:
+    try:
+        return sysfs_address(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+    except pynvml.NVMLError as error:
+        if error.value not in _MISSING:
+            raise
+    except ValueError:  # no address
+        pass
+    return None
+
+
+def _clique(handle: pynvml.c_nvmlDevice_t) -> str | None:
+    """Only of a registration that is completed and succeeded, in a cluster that has a UUID (nvml.h)."""
+    try:
+        info = read_info(handle)
+    except pynvml.NVMLError as error:
+        if error.value not in _MISSING:
+            raise
+        return None
+    cluster = bytes(info.clusterUuid)
+    if info.state & 0xFF != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != 0 or not any(cluster):
+        return None
+    return f"{UUID(bytes=cluster)}.{info.cliqueId}"
+
 
 BRANDS = {
     pynvml.NVML_BRAND_QUADRO: "Quadro",
@@ -111,7 +284,7 @@ def _topology(values: LastValues, pci_bus_id: str | None, sysfs_root: str) -> tu
     """A device that is bound anew ends the session."""
     if pci_bus_id is None:
         return None, None
-    return values.constant(f"topology of {pci_bus_id}", lambda: topology.read(pci_bus_id, sysfs_root)) or (None, None)
+    return values.constant(f"topology of {pci_bus_id}", lambda: read_topology(pci_bus_id, sysfs_root)) or (None, None)
 
 
 def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bool) -> int | None:

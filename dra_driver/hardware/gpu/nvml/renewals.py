@@ -1,18 +1,38 @@
-"""When the NVML session is ended because it no longer shows the node as it is.
+"""End an NVML session that no longer shows the node as it is.
 
-GPUs were bound or unbound, or the driver was replaced (``surroundings.py``); NVML counted no GPU at the last look; or a
-GPU has been left out for ``LEFT_OUT_LOOKS`` looks. The last one repeats at twice the number of looks each time, because
-a board that is really broken does not come back by it. The other GPUs are kept awake meanwhile.
+Reasons: GPUs were bound or unbound, or the driver was replaced (`session.DriverEnvironment`); NVML counted no GPU at
+the last read; or a GPU was left out of ``LEFT_OUT_LOOKS`` reads. The last reason repeats at twice the number of reads
+each time, because a renewal does not repair a broken board.
+
+The other GPUs stay initialised: without persistence mode the kernel module stops a GPU when its last device file is
+closed (open-gpu-kernel-modules, nv.c, nv_close_device). Its next user restarts it, which takes seconds and loses
+settings such as the compute mode of a claim whose pod has not started. An open device file prevents that.
 """
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.hardware.gpu.nvml.awake import kept_awake
-from dra_driver.hardware.gpu.nvml.session import Session
-from dra_driver.hardware.gpu.nvml.surroundings import Surroundings
+from dra_driver.hardware.gpu.nvml.session import DriverEnvironment, Session
+
+
+@contextlib.contextmanager
+def keep_initialized(minors: Iterable[int], dev_folder: str) -> Iterator[None]:
+    """Have ``<dev_folder>/nvidia<minor>`` open inside the block, where that is possible. Never raises."""
+    descriptors = []
+    try:
+        for minor in minors:
+            with contextlib.suppress(OSError):
+                # NONBLOCK: the kernel module does not wait for a GPU that is being started (nv.c, nvidia_open).
+                flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptors.append(os.open(f"{dev_folder}/nvidia{minor}", flags))
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +41,6 @@ MAX_LOOKS = 360  # an hour
 
 
 class Renewals:
-    """For one thread at a time, the one that takes a snapshot."""
-
     def __init__(self, session: Session, dev_folder: str) -> None:
         self._session = session
         self._dev_folder = dev_folder
@@ -52,7 +70,7 @@ class Renewals:
         addresses = None if now.bound is None else {address for address, _ in now.bound}
         gpus = () if self._last is None else self._last.gpus
         minors = [one.minor for one in gpus if addresses is None or one.pci_bus_id in addresses]
-        with kept_awake(minors, self._dev_folder):
+        with keep_initialized(minors, self._dev_folder):
             if self._session.renew(generation):
                 level = logging.DEBUG if reason == self._reason else logging.INFO
                 log.log(level, "NVML session is outdated and begins again", extra={"reason": reason})
@@ -61,7 +79,6 @@ class Renewals:
             yield
 
     def after_look(self, found: Snapshot) -> None:
-        """Remember what the look found."""
         missing = frozenset(gpu.label for gpu in found.left_out)
         if missing - self._left_out or not missing:
             self._looks, self._limit = 0, LEFT_OUT_LOOKS
@@ -80,7 +97,7 @@ class Renewals:
         if self._looks >= self._limit:
             self._looks, self._limit = 0, min(2 * self._limit, MAX_LOOKS)
 
-    def _report_library(self, began: Surroundings, now: Surroundings) -> None:
+    def _report_library(self, began: DriverEnvironment, now: DriverEnvironment) -> None:
         replaced = began.replaced(now) and began.outdated(now) is None
         if replaced and not self._replaced:
             log.warning(

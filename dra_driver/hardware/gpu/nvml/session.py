@@ -1,32 +1,188 @@
-"""The process's NVML session: loads the library, opens the session and ends it.
+"""The process's NVML session: loads the library, opens and ends the session, and interrupts waits in it.
 
 NVML is thread-safe (its documentation, and ctypes releases the interpreter lock), so any number of calls run at once.
-Only opening and ending a session exclude all other calls, because pynvml keeps library and symbols in globals and
-handles become invalid with the session. A call that never returns therefore keeps the session from ending: every wait
-for that end is bounded (``Patience.end_s``), and uses fail meanwhile.
+Only opening and ending a session exclude other calls: pynvml keeps library and symbols in globals, and handles become
+invalid with the session. A call that never returns keeps the session from ending, so each wait for the end is bounded
+(``Patience.end_s``), and uses fail while it lasts.
 
-NVML counts and numbers the GPUs once per session. Which GPUs were bound to the driver then, and which library was
-loaded, is kept as ``surroundings``, so that the backend can notice that a session is outdated.
+NVML counts and numbers the GPUs once per session; NVIDIA's DCGM restarts its session at every bind and unbind (DCGM,
+DcgmHostEngineHandler.cpp). A GPU that is unbound even waits for this session to end: its link below
+/sys/bus/pci/drivers/nvidia disappears immediately (Linux, drivers/base/dd.c), and the kernel module waits until the
+GPU's use count is 0 (open-gpu-kernel-modules, kernel-open/nvidia/nv-pci.c). `DriverEnvironment` records what a session
+began with, and ``renewals.py`` ends an outdated session. A library that was replaced keeps working as it is mapped; the
+new one needs a kernel module of its release, so the session continues until that is loaded.
+
+nvmlEventSetWait_v2 cannot be cancelled, and returns NVML_ERROR_TIMEOUT when an interrupt arrives (nvml.h). `Waits`
+sends a signal whose handler does nothing, so that waits may be long: each costs an idle node CPU. Not tried with
+NVIDIA's library yet: if a wait continues after a signal, all later ones are short.
 """
 
 import _ctypes
 import contextlib
 import ctypes
 import logging
+import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
 
 import pynvml
+from msgspec import Struct
 
 from dra_driver.core.errors import DetachedError, DriverUnavailableError
 from dra_driver.hardware.driver_root.detect import unsupported
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.nvml.errors import describe, driver_call
-from dra_driver.hardware.gpu.nvml.interrupts import REPEAT_S, Waits
-from dra_driver.hardware.gpu.nvml.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
+
+SIGNAL = signal.SIGUSR1
+SLICE_S = 10.0
+"""One wait in NVML, where it can be interrupted."""
+SHORT_SLICE_S = 0.25
+"""One wait in NVML, where it cannot: the longest delay of a change of MIG mode by a thread that waits."""
+REPEAT_S = 0.02
+"""When to interrupt again: the thread may have been about to wait."""
+SERIES_S = 0.5
+"""Interrupts further apart do not belong together: the first one may have come before the thread waited."""
+PATIENCE_S = 1.0
+"""A wait that goes on for so long after an interrupt is deaf to it."""
+
+
+class Waits:
+    """The threads that wait in NVML now. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Handlers can be installed in the main thread only; from any other, interrupting does nothing."""
+        self._clock = clock
+        self._can_interrupt = _install_handler()
+        self._lock = threading.Lock()  # held while a signal is sent, so that it meets no later call of the thread
+        # When a wait was interrupted, by thread: at first and at last, without a pause of SERIES_S between.
+        self._inside: dict[int, tuple[float, float] | None] = {}
+
+    @property
+    def slice_s(self) -> float:
+        return SLICE_S if self._can_interrupt else SHORT_SLICE_S
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """The calling thread waits in NVML inside the block."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._inside[thread] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._inside[thread]
+
+    def interrupt(self) -> None:
+        """End all present waits. To be repeated every `REPEAT_S` until they have ended."""
+        with self._lock:
+            for thread, series in self._inside.items():
+                if self._can_interrupt:
+                    signal.pthread_kill(thread, SIGNAL)
+                    now = self._clock()
+                    first = now if series is None or now - series[1] > SERIES_S else series[0]
+                    self._inside[thread] = first, now
+                    self._can_interrupt = now - first < PATIENCE_S
+                    if not self._can_interrupt:
+                        log.info("waits for GPU events cannot be interrupted; they are short from now on")
+
+
+def _install_handler() -> bool:
+    """Install the handler; whether it is there. Another one that is there already is left alone."""
+    if signal.getsignal(SIGNAL) is signal.SIG_DFL:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(SIGNAL, _nothing)
+    return signal.getsignal(SIGNAL) is _nothing
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    pass
+
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_RELEASE = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
+_MAX_VERSION = 64
+
+
+class DriverEnvironment(Struct, frozen=True, kw_only=True):
+    """One look.
+
+    ``bound`` are address and inode of each link in the driver's folder (a GPU that was bound again has a new inode),
+    None where sysfs cannot be read. ``library`` is the stamp of the library's file and ``release`` the version in its
+    name; ``module`` the version of the loaded kernel module. Unknown ones are None.
+    """
+
+    bound: frozenset[tuple[str, int]] | None = None
+    library: tuple[int, int, int, int] | None = None
+    release: str | None = None
+    module: str | None = None
+
+    @classmethod
+    def read(cls, sysfs_root: str, library_path: str | None) -> Self:
+        """Look now. Never raises."""
+        return cls(
+            bound=_bound(sysfs_root),
+            library=_stamp(library_path),
+            release=_release(library_path),
+            module=_text(Path(sysfs_root, "module/nvidia/version")),
+        )
+
+    def outdated(self, now: "DriverEnvironment") -> str | None:
+        """Why a session that began in these is outdated, and a new one would work; None while neither is known."""
+        if now.bound is not None and now.bound != self.bound:
+            came = sorted({address for address, _ in now.bound - (self.bound or frozenset())})
+            gone = sorted({address for address, _ in (self.bound or frozenset()) - now.bound})
+            return f"GPUs were bound ({', '.join(came) or 'none'}) or unbound ({', '.join(gone) or 'none'})"
+        if now.module is not None and self.module is not None and now.module != self.module:
+            return f"the kernel module is now {now.module}, it was {self.module}"
+        if self.replaced(now) and now.release is not None and now.release == now.module:
+            return f"the driver's library was replaced by {now.release}"
+        return None
+
+    def replaced(self, now: "DriverEnvironment") -> bool:
+        return self.library is not None and now.library is not None and now.library != self.library
+
+
+def _bound(sysfs_root: str) -> frozenset[tuple[str, int]] | None:
+    try:
+        with os.scandir(f"{sysfs_root}/bus/pci/drivers/nvidia") as entries:
+            return frozenset((entry.name, entry.inode()) for entry in entries if _ADDRESS.fullmatch(entry.name))
+    except OSError:
+        return None
+
+
+def _stamp(path: str | None) -> tuple[int, int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _release(path: str | None) -> str | None:
+    """``580.65.06`` of ``libnvidia-ml.so.580.65.06``, to which the path leads."""
+    if path is None:
+        return None
+    found = _RELEASE.search(os.path.realpath(path))
+    return found[1] if found else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            return file.read(_MAX_VERSION).strip() or None
+    except OSError:
+        return None
+
 
 RENEW_TIMEOUT_S = 2.0  # waits for events, which are split into slices
 
@@ -61,7 +217,7 @@ class Session:
         self._changing = False  # one thread opens or ends it now, and owns pynvml's globals
         self._generation = 0
         self._detached: str | None = None  # why no session may begin
-        self._surroundings = Surroundings()
+        self._surroundings = DriverEnvironment()
         self._before_end: list[Callable[[], None]] = []
         self.waits = Waits()  # for those who only wait for events
 
@@ -71,12 +227,10 @@ class Session:
         self._before_end.append(callback)
 
     def open(self) -> None:
-        """Open a session if none is open. Raises DriverUnavailableError."""
         with self._turn:
             self._begin()
 
     def close(self) -> None:
-        """End the session when its last user has left. Idempotent."""
         with self._turn:
             generation = self._generation
             self._end()
@@ -113,10 +267,9 @@ class Session:
 
     @property
     def detached(self) -> str | None:
-        """Why no session may begin; None when one may."""
         return self._detached
 
-    def outlook(self) -> tuple[int, Surroundings, Surroundings] | None:
+    def outlook(self) -> tuple[int, DriverEnvironment, DriverEnvironment] | None:
         """Number of the open session, what it found when it began and what a new one would; None without one."""
         with self._turn:
             if not self._is_open:
@@ -125,7 +278,7 @@ class Session:
         library: str | None = None
         with contextlib.suppress(DriverUnavailableError):  # removed; the session works on
             library = self._find()
-        return generation, began, Surroundings.read(self._sysfs_root, library)
+        return generation, began, DriverEnvironment.read(self._sysfs_root, library)
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` until a session may begin; whether it may."""
@@ -207,10 +360,10 @@ class Session:
             self._changing = False
             self._turn.notify_all()
 
-    def _load(self) -> Surroundings:
+    def _load(self) -> DriverEnvironment:
         """Initialise NVML; what it found. Before the call: what changes during it must be noticed later."""
         path = self._find()
-        surroundings = Surroundings.read(self._sysfs_root, path)
+        surroundings = DriverEnvironment.read(self._sysfs_root, path)
         use_library(path)
         # NO_GPUS: the driver also works on a node whose GPUs are all assigned to virtual machines.
         driver_call("nvmlInitWithFlags", lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))

@@ -1,25 +1,267 @@
-"""What is in use on real GPUs: a ``backend.UsageSource`` of its own, for a process that does nothing else with them.
+"""Usage of real GPUs: a ``backend.UsageSource`` with its own session, for a process that does nothing else with them.
 
-A GPU whose call does not return does not hold up the others (``reads.py``). The session holds device files open, and
-one that has listed MIG devices keeps them from being destroyed; ``detach`` ends it while GPUs are cut.
+A GPU whose call does not return does not delay the others (``call_locks.py``). The session holds device files open, and
+one that has listed MIG devices keeps them from being destroyed; ``detach`` ends it while GPUs are partitioned.
+Everything is optional: boards, drivers and permissions differ.
+
+SM utilisation of GPU instances comes from GPU performance monitoring (Hopper and newer, 525+): nvmlGpmMigSampleGet
+fills a sample, and nvmlGpmMetricsGet computes metrics from two of one instance at least 100 ms apart (nvml.h).
 """
 
-from collections.abc import Callable
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import pynvml
 from msgspec import Struct, field
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
-from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.model.ids import GpuUuid, MigUuid
+from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
 from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S
-from dra_driver.hardware.gpu.nvml import usage_probes as probes
-from dra_driver.hardware.gpu.nvml.errors import driver_call, optional, required
-from dra_driver.hardware.gpu.nvml.gpm import GpmMeter
-from dra_driver.hardware.gpu.nvml.reads import NoAnswerError, Reads
+from dra_driver.hardware.gpu.nvml.call_locks import NoAnswerError, Reads
+from dra_driver.hardware.gpu.nvml.errors import ABSENT, describe, driver_call, optional, raise_translated, required
 from dra_driver.hardware.gpu.nvml.session import Session
+
+log = logging.getLogger(__name__)
+
+LEAST_S: Final = 0.1
+_SM_UTIL: Final = 2  # NVML_GPM_METRIC_SM_UTIL
+
+
+class GpmMeter:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_supported: bool | None = None
+        self._samples: dict[tuple[int, str], tuple[Any, float]] = {}  # and when it was taken
+
+    def read(self, handle: Any, gi_id: int, uuid: str) -> int | None:
+        """Percent since the last call for that instance; None at the first, and where nothing tells."""
+        if not self._supports(handle):
+            return None
+        key = gi_id, uuid
+        former = self._samples.get(key)
+        if former is not None and self._clock() - former[1] < LEAST_S:
+            return None
+        sample = optional("nvmlGpmSampleAlloc", pynvml.nvmlGpmSampleAlloc)
+        if sample is None:
+            return None
+        taken = partial(pynvml.nvmlGpmMigSampleGet, handle, gi_id, sample)
+        if optional("nvmlGpmMigSampleGet", taken, _FAILS) is None:
+            _free(sample)
+            return None
+        self._samples[key] = sample, self._clock()
+        if former is None:
+            return None
+        try:
+            return _sm_percent(former[0], sample)
+        finally:
+            _free(former[0])
+
+    def keep(self, keys: Collection[tuple[int, str]]) -> None:
+        for key in self._samples.keys() - set(keys):
+            _free(self._samples.pop(key)[0])
+
+    def _supports(self, handle: Any) -> bool:
+        if self._is_supported is None:
+            ask = partial(pynvml.nvmlGpmQueryDeviceSupport, handle)
+            answer = optional("nvmlGpmQueryDeviceSupport", ask, _FAILS)
+            self._is_supported = answer is not None and bool(answer.isSupportedDevice)
+        return self._is_supported
+
+
+_FAILS: Final = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_IN_USE}
+
+
+def _sm_percent(earlier: Any, later: Any) -> int | None:
+    question = pynvml.c_nvmlGpmMetricsGet_t()
+    question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
+    question.sample1, question.sample2 = earlier, later
+    question.metrics[0].metricId = _SM_UTIL
+    if optional("nvmlGpmMetricsGet", partial(pynvml.nvmlGpmMetricsGet, question), _FAILS) is None:
+        return None
+    metric = question.metrics[0]
+    if metric.nvmlReturn != pynvml.NVML_SUCCESS or not 0 <= metric.value <= 100:
+        return None
+    return round(metric.value)
+
+
+def _free(sample: Any) -> None:
+    try:
+        with contextlib.suppress(pynvml.NVMLLibraryMismatchError):
+            pynvml.nvmlGpmSampleFree(sample)
+    except pynvml.NVMLError as error:
+        log.debug("a sample was not freed", extra={"reason": describe(error)})
+
+
+Handle = pynvml.c_nvmlDevice_t
+T = TypeVar("T")
+
+NO_INSTANCE: Final = 0xFFFFFFFF
+MAX_PROCESSES: Final = 16_384
+LISTINGS: Final = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
+"""A process may be in more than one of them with the same memory, such as a client of MPS."""
+_NO_SAMPLES: Final = (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
+"""Nothing was used since then: pynvml raises the first where the driver has no sample to copy."""
+_GONE: Final = ABSENT | {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}
+
+
+class MemoryReading(Struct, frozen=True, kw_only=True):
+    """Bytes; ``used`` is without what the driver reserves, where it tells that (version 2, from driver 510 on)."""
+
+    total: int
+    used: int
+    reserved: int | None
+
+
+def read_memory(handle: Handle) -> MemoryReading | None:
+    """None on GPUs without memory of their own, and on a MIG parent that this process may not ask."""
+    found = optional(
+        "nvmlDeviceGetMemoryInfo_v2",
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
+        _GONE,  # also of a MIG device, for which a driver may know the first version alone
+    )
+    if found is not None:
+        return MemoryReading(total=int(found.total), used=int(found.used), reserved=int(found.reserved))
+    plain = _optional("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    return None if plain is None else MemoryReading(total=int(plain.total), used=int(plain.used), reserved=None)
+
+
+def read_utilisation(handle: Handle) -> tuple[int | None, int | None]:
+    """Percent of time in which a kernel ran, and in which memory was read or written; not in MIG mode."""
+    found = _optional("nvmlDeviceGetUtilizationRates", partial(pynvml.nvmlDeviceGetUtilizationRates, handle))
+    return (None, None) if found is None else (_percent(found.gpu), _percent(found.memory))
+
+
+def read_number(handle: Handle, function: str, *arguments: Any) -> int | None:
+    found = _optional(function, lambda: getattr(pynvml, function)(handle, *arguments))
+    return None if found is None else int(found)
+
+
+def read_temperature(handle: Handle) -> int | None:
+    """Degrees Celsius. The second function is that of drivers before 570."""
+    found = read_number(handle, "nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
+    return found if found is not None else read_number(handle, "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+
+
+def read_processes(
+    handle: Handle, utilisation: Mapping[int, tuple[int, int]] | None
+) -> tuple[ProcessUsage, ...] | None:
+    """All processes on the GPU and its instances, by PID; None where the driver lists none of the kinds."""
+    found: dict[tuple[int, int | None], int | None] = {}
+    answers = [_optional(function, partial(getattr(pynvml, function), handle)) for function in LISTINGS]
+    if all(answer is None for answer in answers):
+        return None
+    for process in (process for answer in answers for process in answer or ()):
+        gi = int(process.gpuInstanceId) if process.gpuInstanceId is not None else NO_INSTANCE
+        key = int(process.pid), None if gi == NO_INSTANCE else gi
+        memory = process.usedGpuMemory
+        former = found.get(key)
+        found[key] = former if memory is None else max(int(memory), former or 0)
+    return tuple(
+        _process(pid, gi, found[pid, gi], utilisation) for pid, gi in sorted(found, key=_order)[:MAX_PROCESSES]
+    )
+
+
+def _order(key: tuple[int, int | None]) -> tuple[int, int]:
+    pid, gi = key
+    return pid, -1 if gi is None else gi
+
+
+def _process(
+    pid: int, gi: int | None, memory: int | None, utilisation: Mapping[int, tuple[int, int]] | None
+) -> ProcessUsage:
+    if utilisation is None or gi is not None:
+        return ProcessUsage(pid=pid, gi_id=gi, memory_bytes=memory)
+    sm, mem = utilisation.get(pid, (0, 0))
+    return ProcessUsage(pid=pid, memory_bytes=memory, sm_percent=sm, memory_percent=mem)
+
+
+class Utilisation:
+    def __init__(self, now_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
+        self._now_us = now_us
+        self._since_us: int | None = None
+
+    def read(self, handle: Handle) -> Mapping[int, tuple[int, int]] | None:
+        """SM and memory utilisation in percent by PID, of those that used anything since the last call.
+
+        None at the first call, and where the driver does not tell.
+        """
+        since = self._since_us
+        # Samples are stamped with the CPU's time in microseconds since 1970.
+        samples = _samples(handle, since if since is not None else self._now_us())
+        if samples is None:
+            self._since_us = None
+            return None
+        stamps = [int(sample.timeStamp) for sample in samples]
+        self._since_us = max([since if since is not None else self._now_us(), *stamps])
+        if since is None:
+            return None
+        by_pid: dict[int, list[tuple[int, int]]] = {}
+        for sample in samples:
+            if int(sample.timeStamp) > since:
+                by_pid.setdefault(int(sample.pid), []).append((_percent(sample.smUtil), _percent(sample.memUtil)))
+        return {pid: _mean(each) for pid, each in by_pid.items()}
+
+
+def _samples(handle: Handle, since_us: int) -> Sequence[Any] | None:
+    """From driver 550 on the first function, before it the second; None where neither is supported."""
+    for function in ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization"):
+        try:
+            return list(getattr(pynvml, function)(handle, since_us))
+        except pynvml.NVMLError as error:
+            if error.value in _NO_SAMPLES:
+                return ()
+            if error.value not in ABSENT:
+                raise_translated(function, error)
+        except pynvml.NVMLLibraryMismatchError:
+            continue
+    return None
+
+
+def _mean(samples: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(sm for sm, _ in samples) // len(samples), sum(memory for _, memory in samples) // len(samples)
+
+
+def mig_devices(handle: Handle) -> Iterator[tuple[int, Handle]]:
+    """The id of the GPU instance, and the handle, of each MIG device. Those of a session keep their instances."""
+    most = _optional("nvmlDeviceGetMaxMigDeviceCount", partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)) or 0
+    for index in range(min(int(most), 64)):
+        ask = partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        device = optional("nvmlDeviceGetMigDeviceHandleByIndex", ask, _GONE)
+        if device is None:
+            continue
+        gi_id = optional("nvmlDeviceGetGpuInstanceId", partial(pynvml.nvmlDeviceGetGpuInstanceId, device), _GONE)
+        if gi_id is not None:
+            yield int(gi_id), device
+
+
+def read_instance(gi_id: int, device: Handle, sm_percent: int | None) -> InstanceUsage:
+    memory = read_memory(device)
+    uuid = optional("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, device), _GONE)
+    return InstanceUsage(
+        gi_id=gi_id,
+        uuid=None if uuid is None else MigUuid(uuid),
+        memory_total=memory.total if memory is not None else None,
+        memory_used=memory.used if memory is not None else None,
+        sm_percent=sm_percent,
+    )
+
+
+def _optional(function: str, call: Callable[[], T]) -> T | None:
+    return optional(function, call, ABSENT)
+
+
+def _percent(value: int) -> int:
+    return min(100, max(0, value))
+
 
 LOOK_S: Final = 5.0
 
@@ -28,7 +270,7 @@ class _Meters(Struct):
     """What a GPU's looks compare with the look before, by NVML index; of one session."""
 
     uuid: GpuUuid | None = None
-    utilisation: probes.Utilisation = field(default_factory=probes.Utilisation)
+    utilisation: Utilisation = field(default_factory=Utilisation)
     gpm: GpmMeter = field(default_factory=GpmMeter)
 
 
@@ -52,20 +294,16 @@ class NvmlUsage:
         self._generation = 0
 
     def close(self) -> None:
-        """End the session. Idempotent; ``usage`` begins another one."""
         self._session.close()
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
-        """See ``backend.Detachable.detach``."""
         return self._session.detach(reason, timeout_s)
 
     def reattach(self) -> None:
-        """See ``backend.Detachable.reattach``."""
         self._session.reattach()
 
     @property
     def detached(self) -> str | None:
-        """See ``backend.Detachable.detached``."""
         return self._session.detached
 
     def usage(self) -> tuple[GpuUsage, ...]:
@@ -102,21 +340,21 @@ class NvmlUsage:
             handle = required("nvmlDeviceGetHandleByIndex_v2", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
             uuid = GpuUuid(required("nvmlDeviceGetUUID", lambda: pynvml.nvmlDeviceGetUUID(handle)))
             if meters.uuid not in (None, uuid):
-                meters.utilisation, meters.gpm = probes.Utilisation(), GpmMeter()
+                meters.utilisation, meters.gpm = Utilisation(), GpmMeter()
             meters.uuid = uuid
             return _read(handle, uuid, meters)
 
 
-def _read(handle: probes.Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
+def _read(handle: Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
     is_cut = _is_in_mig_mode(handle)
-    memory = probes.read_memory(handle)
-    gpu_percent, memory_percent = (None, None) if is_cut else probes.read_utilisation(handle)
-    processes = probes.read_processes(handle, None if is_cut else meters.utilisation.read(handle))
-    devices = list(probes.mig_devices(handle)) if is_cut else []
+    memory = read_memory(handle)
+    gpu_percent, memory_percent = (None, None) if is_cut else read_utilisation(handle)
+    processes = read_processes(handle, None if is_cut else meters.utilisation.read(handle))
+    devices = list(mig_devices(handle)) if is_cut else []
     instances = []
     for gi_id, device in devices:
         name = optional("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, device)) or ""
-        instances.append(probes.read_instance(gi_id, device, meters.gpm.read(handle, gi_id, name)))
+        instances.append(read_instance(gi_id, device, meters.gpm.read(handle, gi_id, name)))
     meters.gpm.keep([(each.gi_id, each.uuid or "") for each in instances])
     return GpuUsage(
         gpu_uuid=uuid,
@@ -125,11 +363,11 @@ def _read(handle: probes.Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
         memory_used=memory.used if memory is not None else None,
         gpu_percent=gpu_percent,
         memory_percent=memory_percent,
-        energy_mj=probes.read_number(handle, "nvmlDeviceGetTotalEnergyConsumption"),
-        power_mw=probes.read_number(handle, "nvmlDeviceGetPowerUsage"),
-        temperature_c=probes.read_temperature(handle),
-        sm_clock_mhz=probes.read_number(handle, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-        memory_clock_mhz=probes.read_number(handle, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+        energy_mj=read_number(handle, "nvmlDeviceGetTotalEnergyConsumption"),
+        power_mw=read_number(handle, "nvmlDeviceGetPowerUsage"),
+        temperature_c=read_temperature(handle),
+        sm_clock_mhz=read_number(handle, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=read_number(handle, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
         mig_enabled=is_cut,
         instances=tuple(sorted(instances, key=lambda each: each.gi_id)),
         processes=processes,
@@ -137,6 +375,6 @@ def _read(handle: probes.Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
     )
 
 
-def _is_in_mig_mode(handle: probes.Handle) -> bool:
+def _is_in_mig_mode(handle: Handle) -> bool:
     modes = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle))
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE

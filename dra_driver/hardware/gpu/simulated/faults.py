@@ -1,9 +1,13 @@
-"""Faults of simulated GPUs by name, and what each makes of a GPU's health. Pure.
+"""Faults of simulated GPUs by name, their effect on a GPU's health, and the annotation that requests them. No I/O.
 
 A fault is written ``xid=79``, ``ecc``, ``lost``, ``hang``, ``row-remap`` (or ``row-remap=failed``), ``retired-pages``,
 ``recovery-action`` (or ``recovery-action=node-reboot``), ``nvlink`` (or ``nvlink=3``, the number of a link) and
-``fabric``; ``*5`` behind it means five times, which counts for events. It stays until it is removed, which stands for
-the repair, the reset or the reboot. docs/simulated-gpus.md lists them beside what NVML does.
+``fabric``; the suffix ``*5`` means five times, which counts for events. It stays until it is removed, which stands for
+the repair, the reset or the reboot. A node process with simulated GPUs reads them from an annotation of its Node,
+``gpu-0 xid=79, gpu-1-mig-1g10gb-19-0 ecc``: all that are present are listed.
+
+A `FailureMode` is how a GPU fails its calls. The fake NVML library of the contract tests has the same ones.
+docs/simulated-gpus.md lists both with NVML's behaviour.
 
 Sources: NVIDIA's XID catalogue (79: the GPU has fallen off the bus; 13, 31, 43, 45, 68 and 109 are errors of the
 program); nvml.h for what a board reports.
@@ -11,17 +15,74 @@ program); nvml.h for what a board reports.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.errors import DeviceLostError, GpuBusyError
 from dra_driver.core.model.fabric import FabricState
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthReading, RecoveryAction
-from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.ids import DeviceName, GpuUuid
+
+HANG_S = 15.0
+"""How long a call for a GPU that hangs is waited for: as long as for a real one (``nvml/call_locks.py``)."""
+HANG_POLL_S = 0.05
+
+
+class FailureMode(StrEnum):
+    UNBOUND = "unbound"
+    HANGS = "hangs"
+    CALLS_FAIL = "calls fail"
+    SUBSCRIBED = "subscribed"
+    NO_PLACEMENTS = "no placements"
+    NO_EVENTS = "no events"
+
+
+def parse_failure_modes(names: Iterable[object]) -> frozenset[FailureMode]:
+    """Raises ValueError with the expected names."""
+    found = set()
+    for name in names:
+        if name not in list(FailureMode):
+            raise ValueError(f"troubles of {', '.join(FailureMode)}, not {name!r:.60}")
+        found.add(FailureMode(str(name)))
+    return frozenset(found)
+
+
+def why_left_out(gpu: GpuUuid, troubles: Collection[FailureMode]) -> str | None:
+    """The reason why the GPU is on the node and not usable; None when it is usable."""
+    return hang_reason(gpu) if FailureMode.HANGS in troubles else None
+
+
+def meet_failure_modes(
+    method: str, gpu: GpuUuid, troubles: Callable[[], Collection[FailureMode]], sleep: Callable[[float], None]
+) -> None:
+    """What a call of ``method`` for the GPU meets before it does its work. ``troubles`` reads them anew.
+
+    Raises DeviceLostError, and GpuBusyError for instances that another process has asked for. Waits while the GPU
+    hangs, at most ``HANG_S``.
+    """
+    found = troubles()
+    if FailureMode.UNBOUND in found:
+        raise DeviceLostError(f"GPU {gpu} is not on this node")
+    left_s = HANG_S
+    while FailureMode.HANGS in troubles():
+        if left_s <= 0:
+            raise DeviceLostError(hang_reason(gpu))
+        sleep(HANG_POLL_S)
+        left_s -= HANG_POLL_S
+    if FailureMode.CALLS_FAIL in found:
+        raise DeviceLostError(f"{method} of GPU {gpu} failed: Unknown Error (NVML code 999)")
+    if FailureMode.SUBSCRIBED in found and method == "destroy_gpu_instance":
+        raise GpuBusyError(f"no GPU instance of {gpu} can be destroyed: another process has asked for it")
+
+
+def hang_reason(gpu: GpuUuid) -> str:
+    return f"GPU {gpu} does not answer: a simulated call has not returned for {HANG_S:.0f} s"
+
 
 MAX_XID: Final = 9999
 MAX_LINK: Final = 17
@@ -48,8 +109,6 @@ _FORM: Final = re.compile(r"([a-z-]{1,20})(?:=([a-z0-9-]{1,20}))?(?:\*(\d{1,7}))
 
 
 class FaultKind(StrEnum):
-    """What is wrong with a GPU."""
-
     XID = "xid"
     ECC = "ecc"
     LOST = "lost"
@@ -88,10 +147,7 @@ class HardwareFault(Struct, frozen=True):
 
 
 class GpuFault(Struct, frozen=True, kw_only=True):
-    """A fault of one GPU, or with ``gi_id`` of one of its GPU instances (XIDs and ECC errors only).
-
-    ``source`` says who injected it, so that the same source can replace what it has injected; "" for a person or test.
-    """
+    """A fault of one GPU, or with ``gi_id`` of a GPU instance. ``source`` may replace its own faults; "" for a test."""
 
     gpu: GpuUuid
     fault: HardwareFault
@@ -100,10 +156,7 @@ class GpuFault(Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(Struct, frozen=True, kw_only=True):
-    """One GPU's health as its faults make it. ``lost`` says why it does not answer.
-
-    ``recovery_action`` is None while one of its instances is ill: NVML's "none" would say that it recovered.
-    """
+    """``recovery_action`` is None while an instance is unhealthy: NVML's "none" would report recovery."""
 
     lost: str | None = None
     hangs: bool = False
@@ -116,7 +169,6 @@ class GpuHealth(Struct, frozen=True, kw_only=True):
 
 
 def health_of(faults: Iterable[GpuFault]) -> GpuHealth:
-    """What these faults of one GPU make of it."""
     health = GpuHealth()
     for found in faults:
         effect = _EFFECTS[found.fault.kind] if found.gi_id is None else _of_instance
@@ -233,3 +285,83 @@ _EXPECTED: Final[Mapping[FaultKind, str]] = {
 _EXAMPLES: Final[Mapping[FaultKind, str]] = {
     kind: f"{kind}=79" if kind is FaultKind.XID else str(kind) for kind in FaultKind
 }
+
+ANNOTATION: Final = "gpu.dra-driver.io/simulate-fault"
+MAX_LENGTH: Final = 1000
+"""Characters of the annotation: fewer than are kept of any (``kube/own_node.py``), so that it is never cut."""
+MAX_ORDERS: Final = 32
+OF_PARTITIONS: Final = frozenset({FaultKind.XID, FaultKind.ECC})
+_DEVICE: Final = re.compile(r"gpu-\d{1,3}(-mig-[a-z0-9-]{1,48})?")
+
+
+class FaultOrder(Struct, frozen=True):
+    """One device that is to have one fault."""
+
+    device: DeviceName
+    fault: HardwareFault
+
+    @classmethod
+    def parse(cls, device: str, fault: str) -> "FaultOrder":
+        """Raises ValueError with the expected form."""
+        if _DEVICE.fullmatch(device) is None:
+            raise ValueError(f"a device such as gpu-0 or gpu-0-mig-1g10gb-19-0 expected, not {device!r:.60}")
+        found = HardwareFault.parse(fault)
+        if is_partition(device) and found.kind not in OF_PARTITIONS:
+            whole = device.partition("-mig-")[0]
+            raise ValueError(f"{found.kind} is a fault of a whole GPU: {whole} expected, not {device:.60}")
+        return cls(DeviceName(device), found)
+
+    def is_like(self, other: "FaultOrder") -> bool:
+        """Whether both are the same fault of the same device, however often."""
+        kind, value = other.fault.kind, other.fault.value
+        return (self.device, self.fault.kind, self.fault.value) == (other.device, kind, value)
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.fault}"
+
+
+def is_partition(device: str) -> bool:
+    return "-mig-" in device
+
+
+def parse_orders(text: str) -> tuple[FaultOrder, ...]:
+    """From the annotation. Raises ValueError with the expected form."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"at most {MAX_LENGTH} characters expected")
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        words = part.split()
+        if len(words) != 2:
+            raise ValueError(f"DEVICE FAULT such as gpu-0 xid=79 expected, several joined by commas, not {part!r:.60}")
+        found.append(FaultOrder.parse(*words))
+    if len(found) > MAX_ORDERS:
+        raise ValueError(f"at most {MAX_ORDERS} faults expected, not {len(found)}")
+    return tuple(found)
+
+
+def format_orders(orders: Iterable[FaultOrder]) -> str:
+    """The text that `parse_orders` reads. Raises ValueError when they are too many."""
+    text = ", ".join(map(str, orders))
+    parse_orders(text)
+    return text
+
+
+def with_order(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOrder, ...]:
+    """With one more; the same fault of the same device once more counts up, and so is told again."""
+    found, again = [], False
+    for one in orders:
+        if one.is_like(order):
+            count = min(MAX_COUNT, one.fault.count + order.fault.count)
+            found.append(FaultOrder(one.device, replace(one.fault, count=count)))
+            again = True
+        else:
+            found.append(one)
+    return tuple(found) if again else (*found, order)
+
+
+def without_order(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOrder, ...]:
+    return tuple(one for one in orders if not one.is_like(order))
+
+
+def without_device(orders: Iterable[FaultOrder], device: str) -> tuple[FaultOrder, ...]:
+    return tuple(one for one in orders if one.device != device and not one.device.startswith(f"{device}-mig-"))

@@ -1,30 +1,110 @@
 """Mutable part of simulated GPUs: the reread spec file, lost GPUs, injected faults, state changes and notifications.
 
-``backend.py`` adds the calls of the interface on top of it.
+With a state file, a process that uses the GPUs keeps ``<state file>.open`` locked, as a real one keeps device files
+open. ``backend.py`` adds the calls of the interface.
 """
 
 import contextlib
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from dra_driver.core import errors
-from dra_driver.core.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
+from dra_driver.core.errors import ConfigurationError, DetachedError, DeviceLostError, DraError, DriverUnavailableError
+from dra_driver.core.files import lock_file
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import Backend, ComputeModes, GpuControl, HealthSource
-from dra_driver.hardware.gpu.simulated import faults, troubles
+from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as rules
-from dra_driver.hardware.gpu.simulated.attachment import Attachment
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_document
 from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
+
+
+def is_open(state_file: Path) -> bool:
+    """Whether any process uses the simulated GPUs of that state file: then their "kernel module" cannot be removed."""
+    try:
+        os.close(lock_file(_open_file(state_file)))
+    except BlockingIOError:
+        return True
+    return False
+
+
+class Attachment:
+    """The calls that run now, and the reason why no other may begin. Thread-safe."""
+
+    def __init__(self, state_file: Path | None = None) -> None:
+        self._file = None if state_file is None else _open_file(state_file)
+        self._turn = threading.Condition()  # guards the fields below
+        self._descriptor: int | None = None
+        self._calls = 0
+        self._detached: str | None = None
+
+    @property
+    def detached(self) -> str | None:
+        return self._detached
+
+    def detach(self, reason: str, timeout_s: float) -> bool:
+        """Refuse new calls and wait for running ones; whether none is left."""
+        with self._turn:
+            self._detached = reason
+            self._close_if_unused()
+            return self._turn.wait_for(lambda: self._calls == 0, timeout_s)
+
+    def close(self) -> None:
+        """The process stops using them; the next call uses them again."""
+        with self._turn:
+            self._close_if_unused()
+
+    def reattach(self) -> None:
+        with self._turn:
+            self._detached = None
+            self._turn.notify_all()
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until calls are allowed; whether they are."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._detached is None, timeout_s)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """A call of the interface. Raises DetachedError."""
+        with self._turn:
+            if self._detached is not None:
+                raise DetachedError(self._detached)
+            self._calls += 1
+            self._open()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._calls -= 1
+                if self._detached is not None:
+                    self._close_if_unused()
+                self._turn.notify_all()
+
+    def _open(self) -> None:
+        if self._file is not None and self._descriptor is None:
+            with contextlib.suppress(OSError):  # no folder yet
+                self._descriptor = lock_file(self._file, shared=True)
+
+    def _close_if_unused(self) -> None:
+        if self._calls == 0 and self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _open_file(state_file: Path) -> Path:
+    return state_file.with_name(f"{state_file.name}.open")
+
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +246,6 @@ class SimulatedHardware:
             self._store.write(replace(self._store.read(), faults=()))
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        """Run one call of the interface: check that the driver may be used and can be, and apply faults."""
         with self._attachment.use():
             return self._attached_call(method, gpu, work)
 
@@ -179,22 +258,22 @@ class SimulatedHardware:
         if fault is not None and not fault.after:
             _raise(fault)
         if gpu is not None:
-            troubles.check(method, gpu, lambda: self.troubles(gpu), self._sleep)
+            faults.meet_failure_modes(method, gpu, lambda: self.troubles(gpu), self._sleep)
         with self._lock:
             answer = work()
         if fault is not None:
             _raise(fault)
         return answer
 
-    def troubles(self, gpu: GpuUuid) -> frozenset[Trouble]:
+    def troubles(self, gpu: GpuUuid) -> frozenset[FailureMode]:
         """The GPU's troubles, described or set; none of a GPU that is not on this node."""
         with self._lock:
             item = next((item for item in self._current().gpus if item.gpu.uuid == gpu), None)
             return frozenset() if item is None else self._troubles(item, self._store.read())
 
-    def _troubles(self, item: SimulatedGpu, changes: Changes) -> frozenset[Trouble]:
+    def _troubles(self, item: SimulatedGpu, changes: Changes) -> frozenset[FailureMode]:
         hangs = faults.health_of(changes.injected_into(item.gpu.uuid)).hangs
-        return item.troubles | changes.state(item.gpu).troubles | ({Trouble.HANGS} if hangs else frozenset())
+        return item.troubles | changes.state(item.gpu).troubles | ({FailureMode.HANGS} if hangs else frozenset())
 
     def _lost_reason(self, item: SimulatedGpu, changes: Changes) -> str | None:
         """Why the GPU does not answer; None while it does."""
@@ -247,14 +326,14 @@ class SimulatedHardware:
         left_out: list[LeftOutGpu] = []
         for item in node.gpus:
             found = self._troubles(item, changes)
-            if Trouble.UNBOUND in found:
+            if FailureMode.UNBOUND in found:
                 continue
-            reason = self._lost_reason(item, changes) or troubles.why_left_out(item.gpu.uuid, found)
+            reason = self._lost_reason(item, changes) or faults.why_left_out(item.gpu.uuid, found)
             if reason is not None:
                 left_out.append(LeftOutGpu(label=item.gpu.uuid, reason=reason))
                 continue
             gpu = rules.apply(item.gpu, changes.state(item.gpu))
-            gpus.append(replace(gpu, mig_profiles=()) if Trouble.NO_PLACEMENTS in found else gpu)
+            gpus.append(replace(gpu, mig_profiles=()) if FailureMode.NO_PLACEMENTS in found else gpu)
         return Snapshot(
             driver_version=node.driver_version,
             nvml_version=f"{node.cuda_driver_version[0]}.{node.driver_version}",
@@ -265,7 +344,6 @@ class SimulatedHardware:
         )
 
     def _announce(self) -> None:
-        """Notify of a change; the caller holds the lock."""
         if self._on_change is not None:
             try:
                 self._on_change(self._snapshot())
@@ -274,7 +352,6 @@ class SimulatedHardware:
         self._wake()
 
     def _wake(self) -> None:
-        """Let ``await_change`` look again."""
         with self._changed:
             self._change_count += 1
             self._changed.notify_all()
@@ -292,7 +369,6 @@ class SimulatedHardware:
         return changed
 
     def _current(self) -> NodeSpec:
-        """The node as described now; the caller holds the lock."""
         if self._file is not None:
             try:
                 self.reload()
@@ -303,7 +379,6 @@ class SimulatedHardware:
         return self._node
 
     def reload(self) -> None:
-        """Read the spec file if it changed. Raises ConfigurationError that names the file."""
         if self._file is None:
             return
         try:

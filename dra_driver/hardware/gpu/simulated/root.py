@@ -4,25 +4,127 @@ Needs no privilege and creates no device nodes: the container runtime creates a 
 minor. The root contains
 
 - empty libraries with the names, versions and SONAMEs of NVIDIA's, and ``proc/devices`` with the device majors;
-- ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps/mig-minors``, which describe MIG capability nodes;
+- ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps/mig-minors``, which describe MIG capability nodes
+  ``/dev/nvidia-caps/nvidia-cap<N>``, numbered in fixed steps (NVIDIA's MIG user guide, "Device Nodes and
+  Capabilities");
 - programs: an ``nvidia-smi`` that lists the GPUs that a container sees, ``nvidia-cuda-mps-control`` and
   ``nvidia-cuda-mps-server``. They record their calls below ``var/log/nvidia-stub``, and hang or fail when one of the
   files of FAULTS exists below ``etc/nvidia-stub``; the head of each script says more;
 - ``var/lib/nvidia-stub``, where ``nvidia-smi`` keeps settings, one file per GPU.
 """
 
+import functools
 import os
 import platform
 import re
 import shlex
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.hardware.gpu.shared_object import MACHINES, shared_object
-from dra_driver.hardware.gpu.simulated import caps
+
+MACHINES = {"x86_64": 62, "aarch64": 183}  # EM_X86_64, EM_AARCH64
+HEADER_SIZE, PROGRAM_HEADER_SIZE = 64, 56
+PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
+READ_WRITE = 6
+PAGE = 0x10000  # arm64 kernels may use pages of 64 KiB
+DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 4, 5, 6, 10, 11, 14
+SYMBOL_SIZE = 24
+
+
+def shared_object(soname: str, machine: str) -> bytes:
+    """A library whose DT_SONAME is ``soname`` for ``machine`` (``x86_64`` or ``aarch64``; KeyError otherwise)."""
+    hash_table = struct.pack("<4I", 1, 1, 0, 0)  # one bucket and one chain: the null symbol
+    symbols = bytes(SYMBOL_SIZE)
+    strings = b"\0" + soname.encode("ascii") + b"\0"
+    hash_at = HEADER_SIZE + 3 * PROGRAM_HEADER_SIZE
+    symbols_at = hash_at + len(hash_table)
+    strings_at = symbols_at + len(symbols)
+    dynamic_at = (strings_at + len(strings) + 7) // 8 * 8
+    entries = (
+        (DT_SONAME, 1),
+        (DT_HASH, hash_at),
+        (DT_STRTAB, strings_at),
+        (DT_SYMTAB, symbols_at),
+        (DT_STRSZ, len(strings)),
+        (DT_SYMENT, SYMBOL_SIZE),
+        (DT_NULL, 0),
+    )
+    dynamic = b"".join(struct.pack("<qQ", tag, value) for tag, value in entries)
+    size = dynamic_at + len(dynamic)
+    head = (
+        _header(MACHINES[machine])
+        + _segment(PT_LOAD, 0, size, PAGE)
+        + _segment(PT_DYNAMIC, dynamic_at, len(dynamic), 8)
+        + _segment(PT_GNU_STACK, 0, 0, 16)
+    )
+    body = head + hash_table + symbols + strings
+    return body + bytes(dynamic_at - len(body)) + dynamic
+
+
+def _header(machine: int) -> bytes:
+    ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)  # 64 bits, little-endian, version 1, System V
+    et_dyn = 3
+    return ident + struct.pack("<HHIQQQIHHHHHH", et_dyn, machine, 1, 0, HEADER_SIZE, 0, 0, HEADER_SIZE, 56, 3, 64, 0, 0)
+
+
+def _segment(kind: int, offset: int, size: int, align: int) -> bytes:
+    return struct.pack("<IIQQQQQQ", kind, READ_WRITE, offset, offset, offset, size, size, align)
+
+
+CONFIG, MONITOR, FIRST = 1, 2, 3
+GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8  # numbers reserved per GPU and per GPU instance
+STEP = 1 + COMPUTE_INSTANCES
+FOLDER = "proc/driver/nvidia/capabilities"
+MINORS = "proc/driver/nvidia-caps/mig-minors"
+
+
+def instance_minor(gpu_minor: int, gi_id: int, ci_id: int | None = None) -> int:
+    minor = FIRST + gpu_minor * GPU_INSTANCES * STEP + gi_id * STEP
+    return minor if ci_id is None else minor + 1 + ci_id
+
+
+def access_files(snapshot: Snapshot) -> dict[str, bytes]:
+    """Content by path below the root, for all instances that exist; {} for a node without MIG."""
+    capable = [gpu for gpu in snapshot.gpus if gpu.mig_capable]
+    if not capable:
+        return {}
+    files = {f"{FOLDER}/mig/config": _access(CONFIG, 0o400), f"{FOLDER}/mig/monitor": _access(MONITOR, 0o444)}
+    for gpu in capable:
+        files |= {f"{FOLDER}/gpu{gpu.minor}/mig/{name}/access": _access(n, 0o444) for name, n in _instance_files(gpu)}
+    return files
+
+
+def minors_file(snapshot: Snapshot) -> bytes | None:
+    """All minor numbers that instances of these GPUs can have; None for a node without MIG."""
+    capable = tuple(gpu.minor for gpu in snapshot.gpus if gpu.mig_capable)
+    return _minors(capable) if capable else None
+
+
+@functools.lru_cache(maxsize=4)  # 3 ms for 64 GPUs, at every change of an instance
+def _minors(gpu_minors: tuple[int, ...]) -> bytes:
+    lines = [f"config {CONFIG}", f"monitor {MONITOR}"]
+    for gpu in gpu_minors:
+        for gi in range(GPU_INSTANCES):
+            lines.append(f"gpu{gpu}/gi{gi}/access {instance_minor(gpu, gi)}")
+            lines += [f"gpu{gpu}/gi{gi}/ci{ci}/access {instance_minor(gpu, gi, ci)}" for ci in range(COMPUTE_INSTANCES)]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _instance_files(gpu: Gpu) -> Iterator[tuple[str, int]]:
+    for instance in gpu.mig_instances:
+        yield f"gi{instance.gi_id}", instance_minor(gpu.minor, instance.gi_id)
+        for compute in instance.compute:
+            name = f"gi{instance.gi_id}/ci{compute.ci_id}"
+            yield name, instance_minor(gpu.minor, instance.gi_id, compute.ci_id)
+
+
+def _access(minor: int, mode: int) -> bytes:
+    return f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n".encode()
+
 
 SMI_TEMPLATE = Path(__file__).with_name("smi.sh")
 MPS_PROGRAMS = {
@@ -100,7 +202,6 @@ def _proc_devices(root: Path) -> str:
 
 
 def smi_script(snapshot: Snapshot) -> str:
-    """The text of ``nvidia-smi`` for the GPUs of ``snapshot``, in order of minor."""
     cuda = snapshot.cuda_driver_version
     return (
         SMI_TEMPLATE.read_text(encoding="ascii")
@@ -125,7 +226,7 @@ def _smi_lines(gpu: Gpu) -> Iterator[str]:
     for instance in sorted(gpu.mig_instances, key=lambda instance: instance.gi_id):
         for compute in instance.compute:
             nodes = (instance.gi_id, None), (instance.gi_id, compute.ci_id)
-            numbers = " ".join(str(caps.instance_minor(gpu.minor, *node)) for node in nodes)
+            numbers = " ".join(str(instance_minor(gpu.minor, *node)) for node in nodes)
             name = instance.profile_name if compute.spans else f"1c.{instance.profile_name}"
             yield f"    mig {numbers} {shlex.quote(name)} {compute.uuid}"
 
@@ -142,15 +243,15 @@ def _write_programs(root: Path) -> None:
 
 
 def _write_capabilities(root: Path, snapshot: Snapshot) -> None:
-    files = caps.access_files(snapshot)
+    files = access_files(snapshot)
     for path, content in files.items():
         _put(root / path, content, 0o444)
-    minors = caps.minors_file(snapshot)
+    minors = minors_file(snapshot)
     if minors is None:
-        (root / caps.MINORS).unlink(missing_ok=True)
+        (root / MINORS).unlink(missing_ok=True)
     else:
-        _put(root / caps.MINORS, minors, 0o444)
-    folder = root / caps.FOLDER
+        _put(root / MINORS, minors, 0o444)
+    folder = root / FOLDER
     # The kernel module keeps the files of a GPU that does not answer, and which GPU that is cannot be told here.
     answering = {f"gpu{gpu.minor}" for gpu in snapshot.gpus} if snapshot.left_out else None
     for found in list(folder.glob("*/mig/**/access")):  # a list, as folders go away meanwhile

@@ -1,9 +1,9 @@
 """Parse the description of a simulated node: ``8xh100-sxm5-80gb`` or a YAML file.
 
-Checks the fields and assigns UUID, PCI address and NUMA node to each GPU. ``hardware.py`` reads the file again when it
-changes.
+Checks the fields and assigns UUID, PCI address, NUMA node and NVLinks to each GPU. ``hardware.py`` reads the file again
+when it changes.
 
-The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode switched on
+The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode on
 (``4xa100-sxm4-40gb+mig``), and ``+pairs`` for bridges between every two (``4xa30-24gb+pairs``). The file form::
 
     driverVersion: 580.65.06          # optional, like everything but gpus and model
@@ -31,9 +31,9 @@ boards with NVLink nvlink: none, switch, pairs, or bridge-NAME on each GPU that 
 import functools
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,10 +43,62 @@ from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import ConfidentialCompute, Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
+from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
 from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig
-from dra_driver.hardware.gpu.simulated import nvlinks, troubles
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
+
+PAIRS: Final = "pairs"
+SWITCH: Final = "switch"
+NONE: Final = "none"
+_BRIDGE: Final = re.compile(r"bridge-[a-z0-9]{1,16}")
+
+
+def parse_nvlink(value: object) -> str:
+    """How a description says it. Raises ValueError with the expected form."""
+    if isinstance(value, str) and (value in (PAIRS, SWITCH, NONE) or _BRIDGE.fullmatch(value)):
+        return value
+    raise ValueError("none, switch, pairs, or bridge-NAME on each GPU that a bridge connects")
+
+
+def nvlinks_of_entry(model: catalog.GpuModel, wanted: str | None, gpus: int, first_minor: int) -> tuple[str, ...]:
+    """The link of each GPU of one entry; without ``wanted``, as the board is sold. Raises ConfigurationError."""
+    table = model.nvlink
+    if wanted is None:
+        wanted = SWITCH if table is not None and table.to_switches else NONE
+    if wanted != NONE and (table is None or (table.to_switches and wanted != SWITCH)):
+        has = "NVSwitches: switch or none" if table else "no NVLinks: none"
+        raise ConfigurationError(f"nvlink: {model.key} has {has}, not {wanted}")
+    if wanted == SWITCH and table is not None and not table.to_switches:
+        raise ConfigurationError(f"nvlink: {model.key} has no NVSwitches; pairs, bridge-NAME or none")
+    if wanted != PAIRS:
+        return (wanted,) * gpus
+    if gpus % 2:
+        raise ConfigurationError(f"nvlink: pairs needs an even number of GPUs, got {gpus}")
+    return tuple(f"pair-{first_minor + index // 2 * 2}" for index in range(gpus))
+
+
+def linked_gpus(gpus: Iterable[tuple[Gpu, str, catalog.GpuModel]]) -> tuple[Gpu, ...]:
+    """The GPUs of a node with their links. GPUs of equal wishes share the links of their board evenly."""
+    found = tuple(gpus)
+    bridges: dict[str, list[Gpu]] = {}
+    for gpu, wish, _ in found:
+        bridges.setdefault(wish, []).append(gpu)
+    return tuple(replace(gpu, nvlinks=_links(gpu, wish, model, bridges)) for gpu, wish, model in found)
+
+
+def _links(gpu: Gpu, wish: str, model: catalog.GpuModel, bridges: Mapping[str, list[Gpu]]) -> NvLinks:
+    if wish == NONE or model.nvlink is None:
+        return NvLinks()
+    if wish == SWITCH:
+        return NvLinks(switch_links=model.nvlink.links)
+    others = sorted(other.pci_bus_id for other in bridges[wish] if other is not gpu and other.pci_bus_id)
+    if not others:
+        return NvLinks()
+    each = max(1, model.nvlink.links // len(others))
+    return NvLinks(peers=tuple(NvLinkPeer(pci_bus_id=address, links=each) for address in others))
+
 
 MAX_GPUS = 64  # four times the widest machine sold; a typing error must not fill the API server
 MAX_MINOR = 247  # /dev/nvidia248 and up are control nodes of major 195 (nvidiactl is 255)
@@ -59,11 +111,9 @@ GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?(\+pairs)?")
 
 
 class SimulatedGpu(Struct, frozen=True, kw_only=True):
-    """A described GPU with its initial MIG instances; ``lost`` says why it does not answer."""
-
     gpu: Gpu
     lost: str | None = None
-    troubles: frozenset[Trouble] = frozenset()
+    troubles: frozenset[FailureMode] = frozenset()
 
 
 Linked = tuple[SimulatedGpu, str, catalog.GpuModel]
@@ -81,7 +131,6 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
 
 
 def parse_groups(spec: str, node_name: str) -> NodeSpec:
-    """The short form. Raises ConfigurationError that quotes the wrong part."""
     boards: list[Linked] = []
     for part in spec.split(","):
         match = GROUP.fullmatch(part.strip())
@@ -99,7 +148,7 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
         if match[3] and model.mig is None:
             raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} does not support MIG; leave out +mig")
         try:
-            wishes = nvlinks.of_entry(model, nvlinks.PAIRS if match[4] else None, count, len(boards))
+            wishes = nvlinks_of_entry(model, PAIRS if match[4] else None, count, len(boards))
         except ConfigurationError as error:
             raise ConfigurationError(f"simulated GPUs {spec!r}: {error}") from error
         for wish in wishes:
@@ -109,7 +158,7 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
 
 
 def _linked(boards: Sequence[Linked]) -> tuple[SimulatedGpu, ...]:
-    gpus = nvlinks.linked((item.gpu, wish, model) for item, wish, model in boards)
+    gpus = linked_gpus((item.gpu, wish, model) for item, wish, model in boards)
     return tuple(replace(item, gpu=gpu) for (item, _, _), gpu in zip(boards, gpus, strict=True))
 
 
@@ -133,10 +182,7 @@ def parse_document(text: str, node_name: str) -> NodeSpec:
 
 
 def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
-    """The GPU ``minor`` of ``node_name``: always the same, with another UUID on each node.
-
-    Two GPUs share a PCIe root and four a NUMA node, as on common two-socket machines.
-    """
+    """The GPU ``minor`` of ``node_name``: always the same. Two share a PCIe root and four a NUMA node."""
     root_bus = 8 * (minor // 2) % 256
     return Gpu(
         uuid=GpuUuid(f"GPU-{uuid.uuid5(NAMESPACE, f'{node_name}/{minor}')}"),
@@ -159,7 +205,6 @@ def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
 
 @functools.cache
 def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
-    """Profiles of a board by id; one object for all GPUs of a model."""
     ordered = sorted(table.profiles, key=lambda profile: profile.profile_id)
     return tuple(
         MigProfile(
@@ -201,7 +246,7 @@ def _entry(raw: object, path: str, before: Sequence[SimulatedGpu], node_name: st
     if first + count - 1 > MAX_MINOR:
         raise ConfigurationError(f"{path}.minor: {first + count - 1} is over the highest device minor {MAX_MINOR}")
     try:
-        wishes = nvlinks.of_entry(model, fields.pop("nvlink", None), count, first)
+        wishes = nvlinks_of_entry(model, fields.pop("nvlink", None), count, first)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}.{error}") from error
     for minor, wish in zip(range(first, first + count), wishes, strict=True):
@@ -287,7 +332,6 @@ def _whole(low: int, high: int, unit: str = "") -> Callable[[Any], int]:
 
 
 def _mib(value: Any, least: int) -> int:
-    """Bytes of a number of MiB."""
     return _whole(least, MAX_MEMORY_MIB, " of MiB")(value) * 2**20
 
 
@@ -364,11 +408,11 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),
         "addressingMode": _Field("addressing_mode", _text("HMM|ATS|None", 'HMM, ATS or "None"'), nullable=True),
         "fabric": _Field("fabric", _fabric, nullable=True),
-        "nvlink": _Field("nvlink", nvlinks.parse),
+        "nvlink": _Field("nvlink", parse_nvlink),
         "migEnabled": _Field("mig_enabled", _yes_or_no),
         "instances": _Field("instances", _list),
         "lost": _Field("lost", _REASON, nullable=True),
-        "troubles": _Field("troubles", lambda v: troubles.parse(_list(v))),
+        "troubles": _Field("troubles", lambda v: faults.parse_failure_modes(_list(v))),
     }
 )
 INSTANCE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(

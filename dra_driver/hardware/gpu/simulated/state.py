@@ -17,7 +17,7 @@ also ends real MIG instances. Deleting it acts as a reboot. People and tests may
         "busyOnCreate": null,                     or the program that keeps its first instance from being created
         "fabric": null,                           or {"state": "in progress", "status": 0}, see ``core/model/fabric.py``
         "fabricAfterMig": null,                   or what it becomes when the last instance is destroyed
-        "troubles": [],                           or names of ``troubles.py``
+        "troubles": [],                           or names of ``faults.py``
         "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
      "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
                  "skip": 0, "times": 1, "delayS": 0, "after": false}],
@@ -50,9 +50,9 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import faults as hardware_faults
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig
-from dra_driver.hardware.gpu.simulated import troubles
 from dra_driver.hardware.gpu.simulated.faults import GpuFault
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 
@@ -65,8 +65,6 @@ _Stamp = tuple[int, int, int] | None
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A fault of a call; see the module docstring."""
-
     method: str
     gpu: str | None = None
     error: str | None = None
@@ -78,19 +76,15 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """Differences from the spec. ``gpus`` has the file's JSON objects by UUID."""
-
     count: int = 0
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     injected: tuple[GpuFault, ...] = ()
 
     def injected_into(self, gpu: str) -> tuple[GpuFault, ...]:
-        """The faults of that GPU and of its GPU instances."""
         return tuple(found for found in self.injected if found.gpu == gpu)
 
     def state(self, gpu: Gpu) -> GpuState:
-        """The state of ``gpu``. Raises DriverUnavailableError for an object that cannot be decoded."""
         found = self.gpus.get(gpu.uuid)
         if found is None or found.get("described") not in (None, _digest(gpu)):
             return simulated_mig.described(gpu)
@@ -102,7 +96,6 @@ class Changes(Struct, frozen=True, kw_only=True):
             ) from error
 
     def with_state(self, gpu: Gpu, state: GpuState) -> "Changes":
-        """A copy with another state of ``gpu``."""
         return replace(self, gpus={**self.gpus, gpu.uuid: _encode_state(gpu, state)})
 
     def strike(self, method: str, gpu: str | None) -> tuple["Changes", Fault | None]:
@@ -122,10 +115,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 class StateStore:
-    """The changes of one node. Thread-safe; ``locked`` serialises changes of threads and processes."""
-
     def __init__(self, file: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """``file`` stores them; its directory must exist at the first change. None: in memory."""
         self.file = file
         self._lock_timeout_s = lock_timeout_s
         self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
@@ -134,7 +124,6 @@ class StateStore:
         self._depth = 0
 
     def read(self) -> Changes:
-        """The present changes; reads the file only after it was replaced. Raises DriverUnavailableError."""
         with self._lock:
             if self.file is not None:
                 self._reload(self.file)
@@ -318,7 +307,7 @@ def _decode_state(gpu: Gpu, raw: Mapping[str, Any]) -> GpuState:
         busy_on_create=raw.get("busyOnCreate"),
         fabric=_decode_fabric(raw["fabric"]) if "fabric" in raw else gpu.fabric,
         fabric_after_mig=_decode_fabric(raw.get("fabricAfterMig")),
-        troubles=troubles.parse(raw.get("troubles", ())),
+        troubles=faults.parse_failure_modes(raw.get("troubles", ())),
         compute_mode=ComputeMode(raw.get("computeMode", 0)),
     )
 

@@ -1,26 +1,238 @@
-"""What is in use on simulated GPUs: a ``backend.UsageSource`` over the file of ``usage_file.py``.
+"""Usage of simulated GPUs: a ``backend.UsageSource``, the file that it reads, and the annotation of a claim.
 
-Memory and utilisation are what the steps say; power goes from `IDLE_MW` to `BUSY_MW` with utilisation, and energy is
-its sum over the time since this object was made. As on real GPUs, no process has a utilisation at the first look and in
-MIG mode, where GPM tells that of an instance on Hopper and newer.
+    sim.gpu.dra-driver.io/usage: '[{"memory": "12Gi", "utilization": 60}, {"after": "30s", "memory": "20Gi"}]'
+
+A step begins ``after`` a time (default 0s) since the claim was prepared and holds until the next one, or ``for`` a
+time; then its processes end. ``memory`` (default 0) and ``utilization`` (0 to 100 percent, default 0) are those of all
+its ``processes`` (default 1) together, on each device of the claim. A real node reads no such annotation.
+
+The file is ``simulated-usage.json`` beside the state file::
+
+    {"version": 1,
+     "uses": [{"key": "…",                        names the entry: a claim's UID and a container
+               "gpu": "GPU-…", "gi": null,        or the id of the GPU instance
+               "since": 1763800000.0,             when the use began, in seconds since 1970
+               "pids": [4711],                    of its processes, the first ones of a step use the GPU
+               "claim": null,                     or a claim's UID: then its processes are found in /proc
+               "steps": [{"memory": "12Gi", "utilization": 60}]}]}
+
+It is replaced by a rename, and changed under ``flock`` of ``<file>.lock``. Users and tests may edit it; wrong entries
+are left out and named. It is not synced: a crash ends processes, too.
+
+Power rises from `IDLE_MW` to `BUSY_MW` with utilisation; energy is its sum since this object was created. As on real
+GPUs, processes have no utilisation at the first read and in MIG mode, where GPM reports it per instance from Hopper on.
 """
 
+import json
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.errors import StorageError
+from dra_driver.core.files import lock_file, replace_file
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
-from dra_driver.hardware.gpu.simulated.usage_file import SimulatedUse, read_uses
-from dra_driver.hardware.gpu.simulated.use_orders import MAX_PROCESSES, step_at
+from dra_driver.core.quantity import Quantity
+
+ANNOTATION: Final = "sim.gpu.dra-driver.io/usage"
+MAX_LENGTH: Final = 4000
+MAX_STEPS: Final = 32
+MAX_PROCESSES: Final = 64
+MAX_MEMORY: Final = 2**50
+MAX_S: Final = 31 * 86400.0
+_DURATION: Final = re.compile(r"(\d{1,10})(ms|s|m|h)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_STEP_FIELDS: Final = frozenset({"memory", "utilization", "after", "for", "processes"})
+
+
+class UseStep(Struct, frozen=True, kw_only=True):
+    """What all processes of a container use of one device from ``after_s`` on; ``for_s`` None: until the next step."""
+
+    after_s: float = 0.0
+    for_s: float | None = None
+    memory_bytes: int = 0
+    percent: int = 0
+    processes: int = 1
+
+
+def parse_steps(text: str) -> tuple[UseStep, ...]:
+    """From the annotation, in order of time. Raises ValueError with the expected form."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"at most {MAX_LENGTH} characters expected")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"JSON expected: {error}") from error
+    return steps_of(document)
+
+
+def steps_of(document: object) -> tuple[UseStep, ...]:
+    """From the annotation's JSON. Raises ValueError with the expected form."""
+    if not isinstance(document, list) or not 1 <= len(document) <= MAX_STEPS:
+        raise ValueError(f"a list of 1 to {MAX_STEPS} steps expected")
+    return tuple(sorted((_step(each) for each in document), key=lambda step: step.after_s))
+
+
+def steps_as_json(steps: Sequence[UseStep]) -> list[dict[str, Any]]:
+    """What `steps_of` reads."""
+    found = []
+    for step in steps:
+        one: dict[str, Any] = {"after": f"{step.after_s * 1000:.0f}ms", "memory": str(step.memory_bytes)}
+        one |= {"utilization": step.percent, "processes": step.processes}
+        found.append(one if step.for_s is None else one | {"for": f"{step.for_s * 1000:.0f}ms"})
+    return found
+
+
+def step_at(steps: Sequence[UseStep], at_s: float) -> UseStep | None:
+    """The step that holds ``at_s`` seconds after the start; None before the first, and when it is over."""
+    begun = [step for step in steps if step.after_s <= at_s]
+    if not begun or (begun[-1].for_s is not None and at_s >= begun[-1].after_s + begun[-1].for_s):
+        return None
+    return begun[-1]
+
+
+def _step(item: object) -> UseStep:
+    if not isinstance(item, Mapping) or not item.keys() <= _STEP_FIELDS:
+        raise ValueError(f"a step with {', '.join(sorted(_STEP_FIELDS))} expected, not {str(item)[:80]}")
+    return UseStep(
+        after_s=_seconds(item.get("after", "0s"), "after"),
+        for_s=_seconds(item["for"], "for") if "for" in item else None,
+        memory_bytes=_memory(item.get("memory", "0")),
+        percent=_whole_number(item.get("utilization", 0), "utilization", 100),
+        processes=_whole_number(item.get("processes", 1), "processes", MAX_PROCESSES),
+    )
+
+
+def _seconds(value: object, name: str) -> float:
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else -1.0
+    if not 0 <= seconds <= MAX_S:
+        raise ValueError(f"{name}: a time such as 500ms, 30s, 10m or 2h, up to 31 days, expected, not {value!r:.60}")
+    return seconds
+
+
+def _memory(value: object) -> int:
+    try:
+        found = Quantity.parse(value).as_int() if isinstance(value, str) else -1
+    except ValueError:
+        found = -1
+    if not 0 <= found <= MAX_MEMORY:
+        raise ValueError(f"memory: a quantity such as 12Gi expected, not {value!r:.60}")
+    return found
+
+
+def _whole_number(value: object, name: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{name}: a whole number from 0 to {most} expected, not {value!r:.60}")
+    return value
+
+
+NAME: Final = "simulated-usage.json"
+VERSION: Final = 1
+MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_USES: Final = 4096
+MAX_PID: Final = 2**22
+"""PID_MAX_LIMIT of Linux (include/linux/threads.h)."""
+_LOCK_S: Final = 20.0
+
+
+class SimulatedUse(Struct, frozen=True, kw_only=True):
+    """What one container uses of one device; fields as in the module docstring."""
+
+    key: str
+    gpu_uuid: GpuUuid
+    since: float
+    steps: tuple[UseStep, ...]
+    gi_id: int | None = None
+    pids: tuple[int, ...] = ()
+    claim_uid: str | None = None
+
+
+def read_uses(path: Path) -> tuple[tuple[SimulatedUse, ...], tuple[str, ...]]:
+    """The uses, and what is wrong in the file, in words. A missing file has none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return (), ()
+    except OSError as error:
+        return (), (f"{path.name} cannot be read: {error.strerror}",)
+    if len(data) > MAX_BYTES:
+        return (), (f"{path.name} has more than {MAX_BYTES} bytes",)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return (), (f"{path.name} is no JSON: {error}",)
+    items = document.get("uses") if isinstance(document, dict) and document.get("version") == VERSION else None
+    if not isinstance(items, list) or len(items) > MAX_USES:
+        return (), (f"{path.name}: version {VERSION} with at most {MAX_USES} uses expected",)
+    uses, problems = [], []
+    for number, item in enumerate(items):
+        try:
+            uses.append(_use(item))
+        except ValueError as error:
+            problems.append(f"{path.name}, uses[{number}]: {error}")
+    return tuple(uses), tuple(problems[:10])
+
+
+def change_uses(path: Path, change: Callable[[Sequence[SimulatedUse]], Sequence[SimulatedUse]]) -> None:
+    """Replace the uses by what ``change`` makes of them; no write when it changes nothing. Raises StorageError."""
+    try:
+        descriptor = lock_file(path.with_name(f"{path.name}.lock"), timeout_s=_LOCK_S)
+        try:
+            former, _ = read_uses(path)
+            uses = tuple(change(former))
+            if uses != former:
+                document = {"version": VERSION, "uses": [_use_as_json(use) for use in uses[:MAX_USES]]}
+                replace_file(path, json.dumps(document, indent=1).encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"cannot write {path.name}: {error}: see that its folder can be written") from error
+
+
+def _use(item: object) -> SimulatedUse:
+    item = item if isinstance(item, Mapping) else {}
+    key, gpu, since = item.get("key", ""), item.get("gpu"), item.get("since", 0)
+    if not (isinstance(key, str) and isinstance(gpu, str)):
+        raise ValueError("key and gpu as texts expected")  # noqa: TRY004 - a wrong file, not a wrong call
+    if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since < 2**40:
+        raise ValueError("since: seconds since 1970 expected")
+    gi, claim, pids = item.get("gi"), item.get("claim"), item.get("pids", [])
+    if gi is not None and (isinstance(gi, bool) or not isinstance(gi, int) or not 0 <= gi < 16):
+        raise ValueError("gi: the id of a GPU instance or null expected")
+    if claim is not None and not isinstance(claim, str):
+        raise ValueError("claim: a UID or null expected")
+    if not isinstance(pids, list) or len(pids) > MAX_PROCESSES or not all(_is_pid(pid) for pid in pids):
+        raise ValueError(f"pids: at most {MAX_PROCESSES} process ids expected")
+    return SimulatedUse(
+        key=key,
+        gpu_uuid=GpuUuid(gpu),
+        since=float(since),
+        steps=steps_of(item.get("steps")),
+        gi_id=gi,
+        pids=tuple(pids),
+        claim_uid=claim,
+    )
+
+
+def _is_pid(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_PID
+
+
+def _use_as_json(use: SimulatedUse) -> dict[str, Any]:
+    found: dict[str, Any] = {"key": use.key, "gpu": use.gpu_uuid, "gi": use.gi_id, "since": use.since}
+    return found | {"pids": list(use.pids), "claim": use.claim_uid, "steps": steps_as_json(use.steps)}
+
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +263,7 @@ class _Active(Struct, frozen=True, kw_only=True):
 
 
 class SimulatedUsage:
-    """Looks at ``gpus`` and at the file. ``proc`` is the host's /proc, None where PIDs are not looked for.
-
-    Used by one thread.
-    """
+    """Reads ``gpus`` and the file, in one thread. ``proc`` is the host's /proc, None to find no PIDs."""
 
     def __init__(
         self,
@@ -73,7 +282,6 @@ class SimulatedUsage:
         self._told: frozenset[str] = frozenset()
 
     def usage(self) -> tuple[GpuUsage, ...]:
-        """See ``backend.UsageSource``."""
         snapshot = self._gpus.snapshot()
         uses, problems = read_uses(self._file)
         self._complain(problems)
@@ -88,7 +296,7 @@ class SimulatedUsage:
             percent = min(100, sum(one.percent for one in active))
             power = IDLE_MW + (BUSY_MW - IDLE_MW) * percent // 100
             self._energy[gpu.uuid] = self._energy.get(gpu.uuid, 0.0) + power * step_s
-            usage = _usage(gpu, active, is_first=is_first, percent=percent, power_mw=power)
+            usage = _gpu_usage(gpu, active, is_first=is_first, percent=percent, power_mw=power)
             usage = replace(usage, energy_mj=int(self._energy[gpu.uuid]))
             found.append(replace(usage, processes=None, problem=problems[0]) if problems and not uses else usage)
         # their labels are their UUIDs (hardware.py)
@@ -141,7 +349,7 @@ def _active(use: SimulatedUse, now: float, of_claims: Mapping[str, Sequence[int]
     return [_Active(pid=pid, gi_id=use.gi_id, memory_bytes=memory, percent=percent) for pid in pids]
 
 
-def _usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: int, power_mw: int) -> GpuUsage:
+def _gpu_usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: int, power_mw: int) -> GpuUsage:
     reserved = gpu.reserved_bytes or 0
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - reserved)
     used = sum(one.memory_bytes for one in active)
@@ -158,7 +366,7 @@ def _usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: int,
         sm_clock_mhz=1980 if percent else 345,
         memory_clock_mhz=2619,
         mig_enabled=gpu.mig_enabled,
-        instances=tuple(_instance(gpu, one, active) for one in gpu.mig_instances) if gpu.mig_enabled else (),
+        instances=tuple(_instance_usage(gpu, one, active) for one in gpu.mig_instances) if gpu.mig_enabled else (),
         processes=tuple(
             ProcessUsage(
                 pid=one.pid,
@@ -172,7 +380,7 @@ def _usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: int,
     )
 
 
-def _instance(gpu: Gpu, instance: MigInstance, active: Sequence[_Active]) -> InstanceUsage:
+def _instance_usage(gpu: Gpu, instance: MigInstance, active: Sequence[_Active]) -> InstanceUsage:
     mine = [one for one in active if one.gi_id == instance.gi_id]
     profile = gpu.profile(instance.profile_id) or instance.profile
     total = profile.memory_bytes if profile is not None else None

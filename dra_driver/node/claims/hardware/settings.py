@@ -13,8 +13,8 @@ from typing import ClassVar
 from dra_driver.core.errors import CommandError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Interval, Strategy
-from dra_driver.hardware.gpu.notes import COMPUTE_MODE, MIG_MODE, TIME_SLICE
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.gpu.backend import COMPUTE_MODE, MIG_MODE, TIME_SLICE
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Assignment, Entry, State
 from dra_driver.node.claims.planning import PreparePlan

@@ -16,8 +16,8 @@ from dra_driver.core.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Interval, SharingTerms, Strategy
-from dra_driver.hardware.sharing.daemon import MpsDaemon
-from dra_driver.hardware.sharing.mps_limits import group_daemon, memory_limits, shared_gpu_daemon
+from dra_driver.hardware.sharing.mps import group_daemon, memory_limits, shared_gpu_daemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.entry import AssignedPartition, AssignedShare, AssignedSharing
 from dra_driver.node.claims.planning.configs import DecodedConfig, config_for
 

@@ -2,7 +2,7 @@
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.hardware.cdi import CdiSpec, ContainerEdits, claim_spec, mps_edits
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.kube.published import ALL_PERCENT, MIB
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import AssignedSharing

@@ -33,7 +33,7 @@ from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Terms, terms_of
-from dra_driver.hardware.gpu.notes import TIME_SLICE
+from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Blocked, InstanceIds, OrphanedPartition, gpus_of
 from dra_driver.node.claims.hardware.apply import with_partition_daemons

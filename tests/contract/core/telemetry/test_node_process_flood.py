@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.node.process.processes import free_port
 from tests.fakes.node_process import NodeProcess
+from tests.harness.servers import free_port
 
 CONNECTIONS = 1000
 PROBES = 30

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.cdi import edits
-from dra_driver.hardware.cdi.hook import choose_hook
-from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
 from dra_driver.hardware.cdi.libraries import discover
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.validation import validate

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.cdi.elf import read_shared_object
-from dra_driver.hardware.driver_root import ldcache
+from dra_driver.hardware.driver_root import search
 
 LDCONFIG = shutil.which("ldconfig") or "/sbin/ldconfig"
 READELF = shutil.which("readelf")
@@ -45,6 +45,6 @@ def test_the_linkers_cache_agrees_with_ldconfig() -> None:
     printed = subprocess.run([LDCONFIG, "-p"], capture_output=True, text=True, check=True, timeout=60).stdout
     lines = re.findall(r"^\t(\S+) \((.*?)\) => (\S+)$", printed, flags=re.MULTILINE)
     expected = [(name, path) for name, flags, path in lines if re.search(r"x86-64|AArch64", flags)]
-    found = list(ldcache.entries(ldcache.read_cache("/etc/ld.so.cache")))
+    found = list(search.cache_entries(search.read_cache("/etc/ld.so.cache")))
     assert found
     assert found == expected

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.hardware.device_nodes.keeper import NodeKeeper
 from dra_driver.hardware.device_nodes.numbers import Majors
+from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
 from dra_driver.hardware.device_nodes.tools import DriverTools
 from dra_driver.hardware.device_nodes.uvm import UvmModule
 from dra_driver.hardware.driver_root.root import DriverRoot
@@ -59,7 +59,7 @@ def test_a_tool_that_cannot_run_there_is_a_failure_and_nodes_are_made_without_it
     script(root, "exit 0")
     (root / "bin/sh").unlink()
     dev = MemoryDev()
-    keeper = NodeKeeper(dev, lambda: Majors(nvidia=195, uvm=510), folder=str(root / "dev"), tools=tools(root))
+    keeper = DeviceNodeReconciler(dev, lambda: Majors(nvidia=195, uvm=510), folder=str(root / "dev"), tools=tools(root))
     keeper.check([0])
     assert {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= dev.nodes.keys()
     assert keeper.problems == ()

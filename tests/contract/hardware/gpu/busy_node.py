@@ -13,9 +13,7 @@ from dra_driver.hardware.gpu.backend import Detachable, UsageSource
 from dra_driver.hardware.gpu.nvml.usage import NvmlUsage
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
-from dra_driver.hardware.gpu.simulated.usage_file import SimulatedUse, change_uses
-from dra_driver.hardware.gpu.simulated.use_orders import UseStep
+from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage, SimulatedUse, UseStep, change_uses
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 

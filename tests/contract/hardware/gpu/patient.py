@@ -4,7 +4,7 @@ from dra_driver.core.model.health import HealthEvent, HealthReading, RecoveryAct
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from tests.fakes.nvml.state import DOUBLE_BIT_ECC, NOT_SUPPORTED, State
 
 ACTIONS = {RecoveryAction.GPU_RESET: 1, RecoveryAction.NODE_REBOOT: 2, RecoveryAction.DRAIN_AND_RESET: 4}
@@ -81,7 +81,7 @@ class Patient:
     def deafen(self) -> None:
         """The GPU has no events."""
         if self.state is None:
-            self.simulated.set_troubles(self.uuid, Trouble.NO_EVENTS)
+            self.simulated.set_troubles(self.uuid, FailureMode.NO_EVENTS)
         else:
             self.state.inject("nvmlDeviceRegisterEvents", NOT_SUPPORTED, device=self.minor)
 

@@ -11,8 +11,8 @@ from dra_driver.hardware.gpu.backend import Backend, ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.catalog import models
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_document
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
 from tests.fakes.nvml.state import State
 from tests.fakes.nvml.sysfs import bind_in_sysfs, unbind_in_sysfs, write_sysfs
 
@@ -35,7 +35,7 @@ class Hardware:
         assert gpu.pci_bus_id is not None
         unbind_in_sysfs(self.sysfs, gpu.pci_bus_id)
         self.state.unbind(index)
-        self.simulated.set_troubles(gpu.uuid, Trouble.UNBOUND)
+        self.simulated.set_troubles(gpu.uuid, FailureMode.UNBOUND)
 
     def bind(self, index: int) -> None:
         """The driver has it again."""

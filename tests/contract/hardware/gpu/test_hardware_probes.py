@@ -4,7 +4,7 @@ import json
 
 import pynvml
 
-from dra_driver.hardware.gpu.nvml import mig_probes, probes
+from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from tests.fakes.nvml.state import NOT_SUPPORTED, State
 
@@ -26,7 +26,7 @@ def test_every_probe_ends_in_a_value_or_an_nvml_error_and_is_json(nvml: NvmlBack
     assert fields.items() >= {"184": {"type": 1, "value": 1, "uint": 1}, "185": {"code": 3}}.items()
     assert fields["199"] == {"type": 1, "value": 1, "uint": 1}
     assert fields["200"] == {"code": 3}, "newer headers have another field there"
-    rows = mig_probes.profiles(handle)
+    rows = probes.profiles(handle)
     assert [row["id"] for row in rows if "value" in row["v2"]] == [19, 14, 9, 5, 0, 20, 15]
     assert [row["v1"]["value"]["id"] for row in rows if "value" in row["v1"]] == [19, 14, 9, 5, 0, 20, 15]
     assert {row["remaining"]["error"] for row in rows if "id" in row} == {"NVMLError_NotSupported"}
@@ -37,7 +37,7 @@ def test_profiles_are_found_where_only_version_1_answers(nvml: NvmlBackend, stat
     """nvml.h: version 2 may want MIG mode on; ids, placements and sizes are in version 1 too."""
     state.inject(V2, NOT_SUPPORTED)
     nvml.open()
-    rows = mig_probes.profiles(pynvml.nvmlDeviceGetHandleByIndex(0))
+    rows = probes.profiles(pynvml.nvmlDeviceGetHandleByIndex(0))
     assert {row["v2"].get("code") for row in rows if "id" in row} == {NOT_SUPPORTED}
     found = {row["id"]: row["placements"]["value"] for row in rows if "id" in row}
     assert sorted(found) == [0, 5, 9, 14, 15, 19, 20]
@@ -47,7 +47,7 @@ def test_profiles_are_found_where_only_version_1_answers(nvml: NvmlBackend, stat
 def test_functions_of_mig_are_asked_while_the_mode_is_off(nvml: NvmlBackend) -> None:
     """The backend takes Not Supported and Not Found as "there is none"."""
     nvml.open()
-    answers = mig_probes.without_mode(pynvml.nvmlDeviceGetHandleByIndex(0), (19,))
+    answers = probes.without_mode(pynvml.nvmlDeviceGetHandleByIndex(0), (19,))
     assert answers["nvmlDeviceGetGpuInstances"]["19"]["code"] in {3, 6}
     assert answers["nvmlDeviceGetGpuInstanceById"]["code"] in {3, 6}
     assert answers["nvmlDeviceGetSupportedEventTypes"]["value"] & 0x100

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.core.model.gpu import ConfidentialCompute
 from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
-from dra_driver.hardware.gpu.nvml import nvlinks
+from dra_driver.hardware.gpu.nvml import properties
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_document, parse_groups
@@ -154,4 +154,4 @@ def test_a_driver_with_more_links_than_this_binding_knows_is_bounded(nvml: Opene
     backend, state = nvml(parse_groups("1xh100-sxm5-80gb", "node-a"))
     state.inject(STATE, codes.NO_PERMISSION, skip=1)
     backend.snapshot()
-    assert state.calls(STATE) == nvlinks.MAX_LINKS
+    assert state.calls(STATE) == properties.MAX_LINKS

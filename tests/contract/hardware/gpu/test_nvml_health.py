@@ -13,10 +13,9 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.health import HealthReading, RecoveryAction
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.nvml.health_events import FLOOD, MAX_DIFFERENT, HealthEvents
-from dra_driver.hardware.gpu.nvml.health_probes import fabric_trouble
-from dra_driver.hardware.gpu.nvml.interrupts import SLICE_S
-from dra_driver.hardware.gpu.nvml.session import Session
+from dra_driver.hardware.gpu.nvml.events import FLOOD, MAX_DIFFERENT, HealthEvents
+from dra_driver.hardware.gpu.nvml.health import fabric_trouble
+from dra_driver.hardware.gpu.nvml.session import SLICE_S, Session
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.contract.hardware.gpu.patient import Patient
 from tests.contract.hardware.gpu.test_nvml_events import LONG_S, until

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.nvml import renewals
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.nvml.device_files import open_device_files
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.session import Session
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.contract.hardware.gpu.test_nvml_events import Waiter, until

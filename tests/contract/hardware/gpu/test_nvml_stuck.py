@@ -11,8 +11,7 @@ import pytest
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.nvml.reads import THREAD_NAME
-from dra_driver.hardware.gpu.nvml.turns import Patience
+from dra_driver.hardware.gpu.nvml.call_locks import THREAD_NAME, Patience
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.contract.hardware.gpu.test_nvml_events import until
 from tests.fakes.nvml.state import State

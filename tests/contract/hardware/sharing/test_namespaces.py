@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.hardware.sharing.memory import SystemMounts, TmpfsBounds
 from dra_driver.hardware.sharing.mps import MpsDaemon
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
-from dra_driver.hardware.sharing.tmpfs import SystemMounts, TmpfsBounds
 from tests.contract.hardware.sharing.conftest import Node, copy_program, until
 
 # A daemon that writes down what it sees, in the places that it is told of.

@@ -8,8 +8,7 @@ from dra_driver.core.errors import CommandError
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.sharing.smi import Smi
-from dra_driver.hardware.sharing.timeslice import TimeSlicer
+from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
 from tests.contract.hardware.sharing.conftest import Node
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.claim import AllocatedClaim
-from dra_driver.hardware.gpu.notes import GpuNotes
+from dra_driver.hardware.gpu.backend import GpuNotes
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.node.claims.dependencies import HardwareDependencies

@@ -22,7 +22,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy, Terms
 from dra_driver.hardware.cdi.writer import CdiWriter
-from dra_driver.hardware.gpu.notes import GpuNotes
+from dra_driver.hardware.gpu.backend import GpuNotes
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.assembly import Claims, open_claims

@@ -1,7 +1,6 @@
 """What the tests of whole node processes look at: slices in the API server, and the HTTP endpoint."""
 
 import http.client
-import socket
 
 from dra_driver.kube.rest import RestClient
 
@@ -9,12 +8,6 @@ NODE, DRIVER = "node-a", "gpu.nvidia.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 POOL = 2
 """Slices of a node with two H100: their counter sets, and their devices."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ask(port: int, path: str) -> tuple[int, str]:

@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.kube.rest import RestClient
-from tests.contract.node.process.processes import NODE, ask, devices, free_port
+from tests.contract.node.process.processes import NODE, ask, devices
 from tests.fakes.driver_root import debian
 from tests.fakes.kubelet import register
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.harness.servers import free_port
 
 SPEC: NodeSpec = replace(parse_groups("2xl4-24gb", "node-a"), driver_version="570.172.08")
 NEW_SPEC = replace(SPEC, driver_version="580.105.08")

@@ -12,10 +12,11 @@ import pytest
 from dra_driver.hardware.gpu.simulated.root import UVM_MISSING
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.hardware import SIMULATED_ROOT
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
-from tests.contract.node.process.processes import DRIVER, NODE, ask, devices, free_port
+from tests.contract.node.process.processes import DRIVER, NODE, ask, devices
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import NodeProcess
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.servers import free_port
 
 CALL_S = 45.0
 """The kubelet's own limit."""

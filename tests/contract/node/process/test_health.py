@@ -11,10 +11,11 @@ import pytest
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.rest import RestClient
-from tests.bench.claims_api import CLAIMS, NAMESPACE, ClaimMaker, ensure_namespace
-from tests.contract.node.process.processes import DRIVER, NODE, SLICES, ask, free_port
+from tests.contract.node.process.processes import DRIVER, NODE, SLICES, ask
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import NodeProcess
+from tests.harness.claims_api import CLAIMS, NAMESPACE, ClaimMaker, ensure_namespace
+from tests.harness.servers import free_port
 
 Start = Callable[..., NodeProcess]
 SPEC = "2xh100-sxm5-80gb"

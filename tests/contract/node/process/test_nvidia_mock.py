@@ -18,10 +18,10 @@ import yaml
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.rest import RestClient
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.contract.node.process.processes import DRIVER, NODE, SLICES
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import NodeProcess
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
 
 ROOTS = "NVIDIA_MOCK_ROOTS"
 BOARDS = ("a100", "b200", "gb200", "gb300", "h100", "l40s", "t4")

@@ -16,10 +16,11 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
-from tests.contract.node.process.processes import DRIVER, NODE, POOL, ask, devices, free_port, generations
+from tests.contract.node.process.processes import DRIVER, NODE, POOL, ask, devices, generations
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import NodeProcess
+from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.servers import free_port
 
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.command_line.main import main
-from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kube.rest import RestClient
 from tests.contract.node.process.processes import NODE, devices
 from tests.contract.node.process.test_detach import Driver, driver, process

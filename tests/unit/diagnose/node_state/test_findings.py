@@ -19,8 +19,8 @@ from dra_driver.diagnose.node_state.state import (
     NodeState,
     SocketState,
 )
-from dra_driver.hardware.gpu.notes import MIG_MODE
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.gpu.backend import MIG_MODE
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.entry import (
     AssignedDevice,
     AssignedPartition,

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.diagnose.smoke.attempt import Attempt, Tools, TryTask
-from dra_driver.diagnose.smoke.fit import Fit
-from dra_driver.diagnose.smoke.kinds import TryKind, claim_spec
 from dra_driver.diagnose.smoke.objects import PodSettings
-from dra_driver.diagnose.smoke.report import TryResult
+from dra_driver.diagnose.smoke.planning import Fit
+from dra_driver.diagnose.smoke.report import TryKind, TryResult, claim_spec
 
 NODE: Final = "gpu-a"
 DRIVER: Final = "gpu.nvidia.com"

@@ -3,8 +3,8 @@
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, NotFoundError
-from dra_driver.diagnose.smoke.fit import Fit
-from dra_driver.diagnose.smoke.report import TryLayer, TryStatus
+from dra_driver.core.finding import Layer, Status
+from dra_driver.diagnose.smoke.planning import Fit
 from tests.unit.diagnose.smoke.fake_api import LOG, UUID, FakeSmokeApi, ended, tried, unplaced, waiting
 
 OTHER = LOG.replace("0001)", "0002)")
@@ -19,7 +19,7 @@ def test_a_container_that_sees_its_device_is_ok() -> None:
     """The result has the device and both sides of the comparison; nothing is left."""
     api = FakeSmokeApi(waiting(), ended())
     found, attempt = tried(api)
-    assert (found.status, found.device, found.expected, found.seen) == (TryStatus.OK, "gpu-0", (UUID,), (UUID,))
+    assert (found.status, found.device, found.expected, found.seen) == (Status.OK, "gpu-0", (UUID,), (UUID,))
     assert both_deleted(api)
     assert not attempt.left
 
@@ -27,21 +27,25 @@ def test_a_container_that_sees_its_device_is_ok() -> None:
 @pytest.mark.parametrize(
     ("pod", "log", "layer", "part"),
     [
-        (ended(), OTHER, TryLayer.CONTAINER, "its claims were allocated"),
-        (ended(), LOG + OTHER.replace("GPU 0", "GPU 1"), TryLayer.CONTAINER, "its claims were allocated"),
-        (ended(), "", TryLayer.CONTAINER, "did not apply the CDI devices"),
-        (ended(6), "No devices were found", TryLayer.CONTAINER, "exit status 6"),
-        (ended(128, reason="StartError", message=NOT_FOUND), "", TryLayer.CONTAINER, "enable_cdi"),
-        (waiting("CreateContainerError", "unresolvable CDI devices"), "", TryLayer.CONTAINER, "unresolvable"),
-        (waiting("ImagePullBackOff", "Back-off"), "", TryLayer.IMAGE, "Back-off"),
+        (ended(), OTHER, Layer.CONTAINER, "its claims were allocated"),
+        (ended(), LOG + OTHER.replace("GPU 0", "GPU 1"), Layer.CONTAINER, "its claims were allocated"),
+        (ended(), "", Layer.CONTAINER, "did not apply the CDI devices"),
+        (ended(6), "No devices were found", Layer.CONTAINER, "exit status 6"),
+        (ended(128, reason="StartError", message=NOT_FOUND), "", Layer.CONTAINER, "enable_cdi"),
+        (waiting("CreateContainerError", "unresolvable CDI devices"), "", Layer.CONTAINER, "unresolvable"),
+        (waiting("ImagePullBackOff", "Back-off"), "", Layer.IMAGE, "Back-off"),
     ],
 )
-def test_a_failure_names_its_layer(pod: dict[str, object], log: str, layer: TryLayer, part: str) -> None:
+def test_a_failure_names_its_layer(pod: dict[str, object], log: str, layer: Layer, part: str) -> None:
     """With the words of the container or its runtime, and the command that says more."""
     api = FakeSmokeApi(waiting(), pod, log=log)
     found, _ = tried(api)
-    assert (found.status, found.layer, found.do) == (TryStatus.FAILED, layer, "kubectl dra doctor node/gpu-a")
-    assert part in found.message
+    assert (found.status, found.finding.layer, found.finding.fix) == (
+        Status.FAIL,
+        layer,
+        "kubectl dra doctor node/gpu-a",
+    )
+    assert part in found.finding.seen
     assert both_deleted(api)
 
 
@@ -51,23 +55,23 @@ def test_a_failed_prepare_is_named_with_its_event() -> None:
     message = "prepare dynamic resources: DRA driver gpu.nvidia.com is not registered"
     api.events = [{"type": "Warning", "reason": "FailedPrepareDynamicResources", "message": message}]
     found, _ = tried(api)
-    assert (found.layer, found.message) == (TryLayer.PREPARE, message)
+    assert (found.finding.layer, found.finding.seen) == (Layer.PREPARE, message)
     assert found.seconds > 120
 
 
 def test_a_pending_pod_has_the_answer_of_explain() -> None:
     """And the scheduler's own words."""
     found, _ = tried(FakeSmokeApi(unplaced("0/1 nodes are available: 1 cannot allocate all claims.")))
-    assert found.layer is TryLayer.SCHEDULING
-    assert "explain's answer" in found.message
-    assert "1 cannot allocate all claims" in found.message
+    assert found.finding.layer is Layer.SCHEDULING
+    assert "explain's answer" in found.finding.seen
+    assert "1 cannot allocate all claims" in found.finding.seen
 
 
 def test_a_device_that_was_taken_meanwhile_is_not_tried() -> None:
     """A pod that waits because others have all devices is no failure."""
     api = FakeSmokeApi(unplaced())
     found, _ = tried(api, fit=Fit(fits=False, busy="all 8 GPUs are allocated"))
-    assert (found.status, found.message) == (TryStatus.NOT_TRIED, "all 8 GPUs are allocated, since this command began")
+    assert (found.status, found.finding.seen) == (Status.SKIPPED, "all 8 GPUs are allocated, since this command began")
     assert both_deleted(api)
 
 
@@ -76,7 +80,7 @@ def test_a_refused_claim_is_no_lost_job() -> None:
     api = FakeSmokeApi(waiting())
     api.refused["create resourceclaims"] = ForbiddenError("exceeded quota: gpus", status=403)
     found, _ = tried(api)
-    assert (found.layer, found.message) == (TryLayer.WORKLOAD, "exceeded quota: gpus")
+    assert (found.finding.layer, found.finding.seen) == (Layer.WORKLOAD, "exceeded quota: gpus")
     assert not api.made
 
 
@@ -86,7 +90,7 @@ def test_a_namespace_that_is_missing_is_named_to_a_user_who_may_not_look_at_name
     api.refused["create jobs"] = NotFoundError("POST jobs: 404", status=404)
     found, _ = tried(api)
     message = "namespace dra-driver does not exist: name one with -n"
-    assert (found.layer, found.message) == (TryLayer.WORKLOAD, message)
+    assert (found.finding.layer, found.finding.seen) == (Layer.WORKLOAD, message)
 
 
 def test_a_job_without_a_pod_says_why() -> None:
@@ -94,7 +98,10 @@ def test_a_job_without_a_pod_says_why() -> None:
     api = FakeSmokeApi()
     api.events = [{"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity"}]
     found, _ = tried(api)
-    assert (found.layer, found.message) == (TryLayer.WORKLOAD, "the Job has no pod: FailedCreate: violates PodSecurity")
+    assert (found.finding.layer, found.finding.seen) == (
+        Layer.WORKLOAD,
+        "the Job has no pod: FailedCreate: violates PodSecurity",
+    )
 
 
 def test_a_job_that_another_client_deletes_ends_the_try() -> None:
@@ -102,24 +109,24 @@ def test_a_job_that_another_client_deletes_ends_the_try() -> None:
     api = FakeSmokeApi()
     api.forgets = True
     found, _ = tried(api)
-    assert found.layer is TryLayer.WORKLOAD
-    assert "deleted by another client" in found.message
+    assert found.finding.layer is Layer.WORKLOAD
+    assert "deleted by another client" in found.finding.seen
 
 
 def test_an_interrupted_try_deletes_its_objects() -> None:
     """Within the moment in which the command is told to stop."""
     api = FakeSmokeApi(waiting())
     found, _ = tried(api, waits=3)
-    assert (found.status, found.message) == (TryStatus.NOT_TRIED, "interrupted")
+    assert (found.status, found.finding.seen) == (Status.SKIPPED, "interrupted")
     assert both_deleted(api)
 
 
 def test_bad_moments_of_the_api_server_are_waited_out() -> None:
     """Four failed looks in a row are nothing, five end the try."""
     bad = ApiUnreachableError("no answer")
-    assert tried(FakeSmokeApi(bad, bad, bad, bad, ended()))[0].status is TryStatus.OK
+    assert tried(FakeSmokeApi(bad, bad, bad, bad, ended()))[0].status is Status.OK
     found, _ = tried(FakeSmokeApi(bad, bad, bad, bad, bad, ended()))
-    assert (found.layer, found.message) == (TryLayer.API_SERVER, "no answer")
+    assert (found.finding.layer, found.finding.seen) == (Layer.API_SERVER, "no answer")
 
 
 def test_what_cannot_be_deleted_is_named() -> None:
@@ -135,11 +142,11 @@ def test_a_device_that_is_not_given_back_is_a_failure() -> None:
     api = FakeSmokeApi(ended())
     api.keeps_pod = True
     found, attempt = tried(api)
-    assert (found.status, found.layer, found.seen) == (TryStatus.FAILED, TryLayer.RELEASE, (UUID,))
+    assert (found.status, found.finding.layer, found.seen) == (Status.FAIL, Layer.RELEASE, (UUID,))
     assert attempt.left == ["pod dra-smoke-0-1-x"]
 
 
 def test_an_unseen_allocation_compares_nothing() -> None:
     """No allocation is no success, whatever the container lists."""
     found, _ = tried(FakeSmokeApi(ended()), allocated=())
-    assert (found.status, found.layer) == (TryStatus.FAILED, TryLayer.SLICES)
+    assert (found.status, found.finding.layer) == (Status.FAIL, Layer.SLICES)

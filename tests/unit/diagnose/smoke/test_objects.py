@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.diagnose.smoke.leftovers import is_outdated
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job
+from dra_driver.diagnose.smoke.run import is_outdated
 
 SETTINGS = PodSettings(namespace="smoke", image="example.com/driver:1", timeout_s=120)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

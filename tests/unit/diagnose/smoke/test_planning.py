@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.smoke.fit import Fit
-from dra_driver.diagnose.smoke.kinds import TryKind, claim_spec, kinds_of
-from dra_driver.diagnose.smoke.options import SmokeOptions
-from dra_driver.diagnose.smoke.planning import SmokePlan, plan_of
-from dra_driver.diagnose.smoke.report import TryLayer, TryStatus
-from dra_driver.diagnose.smoke.view import PRESENT_LABEL, ClusterView
+from dra_driver.core.finding import Layer, Status
+from dra_driver.diagnose.smoke.planning import PRESENT_LABEL, ClusterView, Fit, SmokePlan, plan_of
+from dra_driver.diagnose.smoke.report import SmokeOptions, TryKind, claim_spec, kinds_of
 from dra_driver.kube.state import ClusterState
 from tests.unit.diagnose.smoke.fake_api import DRIVER, UUID, WHOLE, device, resource_slice
 
@@ -84,10 +81,10 @@ def test_all_nodes_tries_every_kind_on_every_node() -> None:
         all_nodes=True,
     )
     assert plan.tries == {"a": [WHOLE, MIG]}
-    assert [(item.node, item.status, item.layer) for item in plan.settled] == [
-        ("b", TryStatus.FAILED, TryLayer.NODE),
-        ("c", TryStatus.FAILED, TryLayer.SLICES),
-        ("d", TryStatus.NOT_TRIED, None),
+    assert [(item.node, item.status, item.finding.layer) for item in plan.settled] == [
+        ("b", Status.FAIL, Layer.NODE),
+        ("c", Status.FAIL, Layer.SLICES),
+        ("d", Status.SKIPPED, None),
     ]
 
 
@@ -116,7 +113,7 @@ def test_a_kind_that_is_busy_everywhere_is_not_tried() -> None:
     found = state(node("a"), slices=[resource_slice(device(), node="a")])
     plan = planned(found, lambda _node, _kind: Fit(fits=False, busy="its only GPU is allocated"))
     assert not plan.tries
-    assert [(item.node, item.message) for item in plan.settled] == [("a", "its only GPU is allocated")]
+    assert [(item.node, item.finding.seen) for item in plan.settled] == [("a", "its only GPU is allocated")]
 
 
 def test_the_number_of_nodes_can_be_limited() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError
-from dra_driver.diagnose.smoke.options import SmokeOptions
+from dra_driver.diagnose.smoke.report import SmokeOptions
 from dra_driver.diagnose.smoke.run import SmokeRun, check_namespace
 from dra_driver.kube import paths
 from dra_driver.kubectl.explain.fit import fits_under

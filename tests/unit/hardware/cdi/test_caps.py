@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
-from dra_driver.hardware.cdi.caps import Capability, partition_capabilities
+from dra_driver.hardware.cdi.found_nodes import Capability, partition_capabilities
 
 MINORS = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.cdi.drm import DrmNode, drm_nodes
+from dra_driver.hardware.cdi.found_nodes import DrmNode, drm_nodes
 from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 

@@ -9,8 +9,7 @@ import yaml
 from dra_driver.core.errors import DriverUnavailableError, InvalidSpecError
 from dra_driver.core.semver import Semver
 from dra_driver.hardware.cdi import edits
-from dra_driver.hardware.cdi.caps import Capability
-from dra_driver.hardware.cdi.drm import DrmNode
+from dra_driver.hardware.cdi.found_nodes import Capability, DrmNode
 from dra_driver.hardware.cdi.hook import CdiHook
 from dra_driver.hardware.cdi.libraries import DriverFiles, discover
 from dra_driver.hardware.cdi.names import CdiNames

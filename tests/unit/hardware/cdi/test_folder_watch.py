@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.cdi.folder_watch import FolderWatch
+from dra_driver.hardware.cdi.watch import FolderWatch
 
 
 @pytest.fixture

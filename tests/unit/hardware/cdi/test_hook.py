@@ -6,8 +6,15 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.semver import Semver
-from dra_driver.hardware.cdi.hook import CdiHook, base_hooks, choose_hook, create_symlinks, find_hook, update_ldcache
-from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.hook import (
+    CdiHook,
+    HookVersions,
+    base_hooks,
+    choose_hook,
+    create_symlinks,
+    find_hook,
+    update_ldcache,
+)
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes.driver_root import FakeDriverRoot
 

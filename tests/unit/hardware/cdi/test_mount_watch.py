@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_driver.hardware.cdi.mount_watch import MountWatch
+from dra_driver.hardware.cdi.watch import MountWatch
 
 
 @pytest.fixture

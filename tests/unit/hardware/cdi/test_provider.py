@@ -13,7 +13,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError, DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.cdi.hook_version import HookVersions
+from dra_driver.hardware.cdi.hook import HookVersions
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.provider import CdiProvider
 from dra_driver.hardware.cdi.writer import CdiWriter

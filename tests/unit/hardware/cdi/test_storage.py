@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.cdi.storage import Files
+from dra_driver.hardware.cdi.writer import Files
 
 NAME = ".gpu.nvidia.com-00000000.tmp"
 

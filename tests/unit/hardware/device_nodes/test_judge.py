@@ -2,8 +2,8 @@
 
 import pytest
 
+from dra_driver.hardware.device_nodes.ensure import RIGHT, plan_node
 from dra_driver.hardware.device_nodes.folder import Found, Seen
-from dra_driver.hardware.device_nodes.judge import RIGHT, judge
 from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 from dra_driver.hardware.device_nodes.params import NodeParams
 
@@ -18,37 +18,37 @@ def node(numbers: NodeNumbers) -> Seen:
 
 def test_a_right_node_is_left_alone_whatever_its_mode() -> None:
     """An administrator may have restricted it."""
-    assert judge(WANTED, node(WANTED), FREE) == RIGHT
-    assert judge(WANTED, node(WANTED), FORBIDDEN) == RIGHT
+    assert plan_node(WANTED, node(WANTED), FREE) == RIGHT
+    assert plan_node(WANTED, node(WANTED), FORBIDDEN) == RIGHT
 
 
 def test_a_link_to_the_right_node_is_right() -> None:
-    assert judge(WANTED, Seen(found=Found.LINK), FREE, WANTED) == RIGHT
+    assert plan_node(WANTED, Seen(found=Found.LINK), FREE, WANTED) == RIGHT
 
 
 def test_a_missing_or_stale_node_is_made() -> None:
     """The major of nvidia-uvm changes when the module is loaded again."""
-    assert judge(WANTED, MISSING, FREE).make
-    assert judge(WANTED, node(OTHER), FREE).make
+    assert plan_node(WANTED, MISSING, FREE).make
+    assert plan_node(WANTED, node(OTHER), FREE).make
 
 
 def test_what_the_administrator_forbids_is_not_done() -> None:
     """A missing node is a lack; a stale one is another device."""
-    verdict = judge(WANTED, MISSING, FORBIDDEN)
+    verdict = plan_node(WANTED, MISSING, FORBIDDEN)
     assert (verdict.make, verdict.refusal) == (False, None)
     assert "NVreg_ModifyDeviceFiles=0" in (verdict.missing or "")
-    verdict = judge(WANTED, node(OTHER), FORBIDDEN)
+    verdict = plan_node(WANTED, node(OTHER), FORBIDDEN)
     assert (verdict.make, verdict.missing) == (False, None)
     assert "509:0" in (verdict.refusal or "")
 
 
 def test_parameters_that_are_not_understood_are_named() -> None:
-    verdict = judge(WANTED, MISSING, NodeParams(modify=False, problem="params has nonsense"))
+    verdict = plan_node(WANTED, MISSING, NodeParams(modify=False, problem="params has nonsense"))
     assert "params has nonsense" in (verdict.missing or "")
 
 
 @pytest.mark.parametrize("found", [Found.LINK, Found.OTHER])
 def test_a_foreign_file_is_never_replaced(found: Found) -> None:
-    verdict = judge(WANTED, Seen(found=found), FREE, OTHER)
+    verdict = plan_node(WANTED, Seen(found=found), FREE, OTHER)
     assert not verdict.make
     assert verdict.refusal == f"it is a {found.value}"

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import DeviceLostError, DeviceNodeError
-from dra_driver.hardware.device_nodes.keeper import TOOLS_PAUSE_S, NodeKeeper
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
-from dra_driver.hardware.device_nodes.problems import KEEP_S, ProblemKind
+from dra_driver.hardware.device_nodes.reconciler import KEEP_S, TOOLS_PAUSE_S, DeviceNodeReconciler, ProblemKind
 from dra_driver.hardware.device_nodes.tools import Outcome
 from tests.fakes.dev_folder import MemoryDev
 
@@ -65,8 +64,8 @@ class Host:
         self.tools: Tools | None = None
         (proc / "nvidia").mkdir()
 
-    def keeper(self) -> NodeKeeper:
-        return NodeKeeper(
+    def keeper(self) -> DeviceNodeReconciler:
+        return DeviceNodeReconciler(
             self.dev, lambda: self.majors, proc_driver=str(self.proc), tools=self.tools, clock=lambda: self.now
         )
 
@@ -91,7 +90,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def kinds(keeper: NodeKeeper) -> set[ProblemKind]:
+def kinds(keeper: DeviceNodeReconciler) -> set[ProblemKind]:
     return {problem.kind for problem in keeper.problems}
 
 
@@ -333,7 +332,7 @@ def test_a_tool_of_another_dev_is_not_asked(host: Host) -> None:
 def test_the_tool_is_not_asked_while_the_driver_is_being_replaced(host: Host) -> None:
     """nvidia-modprobe loads the driver that was just unloaded."""
     tools = Tools(host.dev)
-    keeper = NodeKeeper(host.dev, lambda: host.majors, tools=tools, may_use_tools=lambda: False)
+    keeper = DeviceNodeReconciler(host.dev, lambda: host.majors, tools=tools, may_use_tools=lambda: False)
     keeper.ensure([GPU0])
     assert tools.calls == []
 

@@ -2,8 +2,15 @@
 
 import pytest
 
-from dra_driver.hardware.device_nodes.names import NodeKind, char_link, char_target, expected_numbers, kind_of
-from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import (
+    Majors,
+    NodeKind,
+    NodeNumbers,
+    char_link,
+    char_target,
+    expected_numbers,
+    kind_of,
+)
 
 MAJORS = Majors(nvidia=195, modeset=195, uvm=510, caps=237)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.hardware.driver_root.ldcache import entries, read_cache
+from dra_driver.hardware.driver_root.search import cache_entries, read_cache
 from tests.fakes.elf import linker_cache
 
 X86, ARM, I386, X32 = 0x0303, 0x0A03, 0x0003, 0x0803
@@ -23,14 +23,14 @@ WANTED = [(name, path) for _, name, path in ENTRIES[:2]]
 @pytest.mark.parametrize("old_entries", [None, 0, 1, 2])
 def test_64_bit_entries_are_read_in_both_layouts(old_entries: int | None) -> None:
     """glibc writes the new layout alone, or behind the old one at an aligned place."""
-    assert list(entries(linker_cache(ENTRIES, old_entries=old_entries))) == WANTED
+    assert list(cache_entries(linker_cache(ENTRIES, old_entries=old_entries))) == WANTED
 
 
 def test_only_as_many_entries_as_declared_are_read() -> None:
     """Behind them lie the strings, which must not be taken for entries."""
     data = linker_cache(ENTRIES)
     one = data[:20] + struct.pack("<I", 1) + data[24:]
-    assert list(entries(one)) == WANTED[:1]
+    assert list(cache_entries(one)) == WANTED[:1]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_only_as_many_entries_as_declared_are_read() -> None:
 )
 def test_a_damaged_cache_has_no_entries(data: bytes) -> None:
     """The search then reports that no driver was found."""
-    assert list(entries(data)) == []
+    assert list(cache_entries(data)) == []
 
 
 @given(
@@ -63,7 +63,7 @@ def test_random_damage_never_raises(cut: int, changes: dict[int, int]) -> None:
     for offset, value in changes.items():
         if offset < len(data):
             data[offset] = value
-    assert all(path.startswith("/") for _, path in entries(bytes(data)))
+    assert all(path.startswith("/") for _, path in cache_entries(bytes(data)))
 
 
 def test_a_missing_or_oversized_cache_is_empty(tmp_path: Path, large_file: Path) -> None:

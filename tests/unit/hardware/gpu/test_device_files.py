@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dra_driver.hardware.gpu.nvml.device_files import open_device_files
+from dra_driver.hardware.gpu.nvml.backend import open_device_files
 
 
 def test_device_files_of_the_driver_are_found_below_any_root(tmp_path: Path) -> None:

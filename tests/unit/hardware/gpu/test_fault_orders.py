@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.fault_orders import (
+from dra_driver.hardware.gpu.simulated.faults import (
     MAX_LENGTH,
     MAX_ORDERS,
     FaultOrder,
-    added,
     format_orders,
     parse_orders,
-    without,
+    with_order,
+    without_device,
 )
 from dra_driver.kube.own_node import MAX_VALUE
 
@@ -53,8 +53,8 @@ def test_an_annotation_that_was_cut_is_never_read() -> None:
 
 def test_the_same_fault_once_more_counts_up_and_another_one_is_added() -> None:
     """So the error is told again."""
-    orders = added(
-        added(parse_orders("gpu-0 xid=79"), FaultOrder.parse("gpu-0", "xid=79")), FaultOrder.parse(PART, "ecc")
+    orders = with_order(
+        with_order(parse_orders("gpu-0 xid=79"), FaultOrder.parse("gpu-0", "xid=79")), FaultOrder.parse(PART, "ecc")
     )
     assert format_orders(orders) == f"gpu-0 xid=79*2, {PART} ecc"
 
@@ -62,5 +62,5 @@ def test_the_same_fault_once_more_counts_up_and_another_one_is_added() -> None:
 def test_a_gpu_recovers_with_its_partitions_and_a_partition_alone() -> None:
     """And gpu-1 is not gpu-12."""
     orders = parse_orders(f"gpu-1 lost, {PART} ecc, gpu-12 ecc")
-    assert format_orders(without(orders, "gpu-1")) == "gpu-12 ecc"
-    assert format_orders(without(orders, PART)) == "gpu-1 lost, gpu-12 ecc"
+    assert format_orders(without_device(orders, "gpu-1")) == "gpu-12 ecc"
+    assert format_orders(without_device(orders, PART)) == "gpu-1 lost, gpu-12 ecc"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.instance_reader import InstanceReader
+from dra_driver.hardware.gpu.nvml.listings import InstanceReader
 
 
 def end(reader: InstanceReader) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_driver.hardware.gpu.nvml.interrupts import PATIENCE_S, SHORT_SLICE_S, SIGNAL, SLICE_S, Waits
+from dra_driver.hardware.gpu.nvml.session import PATIENCE_S, SHORT_SLICE_S, SIGNAL, SLICE_S, Waits
 
 LONG_S = 20.0
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from dra_driver.hardware.gpu.nvml.reads import THREAD_NAME, NoAnswerError, Reads
+from dra_driver.hardware.gpu.nvml.call_locks import THREAD_NAME, NoAnswerError, Reads
 
 LONG_S, SHORT_S = 20.0, 0.005
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from dra_driver.hardware.gpu.shared_object import shared_object
+from dra_driver.hardware.gpu.simulated.root import shared_object
 
 
 @pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])

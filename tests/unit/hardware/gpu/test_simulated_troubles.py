@@ -10,11 +10,11 @@ import pytest
 from dra_driver.core.errors import ConfigurationError, DeviceLostError, DriverUnavailableError, GpuBusyError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated import troubles
-from dra_driver.hardware.gpu.simulated.attachment import is_open
+from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.faults import FailureMode
+from dra_driver.hardware.gpu.simulated.hardware import is_open
 from dra_driver.hardware.gpu.simulated.spec import parse_document, parse_groups
-from dra_driver.hardware.gpu.simulated.troubles import Trouble
 
 DOCUMENT = Path(__file__).parents[4] / "docs/simulated-gpus.md"
 
@@ -32,7 +32,7 @@ def gpu(backend: SimulatedBackend) -> GpuUuid:
 def test_an_unbound_gpu_is_not_on_the_node_until_it_is_bound_again(backend: SimulatedBackend, gpu: GpuUuid) -> None:
     """Handed to a virtual machine and back."""
     before = backend.snapshot()
-    backend.set_troubles(gpu, Trouble.UNBOUND)
+    backend.set_troubles(gpu, FailureMode.UNBOUND)
     found = backend.snapshot()
     assert (found.gpus, found.left_out) == (before.gpus[1:], ())
     with pytest.raises(DeviceLostError, match="is not on this node"):
@@ -46,13 +46,13 @@ def test_a_gpu_that_hangs_is_left_out_and_its_calls_wait_a_bounded_time() -> Non
     slept: list[float] = []
     backend = SimulatedBackend(parse_groups("2xl4-24gb", "n"), sleep=slept.append)
     gpu = backend.snapshot().gpus[0].uuid
-    backend.set_troubles(gpu, Trouble.HANGS)
+    backend.set_troubles(gpu, FailureMode.HANGS)
     found = backend.snapshot()
     assert [one.label for one in found.left_out] == [gpu]
     assert "has not returned" in found.left_out[0].reason
     with pytest.raises(DeviceLostError, match="has not returned"):
         backend.compute_mode(gpu)
-    assert sum(slept) == pytest.approx(troubles.HANG_S, abs=0.1)
+    assert sum(slept) == pytest.approx(faults.HANG_S, abs=0.1)
     assert backend.compute_mode(found.gpus[0].uuid) is ComputeMode.DEFAULT
 
 
@@ -65,14 +65,14 @@ def test_a_call_that_hangs_returns_when_the_trouble_ends() -> None:
         hanging.set_troubles(gpu)
 
     hanging = SimulatedBackend(node, sleep=recover)
-    hanging.set_troubles(gpu, Trouble.HANGS)
+    hanging.set_troubles(gpu, FailureMode.HANGS)
     assert hanging.compute_mode(gpu) is ComputeMode.DEFAULT
 
 
 def test_calls_may_fail_while_the_gpu_is_seen(backend: SimulatedBackend, gpu: GpuUuid) -> None:
     """As with UNKNOWN or TIMEOUT under trouble of the firmware."""
     before = backend.snapshot()
-    backend.set_troubles(gpu, Trouble.CALLS_FAIL)
+    backend.set_troubles(gpu, FailureMode.CALLS_FAIL)
     assert backend.snapshot() == before
     with pytest.raises(DeviceLostError, match=r"compute_mode of GPU .* 999"):
         backend.compute_mode(gpu)
@@ -83,7 +83,7 @@ def test_an_instance_that_another_process_has_asked_for_is_not_destroyed(
 ) -> None:
     """During a rolling update, or beside a monitor."""
     gi_id = backend.create_gpu_instance(gpu, 19, 0)
-    backend.set_troubles(gpu, Trouble.SUBSCRIBED)
+    backend.set_troubles(gpu, FailureMode.SUBSCRIBED)
     with pytest.raises(GpuBusyError, match="another process"):
         backend.destroy_gpu_instance(gpu, gi_id)
     backend.set_troubles(gpu)
@@ -92,7 +92,7 @@ def test_an_instance_that_another_process_has_asked_for_is_not_destroyed(
 
 def test_a_gpu_without_placements_has_no_profiles(backend: SimulatedBackend, gpu: GpuUuid) -> None:
     """Not Supported is a legal answer."""
-    backend.set_troubles(gpu, Trouble.NO_PLACEMENTS)
+    backend.set_troubles(gpu, FailureMode.NO_PLACEMENTS)
     first, second = backend.snapshot().gpus
     assert (first.mig_capable, first.mig_profiles) == (True, ())
     assert second.mig_profiles
@@ -103,7 +103,7 @@ def test_troubles_can_be_described_and_are_added_to_those_that_are_set() -> None
     node = parse_document("gpus: [{model: l4-24gb, troubles: [unbound]}, {model: l4-24gb}]", "n")
     backend = SimulatedBackend(node)
     assert [gpu.minor for gpu in backend.snapshot().gpus] == [1]
-    assert backend.troubles(node.gpus[0].gpu.uuid) == {Trouble.UNBOUND}
+    assert backend.troubles(node.gpus[0].gpu.uuid) == {FailureMode.UNBOUND}
 
 
 def test_an_unknown_trouble_is_refused_with_the_known_ones(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_unknown_trouble_is_refused_with_the_known_ones(tmp_path: Path) -> No
         parse_document("gpus: [{model: l4-24gb, troubles: [smokes]}]", "n")
     file = tmp_path / "state.json"
     backend = SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file)
-    backend.set_troubles(backend.snapshot().gpus[0].uuid, Trouble.HANGS)
+    backend.set_troubles(backend.snapshot().gpus[0].uuid, FailureMode.HANGS)
     file.write_text(json.dumps(json.loads(file.read_text())).replace('["hangs"]', '["smokes"]'))
     with pytest.raises(DriverUnavailableError, match="smokes"):
         backend.snapshot()
@@ -122,7 +122,7 @@ def test_troubles_are_shared_by_processes_and_outlive_them(tmp_path: Path) -> No
     """As other state of hardware."""
     file = tmp_path / "state.json"
     first = SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file)
-    first.set_troubles(first.snapshot().gpus[0].uuid, Trouble.HANGS)
+    first.set_troubles(first.snapshot().gpus[0].uuid, FailureMode.HANGS)
     assert SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file).snapshot().gpus == ()
 
 
@@ -152,4 +152,4 @@ def test_the_table_of_troubles_in_the_documentation_is_complete() -> None:
     """And lists no other name."""
     section = DOCUMENT.read_text().partition("| trouble |")[2].partition("\n\n")[0]
     named = re.findall(r"^\| `([a-z ]+)` \|", section, re.M)
-    assert sorted(named) == sorted(Trouble)
+    assert sorted(named) == sorted(FailureMode)

@@ -8,9 +8,19 @@ import pytest
 from dra_driver.core.errors import DetachedError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.usage import BUSY_MW, CLAIM_VARIABLE, IDLE_MW, SimulatedUsage
-from dra_driver.hardware.gpu.simulated.usage_file import NAME, SimulatedUse, change_uses, read_uses
-from dra_driver.hardware.gpu.simulated.use_orders import UseStep, parse_steps, step_at
+from dra_driver.hardware.gpu.simulated.usage import (
+    BUSY_MW,
+    CLAIM_VARIABLE,
+    IDLE_MW,
+    NAME,
+    SimulatedUsage,
+    SimulatedUse,
+    UseStep,
+    change_uses,
+    parse_steps,
+    read_uses,
+    step_at,
+)
 
 GI = 2**30
 START = 1_000_000.0

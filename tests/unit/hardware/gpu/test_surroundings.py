@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.hardware.gpu.nvml.surroundings import Surroundings
+from dra_driver.hardware.gpu.nvml.session import DriverEnvironment
 
 BOUND = frozenset({("0000:01:00.0", 7), ("0000:02:00.0", 8)})
-BEGAN = Surroundings(
+BEGAN = DriverEnvironment(
     bound=BOUND,
     library=(1, 2, 3, 4),
     release="580.65.06",
@@ -46,7 +46,9 @@ BEGAN = Surroundings(
         "the library was removed",
     ],
 )
-def test_a_session_is_outdated_when_a_new_one_shows_more_and_would_work(now: Surroundings, reason: str | None) -> None:
+def test_a_session_is_outdated_when_a_new_one_shows_more_and_would_work(
+    now: DriverEnvironment, reason: str | None
+) -> None:
     """Otherwise it is kept: a session that works is worth more than a new one that fails."""
     found = BEGAN.outdated(now)
     if reason is None:
@@ -58,8 +60,8 @@ def test_a_session_is_outdated_when_a_new_one_shows_more_and_would_work(now: Sur
 
 def test_a_session_that_began_without_the_driver_folder_is_outdated_when_it_is_there() -> None:
     """The kernel module was loaded later."""
-    assert Surroundings().outdated(BEGAN) is not None
-    assert Surroundings().outdated(Surroundings()) is None
+    assert DriverEnvironment().outdated(BEGAN) is not None
+    assert DriverEnvironment().outdated(DriverEnvironment()) is None
 
 
 def test_it_reads_links_of_gpus_and_versions(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_it_reads_links_of_gpus_and_versions(tmp_path: Path) -> None:
     library.touch()
     link = tmp_path / "libnvidia-ml.so.1"
     link.symlink_to(library.name)
-    found = Surroundings.read(str(tmp_path), str(link))
+    found = DriverEnvironment.read(str(tmp_path), str(link))
     assert {address for address, _ in found.bound or ()} == {"0000:01:00.0", "10000:ff:1f.7"}
     assert (found.release, found.module) == ("580.65.06", "580.65.06")
     assert found.library is not None
@@ -85,5 +87,5 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     """Also a version that is no text, which must not end the look."""
     (tmp_path / "module/nvidia").mkdir(parents=True)
     (tmp_path / "module/nvidia/version").write_bytes(b"")
-    assert Surroundings.read(str(tmp_path), str(tmp_path / "none")) == Surroundings()
-    assert Surroundings.read(str(tmp_path), None) == Surroundings()
+    assert DriverEnvironment.read(str(tmp_path), str(tmp_path / "none")) == DriverEnvironment()
+    assert DriverEnvironment.read(str(tmp_path), None) == DriverEnvironment()

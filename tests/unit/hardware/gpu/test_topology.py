@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu import topology
+from dra_driver.hardware.gpu.nvml import properties
 
 BUS_ID = "0000:65:00.0"
 
@@ -35,12 +35,12 @@ def test_root_and_numa_node_are_read_independently(
     tmp_path: Path, target: str, numa: str | None, expected: tuple[str | None, int | None]
 ) -> None:
     """One missing fact does not cost the other; -1 is the kernel's word for unknown."""
-    assert topology.read(BUS_ID, sysfs(tmp_path, target, numa)) == expected
+    assert properties.read_topology(BUS_ID, sysfs(tmp_path, target, numa)) == expected
 
 
 def test_a_device_that_sysfs_does_not_know_has_no_place(tmp_path: Path) -> None:
     """Containers without /sys and virtual GPUs must not cause an error."""
-    assert topology.read(BUS_ID, str(tmp_path)) == (None, None)
+    assert properties.read_topology(BUS_ID, str(tmp_path)) == (None, None)
 
 
 def test_a_loop_of_links_has_no_place(tmp_path: Path) -> None:
@@ -48,11 +48,11 @@ def test_a_loop_of_links_has_no_place(tmp_path: Path) -> None:
     links = tmp_path / "bus/pci/devices"
     links.mkdir(parents=True)
     (links / BUS_ID).symlink_to(BUS_ID)
-    assert topology.read(BUS_ID, str(tmp_path)) == (None, None)
+    assert properties.read_topology(BUS_ID, str(tmp_path)) == (None, None)
 
 
 def test_sysfs_itself_may_be_behind_a_link(tmp_path: Path) -> None:
     """Host mounts are often reached through one."""
     sysfs(tmp_path / "real", f"pci0000:64/{BUS_ID}", "0")
     (tmp_path / "link").symlink_to("real")
-    assert topology.read(BUS_ID, str(tmp_path / "link")) == ("pci0000:64", 0)
+    assert properties.read_topology(BUS_ID, str(tmp_path / "link")) == ("pci0000:64", 0)

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.hardware.gpu.nvml.turns import GiveWay, Patience, Turn
+from dra_driver.hardware.gpu.nvml.call_locks import CallLock, Patience, YieldToWriter
 
 QUICK = Patience(stuck_s=60.0, change_s=10.0, read_s=0.005)
 HANGS = Patience(stuck_s=0.0, change_s=10.0, read_s=0.005)
 
 
-def give_way_soon(turn: Turn) -> None:
+def give_way_soon(turn: CallLock) -> None:
     """The calls of a long read."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
@@ -22,7 +22,7 @@ def give_way_soon(turn: Turn) -> None:
 
 def test_turns_follow_each_other() -> None:
     """The usual case: nothing waits."""
-    turn = Turn("GPU-a", QUICK)
+    turn = CallLock("GPU-a", QUICK)
     for _ in range(3):
         with turn.change():
             turn.give_way()
@@ -32,8 +32,8 @@ def test_turns_follow_each_other() -> None:
 
 def test_a_read_ends_soon_when_a_change_has_the_gpu() -> None:
     """The look goes on with the other GPUs."""
-    turn = Turn("GPU-a", QUICK)
-    with turn.change(), pytest.raises(GiveWay), turn.read():
+    turn = CallLock("GPU-a", QUICK)
+    with turn.change(), pytest.raises(YieldToWriter), turn.read():
         pass
     with turn.read():
         pass
@@ -41,7 +41,7 @@ def test_a_read_ends_soon_when_a_change_has_the_gpu() -> None:
 
 def test_a_read_gives_way_to_a_change_that_waits_and_no_read_overtakes_it() -> None:
     """A prepare waits for one NVML call at most."""
-    turn = Turn("GPU-a", QUICK)
+    turn = CallLock("GPU-a", QUICK)
     order: list[str] = []
 
     def change() -> None:
@@ -51,7 +51,7 @@ def test_a_read_gives_way_to_a_change_that_waits_and_no_read_overtakes_it() -> N
     with turn.read():
         thread = threading.Thread(target=change)
         thread.start()
-        with pytest.raises(GiveWay):
+        with pytest.raises(YieldToWriter):
             give_way_soon(turn)
         order.append("read")
     thread.join(10)
@@ -60,7 +60,7 @@ def test_a_read_gives_way_to_a_change_that_waits_and_no_read_overtakes_it() -> N
 
 def test_a_change_fails_at_once_when_the_call_before_hangs() -> None:
     """It would wait in vain, and the kubelet's call would end without a reason."""
-    turn = Turn("GPU-a", HANGS)
+    turn = CallLock("GPU-a", HANGS)
     begin = time.monotonic()
     with turn.read(), pytest.raises(DeviceLostError, match="GPU-a does not answer"), turn.change():
         pass
@@ -71,7 +71,7 @@ def test_a_change_fails_at_once_when_the_call_before_hangs() -> None:
 
 def test_a_change_waits_a_bounded_time_for_a_slow_one() -> None:
     """Less than a call of the kubelet takes."""
-    turn = Turn("GPU-a", Patience(stuck_s=60.0, change_s=0.005))
+    turn = CallLock("GPU-a", Patience(stuck_s=60.0, change_s=0.005))
     with turn.change(), pytest.raises(DeviceLostError, match="has not returned"), turn.change():
         pass
     assert Patience().change_s < 45
@@ -79,7 +79,7 @@ def test_a_change_waits_a_bounded_time_for_a_slow_one() -> None:
 
 def test_a_turn_is_given_back_after_an_error() -> None:
     """A failed call must not block the GPU for ever."""
-    turn = Turn("GPU-a", QUICK)
+    turn = CallLock("GPU-a", QUICK)
     for kind in (turn.change, turn.read):
         with pytest.raises(ZeroDivisionError), kind():
             raise ZeroDivisionError

@@ -6,7 +6,7 @@ from typing import Any
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
-from dra_driver.hardware.gpu.notes import MIG_MODE
+from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from tests.fakes.gpu_notes import FakeGpuNotes

@@ -3,8 +3,7 @@
 import pytest
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.notes import COMPUTE_MODE
+from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode
 from dra_driver.hardware.sharing.compute_mode import restore, set_with_undo
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.sharing import FakeControl

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import CommandError
+from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.process import Ended
-from dra_driver.hardware.sharing import control, programs
+from dra_driver.hardware.sharing import control
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
-from dra_driver.hardware.sharing.mps_files import DaemonFolder
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
 
 G1, G2 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
 FOLDER = DaemonFolder(Path("/var/lib/kubelet/plugins/gpu.nvidia.com/mps/daemons/one"))
@@ -68,7 +68,7 @@ def test_a_private_view_has_short_paths_and_enters_a_root_that_is_a_system(tmp_p
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
         "CUDA_MPS_LOG_DIRECTORY": "/tmp/nvidia-log",
         "LC_ALL": "C",
-        "PATH": programs.OWN_PATH,
+        "PATH": search.OWN_PATH,
         control.MARK: str(FOLDER.path),
     }
 

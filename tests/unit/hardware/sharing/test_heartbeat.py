@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from dra_driver.core.files import lock_file
-from dra_driver.hardware.sharing import heartbeat
+from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.host import MpsHost
 from dra_driver.hardware.sharing.memory import SharedMemory
@@ -15,20 +15,20 @@ from dra_driver.hardware.sharing.mps_files import MpsFolders
 def test_a_host_that_goes_on_is_ready(tmp_path: Path) -> None:
     """It holds the lock, and the file's time is recent."""
     folders = MpsFolders(tmp_path / "mps")
-    assert "no MPS host has run" in (heartbeat.problem(folders) or "")
+    assert "no MPS host has run" in (mps_files.host_problem(folders) or "")
     folders.make()
     lock = lock_file(folders.lock)
     try:
-        heartbeat.beat(lock)
-        assert heartbeat.problem(folders) is None
-        later = time.time() + heartbeat.LATE_S + 1
-        assert "has not gone on for 61 s" in (heartbeat.problem(folders, now=lambda: later) or "")
+        mps_files.beat(lock)
+        assert mps_files.host_problem(folders) is None
+        later = time.time() + mps_files.LATE_S + 1
+        assert "has not gone on for 61 s" in (mps_files.host_problem(folders, now=lambda: later) or "")
         os.utime(folders.lock, (1.0, 1.0))
-        heartbeat.beat(lock)
-        assert heartbeat.problem(folders) is None
+        mps_files.beat(lock)
+        assert mps_files.host_problem(folders) is None
     finally:
         os.close(lock)
-    assert "is not locked" in (heartbeat.problem(folders) or "")
+    assert "is not locked" in (mps_files.host_problem(folders) or "")
 
 
 def test_a_host_says_every_ten_seconds_that_it_goes_on(tmp_path: Path) -> None:

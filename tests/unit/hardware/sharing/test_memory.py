@@ -8,11 +8,9 @@ import pytest
 
 from dra_driver.core.errors import StorageError
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.hardware.sharing.host import MpsHost
-from dra_driver.hardware.sharing.memory import OwnMemory, SharedMemory
-from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
-from dra_driver.hardware.sharing.tmpfs import SOURCE, Mounted, SystemMounts, TmpfsBounds
+from dra_driver.hardware.sharing.memory import SOURCE, Mounted, OwnMemory, SharedMemory, SystemMounts, TmpfsBounds
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon, MpsFolders
 
 LIMITS = TmpfsBounds(size_bytes=2**30, files=1000)
 OWN = Mounted(kind="tmpfs", source=SOURCE)

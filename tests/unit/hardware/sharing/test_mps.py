@@ -6,8 +6,7 @@ import pytest
 
 from dra_driver.core.errors import DeviceLostError, MpsUnavailableError, StorageError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.notes import COMPUTE_MODE
+from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode
 from dra_driver.hardware.sharing import mps
 from dra_driver.hardware.sharing.mps import MpsClient, MpsDaemon
 from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, Status

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import StorageError
-from dra_driver.hardware.sharing.daemon import MpsDaemon
-from dra_driver.hardware.sharing.mps_files import MpsFolders, Status, make_own
+from dra_driver.hardware.sharing.mps_files import MpsDaemon, MpsFolders, Status, make_own
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from tests.fakes.sharing import FakeHost
 

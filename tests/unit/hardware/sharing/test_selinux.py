@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.sharing.selinux import LABEL, container_label
+from dra_driver.hardware.sharing.memory import LABEL, container_label
 
 
 @pytest.mark.parametrize(

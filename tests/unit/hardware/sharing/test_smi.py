@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import CommandError
-from dra_driver.hardware.sharing import programs
-from dra_driver.hardware.sharing.smi import Smi
+from dra_driver.hardware.driver_root import search
+from dra_driver.hardware.sharing.timeslice import Smi
 
 
 def script(path: Path, text: str) -> Path:
@@ -17,11 +17,11 @@ def script(path: Path, text: str) -> Path:
 
 
 def test_folders_are_searched_in_the_order_of_nvidias_tools(tmp_path: Path) -> None:
-    expected = [script(tmp_path / folder.lstrip("/") / "nvidia-smi", "true") for folder in programs.PROGRAM_FOLDERS]
+    expected = [script(tmp_path / folder.lstrip("/") / "nvidia-smi", "true") for folder in search.PROGRAM_FOLDERS]
     for path in expected:
-        assert programs.find_program(str(tmp_path), "nvidia-smi") == str(path)
+        assert search.find_program(str(tmp_path), "nvidia-smi") == str(path)
         path.unlink()
-    assert programs.find_program(str(tmp_path), "nvidia-smi") is None
+    assert search.find_program(str(tmp_path), "nvidia-smi") is None
 
 
 def test_links_stay_inside_the_root(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_links_stay_inside_the_root(tmp_path: Path) -> None:
     (tmp_path / "etc/alternatives/nvidia-smi").symlink_to("/usr/lib/nvidia/current/nvidia-smi")
     (tmp_path / "usr/bin").mkdir()
     (tmp_path / "usr/bin/nvidia-smi").symlink_to("/etc/alternatives/nvidia-smi")
-    assert programs.find_program(str(tmp_path), "nvidia-smi") == str(real)
+    assert search.find_program(str(tmp_path), "nvidia-smi") == str(real)
 
 
 def test_what_cannot_be_executed_is_no_program(tmp_path: Path) -> None:
     script(tmp_path / "usr/bin/nvidia-smi", "true").chmod(0o644)
     (tmp_path / "bin/nvidia-smi").mkdir(parents=True)
-    assert programs.find_program(str(tmp_path), "nvidia-smi") is None
+    assert search.find_program(str(tmp_path), "nvidia-smi") is None
 
 
 def test_a_missing_program_says_what_to_install_and_where_it_was_looked_for(tmp_path: Path) -> None:

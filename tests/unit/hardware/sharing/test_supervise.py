@@ -7,9 +7,8 @@ from msgspec import field
 
 from dra_driver.core.errors import CommandError
 from dra_driver.hardware.sharing.control import ControlProgram
-from dra_driver.hardware.sharing.daemon import MpsDaemon
 from dra_driver.hardware.sharing.memory import SharedMemory
-from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon, MpsFolders
 from dra_driver.hardware.sharing.supervise import Supervised
 
 DAEMON = MpsDaemon(id="one", devices=("GPU-00000000-0000-0000-0000-000000000001",))

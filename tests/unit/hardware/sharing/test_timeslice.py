@@ -7,8 +7,7 @@ import pytest
 from dra_driver.core.errors import CommandError, DeviceLostError, StorageError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
-from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.notes import COMPUTE_MODE, TIME_SLICE
+from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode
 from dra_driver.hardware.sharing.timeslice import TimeSlicer
 from tests.fakes.sharing import Died, FakeControl, Mortality, MortalNotes
 

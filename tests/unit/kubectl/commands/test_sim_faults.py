@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
-from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kubectl.commands.sim import FaultCommand
 
 NODE = "gpu-a"

@@ -1,9 +1,8 @@
 """`explain`'s answer for `kubectl dra smoke`: free, busy, or a failure."""
 
-from dra_driver.diagnose.smoke.fit import Fit
-from dra_driver.diagnose.smoke.kinds import TryKind, claim_spec
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of, pod_of
-from dra_driver.diagnose.smoke.view import ClusterView
+from dra_driver.diagnose.smoke.planning import ClusterView, Fit
+from dra_driver.diagnose.smoke.report import TryKind, claim_spec
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.fit import fits_under
 from tests.unit.diagnose.smoke.fake_api import DRIVER, WHOLE, device, resource_slice, result

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from tests.fakes.claims import (
     machine,
     part,
 )
+from tests.fakes.memory import memory_folder
 
 
 @dataclass
@@ -148,6 +150,13 @@ class Run:
         answers = self.service.unprepare([of])
         assert list(answers) == [of.uid]
         return answers[of.uid]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: a journal waits for the disk at each durable step, and these tests are not about disks."""
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceNodeError
-from dra_driver.hardware.device_nodes.keeper import WantedNode
+from dra_driver.hardware.device_nodes.reconciler import WantedNode
 from dra_driver.node.claims.workflow.service import ClaimService
 from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import MigUuid
 from dra_driver.core.model.mig import PartitionId, partition_name
 from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Use
-from dra_driver.hardware.sharing.daemon import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.entry import (
     AssignedDevice,
     AssignedPartition,

@@ -20,7 +20,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.hardware.gpu.notes import TIME_SLICE
+from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.waiting import RetryPolicy
 from tests.fakes.claims import changed, claim, gpu, machine, ref, result, uid

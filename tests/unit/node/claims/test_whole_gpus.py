@@ -17,7 +17,7 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.cdi.spec import CdiSpec
-from dra_driver.hardware.gpu.notes import MIG_MODE
+from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, State
 from dra_driver.node.claims.journal import Journal
 from tests.fakes.claims import POOL, claim, gpu, ref, result, uid

@@ -3,23 +3,18 @@
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 from dra_driver.core.errors import StorageError
-from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.ids import DeviceName, MigUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Form, Strategy
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.node.claims.entry import (
-    AssignedDevice,
     AssignedPartition,
     AssignedShare,
     AssignedSharing,
-    AttemptToken,
     Entry,
     InstanceIds,
-    OwnerId,
     State,
 )
 from dra_driver.node.process.assignments_file import (
@@ -33,31 +28,12 @@ from dra_driver.node.process.assignments_file import (
 from dra_driver.node.process.gpu_changes import COOLDOWN_S, ExporterLock, GpuChangeTracker
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
+from tests.fakes.entries import GPU, device, entry
 
-GPU = GpuUuid("GPU-a")
 RULES = UsageRules(
     over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM
 )
 HEADER = {"version": VERSION, "node": "n", "driver": "gpu.nvidia.com", "processStarted": "2026-07-01T00:00:00Z"}
-
-
-def device(**fields: Any) -> AssignedDevice:
-    given: dict[str, Any] = {
-        "request": "gpu", "pool": PoolName("n/gpu.nvidia.com"), "device": DeviceName("gpu-0"), "share_id": None,
-        "admin_access": False, "gpu_uuid": GPU,
-    }  # fmt: skip
-    return AssignedDevice(**(given | fields))
-
-
-def entry(uid: str = "u1", *devices: AssignedDevice, state: State = State.PREPARED) -> Entry:
-    return Entry(
-        ref=ClaimRef(namespace="team", name="llm", uid=ClaimUid(uid)),
-        state=state,
-        attempt=AttemptToken(owner=OwnerId("o"), number=1),
-        boot_id="b",
-        changed_at=1_782_907_200.5,
-        devices=devices or (device(),),
-    )
 
 
 class Node:

@@ -17,26 +17,25 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.kube.events import EventRecorder
+from dra_driver.node.claims.entry import AssignedPartition, Entry
 from dra_driver.node.process.claim_events import (
     MAX_CLAIMS,
     MAX_NOTICES,
     MAX_PODS,
     RIGHTS,
     ClaimEvents,
-    HeldDevices,
     Refusals,
     told_objects,
 )
 from dra_driver.node.process.health_events import Notice
-from dra_driver.node.process.health_report import ReportedDevice
-from dra_driver.node.process.usage_events import ClaimNotice
+from dra_driver.node.process.usage_report import ClaimNotice
+from tests.fakes.entries import device, entry
 from tests.fakes.stand_in import stand_in
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
 
-POOL = PoolName("node-a/gpu.nvidia.com")
 FREE = mig_gpu(H100)
 CUT = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 19, 6),))
 (CUT_OUT,) = CUT.mig_instances
@@ -52,9 +51,11 @@ def ref(name: str) -> ClaimRef:
     return ClaimRef(namespace="team", name=name, uid=ClaimUid(f"uid-of-{name}"))
 
 
-def held(name: str, gpu: str = CUT.uuid, partition: PartitionId | None = None) -> HeldDevices:
-    device = ReportedDevice(pool=POOL, device=DeviceName("gpu-0"), gpu_uuid=GpuUuid(gpu), partition=partition)
-    return HeldDevices(ref=ref(name), devices=(device,))
+def held(name: str, gpu: str = CUT.uuid, partition: PartitionId | None = None) -> Entry:
+    part = None
+    if partition is not None:
+        part = AssignedPartition(id=partition, profile_name="1g.10gb", size=1, created_by_driver=True)
+    return entry("", device(gpu_uuid=GpuUuid(gpu), partition=part), ref=ref(name))
 
 
 def stored(name: str, *users: Any) -> dict[str, Any]:
@@ -65,7 +66,7 @@ class Node:
     """Claims of a node, and an API server that answers as it is told."""
 
     def __init__(self) -> None:
-        self.claims: list[HeldDevices] | StorageError = [held("one")]
+        self.claims: list[Entry] | StorageError = [held("one")]
         self.stored: dict[str, dict[str, Any] | KubernetesApiError] = {"one": stored("one", POD)}
         self.refuses: KubernetesApiError | None = None
         self.read: list[str] = []
@@ -73,7 +74,7 @@ class Node:
         recorder = EventRecorder(self, "dra-driver", "node-a", refused=Refusals())
         self.events = ClaimEvents(stand_in(self), recorder, claims=self.listed)
 
-    def listed(self) -> list[HeldDevices]:
+    def listed(self) -> list[Entry]:
         if isinstance(self.claims, StorageError):
             raise self.claims
         return self.claims
@@ -175,7 +176,10 @@ def test_notices_that_nothing_takes_in_do_not_pile_up(node: Node) -> None:
     """The thread may wait for the API server while GPUs report without end."""
     for _ in range(MAX_NOTICES + 5):
         node.events.tell(BEGUN)
-    node.events.stop(0.0)
+    taken = 0
+    while node.events.step() is not None:
+        taken += 1
+    assert taken == MAX_NOTICES
 
 
 def test_a_claim_that_is_gone_or_unreadable_does_not_stop_the_others(node: Node) -> None:

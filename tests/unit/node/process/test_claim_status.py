@@ -17,18 +17,21 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.mig import PartitionId
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimFacts, ClaimStatus, DeviceFacts, data_of
+from dra_driver.node.claims import Entry
+from dra_driver.node.claims.entry import AssignedPartition, InstanceIds
+from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimStatus, data_of
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
+from tests.fakes.entries import device, entry, sharing
 from tests.fakes.stand_in import stand_in
 
 POOL = PoolName("node-a/gpu.nvidia.com")
 UID = ClaimUid("b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e")
-CLAIM = ClaimFacts(
-    ref=ClaimRef(namespace="default", name="one", uid=UID),
-    since=1_800_000_000.0,
-    devices=(DeviceFacts(pool=POOL, device="gpu-0", share_id=None, data={"uuid": "GPU-0"}),),
+CLAIM = replace(
+    entry(UID, device(pool=POOL, gpu_uuid=GpuUuid("GPU-0")), ref=ClaimRef(namespace="default", name="one", uid=UID)),
+    changed_at=1_800_000_000.0,
 )
 SICK = DeviceReport(pool=POOL, device=DeviceName("gpu-0"), state=DeviceState.UNHEALTHY, message="XID 79")
 WELL = replace(SICK, state=DeviceState.HEALTHY, message="")
@@ -39,7 +42,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "claim-status.json"
-        self.claims: list[ClaimFacts] | StorageError = [CLAIM]
+        self.claims: list[Entry] | StorageError = [CLAIM]
         self.answers: list[KubernetesApiError] = []
         self.drops = False
         self.minor = 36
@@ -55,7 +58,7 @@ class Node:
             waits_for_health=waits_for_health,
         )  # fmt: skip
 
-    def listed(self) -> list[ClaimFacts]:
+    def listed(self) -> list[Entry]:
         if isinstance(self.claims, StorageError):
             raise self.claims
         return self.claims
@@ -224,22 +227,21 @@ def test_a_file_that_cannot_be_used_only_repeats_writes(node: Node, text: str) -
     assert len(node.applied) == 1
 
 
-def test_facts_of_devices(node: Node) -> None:
+def test_data_of_devices() -> None:
     """Whole, partition and share."""
-
-    class Facts:
-        def __init__(self, **given: Any) -> None:
-            self.__dict__ |= {"gpu_uuid": "GPU-0", "partition": None, "sharing": None} | given
-
-    partition = Facts(profile_name="1g.10gb", id=Facts(start=6), size=1, live=Facts(uuid="MIG-0"))
-    share = Facts(strategy=Facts(value="MPS"), share=Facts(percent=25, memory=1024))
-    assert data_of(stand_in(Facts())) == {"uuid": "GPU-0"}
-    partitioned = data_of(stand_in(Facts(partition=partition)))
-    assert partitioned == {
-        "uuid": "MIG-0", "parentUUID": "GPU-0", "placement": {"profile": "1g.10gb", "start": 6, "size": 1},
-    }  # fmt: skip
-    assert data_of(stand_in(Facts(sharing=share)))["share"] == {
-        "strategy": "MPS",
-        "computePercent": 25,
+    whole = device(gpu_uuid=GpuUuid("GPU-0"))
+    live = InstanceIds(gi_id=7, ci_id=0, uuid=MigUuid("MIG-0"))
+    partition = AssignedPartition(
+        id=PartitionId(whole.gpu_uuid, 19, 6), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
+    )
+    assert data_of(whole) == {"uuid": "GPU-0"}
+    assert data_of(replace(whole, partition=partition)) == {
+        "uuid": "MIG-0",
+        "parentUUID": "GPU-0",
+        "placement": {"profile": "1g.10gb", "start": 6, "size": 1},
+    }
+    assert data_of(replace(whole, sharing=sharing(1024)))["share"] == {
+        "strategy": "TimeSlicing",
+        "computePercent": 20,
         "memoryBytes": 1024,
     }

@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.detach_request import FILE, DetachRequest
-from dra_driver.node.process.detaching import LOOK_S, REST_S, Detaching, wake_for_file
+from dra_driver.node.process.detaching import FILE, LOOK_S, REST_S, Detaching, DetachRequest, wake_for_file
 from tests.fakes.stand_in import stand_in
 
 ASKED = DetachRequest(source="annotation x of node node-a", reason="driver 580", ends="remove the annotation")

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.device_nodes.keeper import NodeKeeper
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
+from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
 from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
 from dra_driver.hardware.device_nodes.uvm import UvmModule
 from dra_driver.node.process import hardware
@@ -28,7 +28,7 @@ class Node:
         self.events: list[tuple[str, str]] = []
         self.can_warn = True
         uvm = UvmModule(lambda: self.majors, None)
-        self.nodes = HostDeviceNodes(uvm, NodeKeeper(self.dev, lambda: uvm.last, proc_driver="/nonexistent"))
+        self.nodes = HostDeviceNodes(uvm, DeviceNodeReconciler(self.dev, lambda: uvm.last, proc_driver="/nonexistent"))
         self.report = DeviceNodeReport(self.nodes, lambda: [0, 1], self.warn)
 
     def warn(self, reason: str, text: str) -> bool:

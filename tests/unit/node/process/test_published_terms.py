@@ -3,7 +3,7 @@
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms
-from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
+from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms
 from tests.fakes.stand_in import stand_in
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.mig import partition_name
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.fault_orders import ANNOTATION
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.process.simulated_faults import SOURCE, SimulatedFaults

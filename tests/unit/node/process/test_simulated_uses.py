@@ -13,14 +13,20 @@ from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.cdi.edits import SIMULATED_CLAIM, simulated_claim_edits
 from dra_driver.hardware.cdi.provider import CdiProvider
 from dra_driver.hardware.driver_root.root import DriverRoot
-from dra_driver.hardware.gpu.simulated.usage import CLAIM_VARIABLE
-from dra_driver.hardware.gpu.simulated.usage_file import NAME, SimulatedUse, change_uses, read_uses
-from dra_driver.hardware.gpu.simulated.use_orders import ANNOTATION, parse_steps
+from dra_driver.hardware.gpu.simulated.usage import (
+    ANNOTATION,
+    CLAIM_VARIABLE,
+    NAME,
+    SimulatedUse,
+    change_uses,
+    parse_steps,
+    read_uses,
+)
 from dra_driver.kube import paths
 from dra_driver.node.claims.entry import AssignedPartition, Entry, InstanceIds, State
 from dra_driver.node.process.simulated_uses import SimulatedUses
+from tests.fakes.entries import GPU, device, entry
 from tests.fakes.stand_in import stand_in
-from tests.unit.node.process.test_assignments_file import GPU, device, entry
 
 STEPS = '[{"memory": "12Gi", "utilization": 60}]'
 

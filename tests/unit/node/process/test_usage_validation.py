@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.gpu_node_usage import (
+from dra_driver.core.model.gpu_node import (
     MAX_TOLD,
     ToldForeign,
     ToldIdle,
@@ -19,14 +19,15 @@ from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
-from dra_driver.node.process.usage_validation import GrantedClaim, GrantedDevice, believed, idle_after_min
+from dra_driver.node.process.usage_validation import believed, idle_after_min
+from tests.fakes.entries import device, entry, sharing
 from tests.unit.node.policy.hardware import node, uuid
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 GIB = 2**30
 REF = ClaimRef(namespace="team", name="llm", uid=ClaimUid("uid-llm"))
-SHARE = GrantedDevice(device=DeviceName("gpu-0"), gpu_uuid=uuid(0), share_bytes=12 * GIB)
-CLAIM = GrantedClaim(ref=REF, devices=(SHARE,))
+SHARE = device(gpu_uuid=uuid(0), sharing=sharing(12 * GIB))
+CLAIM = entry(REF.uid, SHARE, ref=REF)
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT, grace_s=90, idle_after_min=30, idle=IdleAction.RECLAIM)
 TERMS = {uuid(number): GpuTerms(usage=EVICT) for number in range(2)}
 OVER = OverGrant(
@@ -92,8 +93,8 @@ def test_pods_of_other_namespaces_are_left_out() -> None:
 @pytest.mark.parametrize(
     "devices",
     [
-        (replace(SHARE, share_bytes=None),),
-        (SHARE, replace(SHARE, share_bytes=None)),
+        (replace(SHARE, sharing=None),),
+        (SHARE, replace(SHARE, sharing=None)),
         (),
     ],
 )
@@ -103,7 +104,7 @@ def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
 
 
 def test_two_shares_of_one_gpu_are_one_grant() -> None:
-    two = replace(CLAIM, devices=(SHARE, replace(SHARE, share_bytes=4 * GIB)))
+    two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
     assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),)
 
 

@@ -1,0 +1,130 @@
+"""Which claims nodes ask the controller to act on, and the brake that holds it back. Pure.
+
+A node asks in the ``status.usage`` of its GpuNode, which that node alone can write (admission policy), and it can ask
+for nothing but claims: an entry without a pod that is to leave is no case, and processes of no claim never are one.
+
+The brake is that of taints (`brake`): claims exceed their grants one by one, while a wrong overhead, a wrong policy or
+a driver that reports wrong numbers shows everywhere at once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from dra_driver.config.status import node_status_of
+from dra_driver.controller.brake import LEAST_GPUS, BrakeRules
+from dra_driver.controller.pending_evictions import PodRef
+from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+
+CaseKind = Literal["over-grant", "idle"]
+FRESH_S: Final = 180.0
+"""How long an entry counts after its node renewed it; nodes renew every 20 to 60 s."""
+
+
+class NodeUse(Struct, frozen=True, kw_only=True):
+    """What is kept of one GpuNode: how many GPUs it has, and what it tells of their use."""
+
+    name: str
+    gpus: int
+    told: ToldUsage
+
+
+class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
+    """A claim of ``node`` whose pods are to leave, when this was so for ``wait_s`` after it was announced.
+
+    ``device`` and ``pods`` are those of a claim over its grant, the pod with most memory first; for an idle claim
+    ``device`` is "" and ``pods`` are those that the claim is reserved for. ``why`` stands in sentences.
+    """
+
+    kind: CaseKind
+    node: str
+    namespace: str
+    claim: str
+    claim_uid: str
+    device: str
+    pods: tuple[PodRef, ...]
+    wait_s: float
+    why: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return (self.kind, self.node, self.claim_uid, self.device)
+
+
+CaseKey = tuple[str, str, str, str]
+
+
+def node_use(item: Mapping[str, Any]) -> NodeUse | None:
+    status, metadata = node_status_of(item), item.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if status is None or not isinstance(name, str):
+        return None
+    return NodeUse(name=name, gpus=len(status.gpus), told=status.usage)
+
+
+def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> list[UsageEvictionRequest]:
+    """All cases of the kinds that are switched on, each once, in the order of names."""
+    found: dict[CaseKey, UsageEvictionRequest] = {}
+    for node in nodes:
+        for case in _cases(node, over_grant=over_grant, idle=idle):
+            found.setdefault(case.key, case)
+    return sorted(found.values(), key=lambda case: (case.namespace, case.claim, case.key))
+
+
+def is_braked(
+    cases: Iterable[UsageEvictionRequest],
+    announced: Mapping[CaseKey, float],
+    gpus: int,
+    rules: BrakeRules,
+    now_s: float,
+) -> bool:
+    """Whether too many cases of one kind are new. ``announced`` has when each was, by the clock of ``now_s``.
+
+    A case counts as one GPU of ``gpus``, several on one device as one, for the window and at least for twice its wait.
+    """
+    recent: dict[CaseKind, set[tuple[str, str]]] = {}
+    for case in cases:
+        at_s = announced.get(case.key, now_s)
+        if now_s - at_s < max(rules.window_s, 2 * case.wait_s):
+            recent.setdefault(case.kind, set()).add((case.node, case.device or case.claim_uid))
+    return any(len(found) >= LEAST_GPUS and len(found) * 100 > rules.percent * gpus for found in recent.values())
+
+
+def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageEvictionRequest]:
+    for told in node.told.over_grant if over_grant else ():
+        if told.action is OverGrantAction.EVICT and told.pods:
+            yield _of_over_grant(node.name, told)
+    for each in node.told.idle if idle else ():
+        if each.action is IdleAction.RECLAIM:
+            yield _of_idle(node.name, each)
+
+
+def _of_over_grant(node: str, told: ToldOverGrant) -> UsageEvictionRequest:
+    return UsageEvictionRequest(
+        kind="over-grant",
+        node=node,
+        namespace=told.namespace,
+        claim=told.claim,
+        claim_uid=told.claim_uid,
+        device=told.gpu,
+        pods=tuple(PodRef(namespace=told.namespace, name=pod.name, uid=pod.uid) for pod in told.pods),
+        wait_s=float(told.grace_s),
+        why=f"the processes of claim {told.claim} have {told.used} of {told.gpu} on node {node}, and it was granted"
+        f" {told.granted}",
+    )
+
+
+def _of_idle(node: str, told: ToldIdle) -> UsageEvictionRequest:
+    return UsageEvictionRequest(
+        kind="idle",
+        node=node,
+        namespace=told.namespace,
+        claim=told.claim,
+        claim_uid=told.claim_uid,
+        device="",
+        pods=(),
+        wait_s=told.after_min * 60.0,
+        why=f"claim {told.claim} has not used its GPU on node {node} since {told.since}",
+    )

@@ -1,0 +1,111 @@
+"""Ensure one device node and its link in ``/dev/char``: decide what is needed, do it, and report what failed."""
+
+from typing import Final
+
+from msgspec import Struct
+
+from dra_driver.hardware.device_nodes.folder import DevFolder, Found, LinkState, Seen, link_end, link_state
+from dra_driver.hardware.device_nodes.numbers import CAPABILITIES, NodeNumbers, char_link, char_target
+from dra_driver.hardware.device_nodes.params import NodeParams
+
+
+class NodePlan(Struct, frozen=True, kw_only=True):
+    """At most one is set. ``missing``: why the node must not be made. ``refusal``: a different file that is there."""
+
+    make: bool = False
+    missing: str | None = None
+    refusal: str | None = None
+
+
+RIGHT = NodePlan()
+
+
+def plan_node(numbers: NodeNumbers, seen: Seen, params: NodeParams, behind: NodeNumbers | None = None) -> NodePlan:
+    """What to do about a node that should have ``numbers``. ``behind`` are those at the end of a symbolic link."""
+    if numbers in (seen.numbers, behind):
+        return RIGHT
+    if seen.found is Found.MISSING:
+        return NodePlan(make=True) if params.modify else NodePlan(missing=f"must not be made: {_forbidden(params)}")
+    if seen.found is not Found.DEVICE or seen.numbers is None:
+        return NodePlan(refusal=f"it is a {seen.found}")
+    if params.modify:
+        return NodePlan(make=True)
+    has = f"it has the device numbers {seen.numbers.major}:{seen.numbers.minor}"
+    return NodePlan(refusal=f"{has} and must not be replaced: {_forbidden(params)}")
+
+
+def _forbidden(params: NodeParams) -> str:
+    if params.problem is not None:
+        return params.problem
+    return "the NVIDIA module was loaded with NVreg_ModifyDeviceFiles=0"
+
+
+_CHAR: Final = "/dev/char"
+
+
+class Ensured(Struct, frozen=True, kw_only=True):
+    """``missing``: why there is no node. ``refusal``: a different file, which a container must not get."""
+
+    mode: int | None = None
+    missing: str | None = None
+    refusal: str | None = None
+
+
+def ensure_node(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodeParams) -> Ensured:
+    """Make the node unless it is there, or replace one with other numbers, as far as ``params`` allow. No OSError."""
+    try:
+        if path.startswith(f"{CAPABILITIES}/") and dev.look(CAPABILITIES).found is Found.LINK:
+            return Ensured(refusal=f"{CAPABILITIES} is a symbolic link, expected a folder")
+        seen = dev.look(path)
+        behind = link_end(dev, path) if seen.found is Found.LINK else None
+    except OSError as error:
+        return Ensured(missing=f"it cannot be looked at: {error.strerror}")
+    verdict = plan_node(numbers, seen, params, behind)
+    if verdict.make:
+        return _make(dev, path, numbers, params, seen)
+    if verdict.missing or verdict.refusal:
+        return Ensured(missing=verdict.missing, refusal=verdict.refusal)
+    return Ensured(mode=seen.mode if seen.numbers == numbers else params.mode)
+
+
+def _make(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodeParams, seen: Seen) -> Ensured:
+    try:
+        if path.startswith(f"{CAPABILITIES}/"):
+            dev.make_folder(CAPABILITIES)
+        replace = seen.numbers is not None
+        dev.make_node(path, numbers, mode=params.mode, uid=params.uid, gid=params.gid, replace=replace)
+    except OSError as error:
+        if _appeared(dev, path, numbers):
+            return Ensured(mode=params.mode)
+        if seen.numbers is None:
+            return Ensured(missing=f"it cannot be made: {error.strerror}")
+        has = f"{seen.numbers.major}:{seen.numbers.minor}"
+        return Ensured(refusal=f"it has the device numbers {has} and cannot be replaced: {error.strerror}")
+    return Ensured(mode=params.mode)
+
+
+def _appeared(dev: DevFolder, path: str, numbers: NodeNumbers) -> bool:
+    """Whether another program made the same node meanwhile."""
+    try:
+        return dev.look(path).numbers == numbers
+    except OSError:
+        return False
+
+
+def ensure_link(dev: DevFolder, path: str, numbers: NodeNumbers) -> str | None:
+    """Make the node's link in ``/dev/char`` unless it leads there; why that failed, or None. No OSError.
+
+    A link that leads elsewhere in ``/dev`` is replaced: its name is a number that belongs to this node. Links out of
+    ``/dev`` and files of other kinds are left alone.
+    """
+    try:
+        match link_state(dev, numbers):
+            case LinkState.RIGHT | LinkState.UNSEEN:
+                return None
+            case LinkState.FOREIGN:
+                return f"{char_link(numbers)} is not a symbolic link"
+        dev.make_folder(_CHAR)
+        dev.make_link(char_link(numbers), char_target(path))
+    except OSError as error:
+        return f"{char_link(numbers)} cannot be made: {error.strerror}"
+    return None

@@ -1,0 +1,292 @@
+"""Keep NVIDIA's device nodes in the host's ``/dev``, with their links in ``/dev/char``.
+
+CDI documents carry the numbers of each node, so that most containers need no node on the host. Two things do:
+
+- A pod with ``hostUsers: false``: the runtime may not make nodes there and mounts the host's node of the same path
+  (opencontainers/runc 76d9cf5d, ``libcontainer/rootfs_linux.go``, ``createDevices``).
+- systemd before version 240 (RHEL 8): runtimes name devices to it as ``/dev/char/<major>:<minor>``, and when it applies
+  its rules again (``systemctl daemon-reload``), containers lose devices without such a link
+  (github.com/opencontainers/cgroups, ``devices/systemd.go``; NVIDIA/nvidia-docker#1671).
+
+So a missing node or link is a warning. A different file at a node's path is an error, because a container would get it.
+Only the names of ``numbers.py`` are made, and nothing is deleted.
+"""
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from dra_driver.core.errors import DeviceLostError, DeviceNodeError, DraError
+from dra_driver.hardware.device_nodes.ensure import ensure_link, ensure_node
+from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Stamp
+from dra_driver.hardware.device_nodes.numbers import (
+    CONTROL_NODES,
+    Majors,
+    NodeKind,
+    NodeNumbers,
+    expected_numbers,
+    kind_of,
+)
+from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
+from dra_driver.hardware.device_nodes.tools import Outcome
+
+_MINORS_LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
+_MINOR_LINE: Final = re.compile(r"^gpu([0-9]{1,4})/(gi[0-9]{1,4}(?:/ci[0-9]{1,4})?)/access ([0-9]{1,7})$", re.MULTILINE)
+
+
+class CapabilityFile(Struct, frozen=True, kw_only=True):
+    """An access file. ``gone``: the module has such files, but not this one, so the instance does not exist."""
+
+    path: str
+    gone: bool
+
+
+def capability_file(proc_driver: str, minor: int) -> CapabilityFile | None:
+    """The file of ``nvidia-cap<minor>`` below ``/proc/driver``; None where the module lists none. Never raises."""
+    try:
+        with open(f"{proc_driver}/nvidia-caps/mig-minors", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            text = file.read(_MINORS_LIMIT)
+    except OSError:
+        return None
+    for gpu, instance, number in _MINOR_LINE.findall(text):
+        if int(number) == minor:
+            folder = f"{proc_driver}/nvidia/capabilities"
+            path = f"{folder}/gpu{gpu}/mig/{instance}/access"
+            has_files = os.path.isdir(folder)  # noqa: PTH112
+            return CapabilityFile(path=path, gone=not os.path.exists(path)) if has_files else None  # noqa: PTH110
+    return None
+
+
+KEEP_S: Final = 600.0
+"""A problem that a prepare found is forgotten after this time, unless it is found again."""
+
+
+class ProblemKind(StrEnum):
+    """What suffers is in each problem's text."""
+
+    NODE = "node"
+    LINK = "link"
+    PERMISSION = "permission"
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """One problem of the node at ``path``; ``text`` is a sentence with a next step."""
+
+    kind: ProblemKind
+    path: str
+    text: str
+
+
+class Problems:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._found: dict[tuple[str, ProblemKind], tuple[str, float]] = {}
+
+    def put(self, kind: ProblemKind, path: str, text: str | None) -> None:
+        if text is None:
+            self._found.pop((path, kind), None)
+        else:
+            self._found[path, kind] = (text, self._clock() + KEEP_S)
+
+    def current(self) -> tuple[Problem, ...]:
+        now = self._clock()
+        self._found = {key: value for key, value in self._found.items() if value[1] > now}
+        return tuple(
+            Problem(kind=kind, path=path, text=text) for (path, kind), (text, _) in sorted(self._found.items())
+        )
+
+
+log = logging.getLogger(__name__)
+
+TOOLS_PAUSE_S: Final = 60.0
+"""How long nothing is asked of tools that failed: nodes are made without them."""
+_CAPABILITY_MODE: Final = 0o444
+_READ_WRITE, _READ = 0o006, 0o004
+
+
+class WantedNode(Protocol):
+    """A node of a CDI document; ``path`` is the same in the container and on the host."""
+
+    @property
+    def path(self) -> str: ...
+
+
+class NodeTools(Protocol):
+    """The part of ``tools.DriverTools`` that is needed here."""
+
+    def shares(self, dev: str) -> bool: ...
+    def make_uvm(self) -> Outcome | None: ...
+    def make(self, minors: Sequence[int], access_files: Sequence[str], *, modeset: bool) -> Outcome | None: ...
+
+
+class _Node(Struct, frozen=True, kw_only=True):
+    path: str
+    kind: NodeKind
+    numbers: NodeNumbers
+
+
+class DeviceNodeReconciler:
+    """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe.
+
+    ``majors`` gives the kernel's numbers as last read, None before that. ``tools`` are the driver's, None to do
+    without; they are used only while ``may_use_tools``, because nvidia-modprobe loads a driver that was just unloaded.
+    """
+
+    def __init__(
+        self,
+        dev: DevFolder,
+        majors: Callable[[], Majors | None],
+        *,
+        folder: str = "/dev",
+        proc_driver: str = "/proc/driver",
+        tools: NodeTools | None = None,
+        may_use_tools: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dev = dev
+        self._majors = majors
+        self._folder = folder
+        self._proc_driver = proc_driver
+        self._tools = tools
+        self._may_use_tools = may_use_tools
+        self._clock = clock
+        self._lock = threading.Lock()  # one change at a time; guards the next two
+        self._problems = Problems(clock)
+        self._tools_after = clock()
+        # Written entry by entry and read without the lock: what was right, for which numbers of the kernel.
+        self._kept: dict[str, tuple[Majors, Stamp]] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong, in the order of the paths, with what prepares found in the last minutes."""
+        with self._lock:
+            return self._problems.current()
+
+    def ensure(self, nodes: Iterable[WantedNode]) -> None:
+        """Have these nodes, those that every container needs, and their links.
+
+        Nodes of other drivers are skipped, and of modules that the kernel does not list: their numbers are guesses.
+        Costs one ``lstat`` for each node that was right before. Raises `DeviceNodeError` when something else is at a
+        node's path, and `DeviceLostError` when the MIG instance behind a capability node is gone. What only some pods
+        need is no error but one of the `problems`.
+        """
+        self._keep(node.path for node in nodes)
+
+    def check(self, gpu_minors: Iterable[int]) -> None:
+        """Have the nodes of these GPUs and of every container before a claim needs them. Raises nothing."""
+        try:
+            self._keep(f"/dev/nvidia{minor}" for minor in gpu_minors)
+        except DraError as error:
+            log.debug("a device node is not as it should be", extra={"reason": error})
+
+    def _keep(self, paths: Iterable[str]) -> None:
+        majors = self._majors()
+        if majors is None:
+            return
+        kept, stamp = self._kept, self._dev.stamp
+        found = [path for path in (*CONTROL_NODES, *paths) if kept.get(path) != (majors, stamp(path))]
+        nodes = list(_expected(found, majors))
+        if not nodes:
+            return
+        with self._lock:
+            files = {node.path: self._capability(node) for node in nodes if node.kind is NodeKind.CAPABILITY}
+            self._use_tools([node for node in nodes if self._is_wrong(node)], files)
+            errors = [error for node in nodes if (error := self._settle(node, files.get(node.path), majors))]
+        if errors:
+            raise errors[0]
+
+    def _capability(self, node: _Node) -> CapabilityFile | None:
+        return capability_file(self._proc_driver, node.numbers.minor)
+
+    def _is_wrong(self, node: _Node) -> bool:
+        try:
+            seen = self._dev.look(node.path)
+        except OSError:
+            return False
+        return seen.found in (Found.MISSING, Found.DEVICE) and seen.numbers != node.numbers
+
+    def _use_tools(self, nodes: Sequence[_Node], files: dict[str, CapabilityFile | None]) -> None:
+        """Ask the driver's tools for the nodes. What they leave undone is done afterwards."""
+        tools = self._tools
+        if not nodes or tools is None or self._clock() < self._tools_after or not self._may_use_tools():
+            return
+        if not tools.shares(self._folder):
+            return  # they would make nodes in the /dev of a driver container
+        kinds = {node.kind for node in nodes}
+        minors = [node.numbers.minor for node in nodes if node.kind in (NodeKind.GPU, NodeKind.CONTROL)]
+        access = [file.path for node in nodes if (file := files.get(node.path)) and not file.gone]
+        outcomes = [tools.make_uvm()] if NodeKind.UVM in kinds else []
+        if minors or access or NodeKind.MODESET in kinds:
+            outcomes.append(tools.make(minors, access, modeset=NodeKind.MODESET in kinds))
+        failed = [outcome.said for outcome in outcomes if outcome is not None and not outcome.worked]
+        if failed:
+            self._tools_after = self._clock() + TOOLS_PAUSE_S
+            log.warning("device nodes are made without the driver's tool", extra={"reason": failed[0]})
+
+    def _settle(self, node: _Node, file: CapabilityFile | None, majors: Majors) -> DraError | None:
+        """Make node and link if need be; the error for which a claim must not have the node."""
+        if file is not None and file.gone:
+            return DeviceLostError(
+                f"{node.path} cannot be given to a container: {file.path} is gone, so another program destroyed the"
+                " MIG instance; delete the pod, or wait for the driver to make the instance again"
+            )
+        put, done = self._problems.put, ensure_node(self._dev, node.path, node.numbers, self._params(node, file))
+        reason = done.refusal or done.missing
+        put(ProblemKind.NODE, node.path, reason and _no_node(node, reason))
+        if done.refusal is not None:
+            return DeviceNodeError(_no_node(node, done.refusal))
+        put(ProblemKind.PERMISSION, node.path, _not_open(node, done.mode))
+        link = ensure_link(self._dev, node.path, node.numbers) if done.missing is None else None
+        put(ProblemKind.LINK, node.path, link and _no_link(node, link))
+        if done.missing is None and link is None:
+            self._kept[node.path] = (majors, self._dev.stamp(node.path))
+        return None
+
+    def _params(self, node: _Node, file: CapabilityFile | None) -> NodeParams:
+        match node.kind:
+            case NodeKind.CAPABILITY:
+                default = NodeParams(mode=_CAPABILITY_MODE)
+                return read_params(file.path, mode=_CAPABILITY_MODE) if file is not None else default
+            case NodeKind.UVM:  # nvidia-modprobe knows no parameters for them either
+                return NodeParams()
+            case _:
+                return read_params(params_path(self._proc_driver))
+
+
+def _expected(paths: Iterable[str], majors: Majors) -> Iterator[_Node]:
+    for path in paths:
+        kind, numbers = kind_of(path), expected_numbers(path, majors)
+        if kind is not None and numbers is not None:
+            yield _Node(path=path, kind=kind, numbers=numbers)
+
+
+def _no_node(node: _Node, reason: str) -> str:
+    return (
+        f"the host's {node.path} is not the character device {node.numbers.major}:{node.numbers.minor}: {reason}. Pods"
+        ' with hostUsers: false cannot have it; make it on the node (see "Device nodes" in docs/driver-roots.md), and'
+        " check that this pod has the host's /dev"
+    )
+
+
+def _not_open(node: _Node, mode: int | None) -> str | None:
+    needed = _READ if node.kind is NodeKind.CAPABILITY else _READ_WRITE
+    if mode is None or mode & needed == needed:
+        return None
+    return (
+        f"the host's {node.path} has mode {mode:04o}, so pods with hostUsers: false cannot open it; other pods can. To"
+        " serve them, load the NVIDIA module with NVreg_DeviceFileMode=0666"
+    )
+
+
+def _no_link(node: _Node, reason: str) -> str:
+    return (
+        f"{reason}. With systemd before version 240, running containers lose {node.path} at the next `systemctl"
+        " daemon-reload`; run `nvidia-ctk system create-dev-char-symlinks --create-all` on the node"
+    )

@@ -1,0 +1,192 @@
+"""Serialize NVML calls per GPU, and bound the time that a call inside the driver can cost.
+
+A call inside the driver cannot be cancelled. Two measures keep a GPU that hangs from blocking others:
+
+- `CallLock`: one call at a time per GPU. Changes take precedence over reads, all waits are bounded, and a call that
+  does not return is reported. A GPU that hangs therefore occupies one thread.
+- `Reads`: one thread reads GPU after GPU. When one does not answer in time, that thread is left behind and a new thread
+  reads the rest. A GPU whose thread has not returned is not read again.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from dra_driver.core.errors import DeviceLostError
+
+
+class Patience(Struct, frozen=True, kw_only=True):
+    """How long NVML may take, in seconds. Tests have less.
+
+    ``look_s``: one read of a GPU; ``first_look_s``: its first one in a session, which without persistence mode
+    initialises it. ``stuck_s``: a call older than that hangs. ``change_s``: the wait of a change for its turn, less
+    than the 45 s that the kubelet gives a call. ``read_s``: the wait of a read for its turn. ``end_s``: the wait for
+    the end of a session; the slowest calls, MIG mode and instances, take seconds.
+    """
+
+    look_s: float = 5.0
+    first_look_s: float = 15.0
+    stuck_s: float = 15.0
+    change_s: float = 30.0
+    read_s: float = 1.0
+    end_s: float = 10.0
+
+
+class YieldToWriter(Exception):  # noqa: N818 - no error: the read is repeated
+    """A change waits for this GPU, or has it. Never leaves the backend."""
+
+
+class CallLock:
+    """The turn of one GPU. Thread-safe, not re-entrant."""
+
+    def __init__(self, name: str, patience: Patience) -> None:
+        self._name = name
+        self._patience = patience
+        self._turn = threading.Condition()  # guards the fields below; never held during an NVML call
+        self._since: float | None = None  # when the thread that has it got it
+        self._wanted = 0  # how many changes wait for it
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """Raises DeviceLostError when the call before hangs, or does not return in time."""
+        with self._turn:
+            self._wanted += 1
+            try:
+                deadline = time.monotonic() + self._patience.change_s
+                while self._since is not None:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0 or self.is_stuck():
+                        raise DeviceLostError(self.why_stuck())
+                    self._turn.wait(min(left_s, self._patience.stuck_s / 4))
+            finally:
+                self._wanted -= 1
+            self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """Raises YieldToWriter when a change has the GPU or waits for it."""
+        with self._turn:
+            if not self._turn.wait_for(lambda: self._since is None and not self._wanted, self._patience.read_s):
+                raise YieldToWriter
+            self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def give_way(self) -> None:
+        """To be called between the calls of a long read. Raises YieldToWriter when a change waits."""
+        if self._wanted:
+            raise YieldToWriter
+
+    def is_stuck(self) -> bool:
+        since = self._since
+        return since is not None and time.monotonic() - since >= self._patience.stuck_s
+
+    def why_stuck(self) -> str:
+        """A sentence that stays the same while it is stuck, because it is published."""
+        return (
+            f"GPU {self._name} does not answer: an NVML call has not returned for {self._patience.stuck_s:.0f} s; "
+            "see XID messages in the node's kernel log; reset the GPU or reboot the node if this persists"
+        )
+
+    def _give_back(self) -> None:
+        with self._turn:
+            self._since = None
+            self._turn.notify_all()
+
+
+T = TypeVar("T")
+THREAD_NAME = "gpu-read"
+
+Job = tuple[int, Callable[[], T], float]
+"""NVML index, what to call, and how long it may take in seconds."""
+
+
+class NoAnswerError(Exception):
+    """The call has not returned, now or from an earlier look. Never leaves the backend."""
+
+
+class Reads(Generic[T]):
+    def __init__(self) -> None:
+        self._stuck: dict[int, tuple[threading.Thread, float]] = {}  # since when, by index
+
+    def is_stuck(self, index: int) -> bool:
+        """Whether the read of the GPU at ``index`` has not returned in time, and not since."""
+        return self.stuck_s(index) > 0
+
+    def stuck_s(self, index: int) -> float:
+        thread, since = self._stuck.get(index, (None, 0.0))
+        return time.monotonic() - since if thread is not None and thread.is_alive() else 0.0
+
+    def run(self, jobs: Sequence[Job[T]]) -> dict[int, T | Exception]:
+        """The answer of each job by index, or what it raised; NoAnswerError for one that has not returned."""
+        found: dict[int, T | Exception] = {index: NoAnswerError() for index, _, _ in jobs}
+        left = [job for job in jobs if not self.is_stuck(job[0])]
+        while left:
+            reader = _Reader([call for _, call, _ in left])
+            answers = reader.wait([limit_s for _, _, limit_s in left])
+            found.update({index: answer for (index, _, _), answer in zip(left, answers, strict=False)})
+            left = left[len(answers) :]
+            if left:
+                self._stuck[left[0][0]] = (reader.thread, reader.began)
+                left = left[1:]
+        return found
+
+
+class _Reader(Generic[T]):
+    """One thread for some calls, until one of them is not answered in time.
+
+    The thread that waits is woken once, after the last call, and not by each answer: switching between threads would
+    cost more than reading a GPU.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[], T]]) -> None:
+        self._calls = calls
+        self._lock = threading.Lock()  # guards the fields below; never held during a call
+        self._answers: list[T | Exception] = []
+        self._began = time.monotonic()  # when the call began that runs
+        self._left_behind = False
+        self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self.thread.start()
+
+    @property
+    def began(self) -> float:
+        """When the last call began, by the monotonic clock."""
+        return self._began
+
+    def wait(self, limits_s: Sequence[float]) -> list[T | Exception]:
+        """The answers in order, fewer than there are calls when one took longer than its limit: then the thread does
+        no further call."""
+        shortest_s = left_s = min(limits_s)
+        while not self._ended.wait(left_s):
+            with self._lock:
+                if len(self._answers) == len(limits_s):
+                    break
+                left_s = min(self._began + limits_s[len(self._answers)] - time.monotonic(), shortest_s)
+                if left_s <= 0:
+                    self._left_behind = True
+                    break
+        return self._answers
+
+    def _run(self) -> None:
+        for call in self._calls:
+            try:
+                answer: T | Exception = call()
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+                answer = error
+            with self._lock:
+                if self._left_behind:
+                    return
+                self._answers.append(answer)
+                self._began = time.monotonic()
+        self._ended.set()
