@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from dra_driver.config.status import node_status_of, policy_status
+from dra_driver.config.status import node_status_of
 from dra_driver.core.model.gpu_node import (
     MAX_NAMES,
     NodePolicy,
@@ -27,6 +27,7 @@ from dra_driver.core.model.gpu_node import (
 )
 from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
+from dra_driver.core.wire import to_wire
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
@@ -51,7 +52,6 @@ class NodePolicies(Struct, frozen=True, kw_only=True):
 
 
 def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
-    """From the API object; None for one that is malformed."""
     metadata = item.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         return None
@@ -65,7 +65,6 @@ def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
 
 
 def node_view(item: Mapping[str, Any]) -> NodePolicies | None:
-    """From the API object; None for one that says nothing of policies."""
     metadata, status = item.get("metadata"), node_status_of(item)
     if status is None or not isinstance(metadata, Mapping):
         return None
@@ -91,7 +90,6 @@ class _Count(Struct):
 
 
 def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, PolicyStatus]:
-    """The status of each policy by its name."""
     said: dict[str, list[tuple[str, NodePolicy]]] = {policy.name: [] for policy in policies}
     for node in sorted(nodes, key=lambda node: node.name):
         for name, found in node.policies.items():
@@ -157,7 +155,7 @@ _KEPT: Final = "so what applied before stays"
 
 def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
     """The new ``status`` of the object; None where the present one says the same already."""
-    wanted = policy_status(totals)
+    wanted = to_wire(totals)
     condition = _condition(policy, totals)
     present = _present(policy.status)
     is_same = present is not None and present.get("status") == condition["status"]

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
-from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
+from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, GPU_POLICIES, PODS
 from dra_driver.sim.cluster import Cluster
@@ -124,7 +125,7 @@ def test_policies_as_objects_change_what_is_published_and_gpu_nodes_say_so(clust
     (stored,) = cluster.store.list(GPU_NODES).items
     (owner,) = stored["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("Node", "gpu-a")
-    GpuNodeStatusModel.model_validate(stored["status"])
+    convert(stored["status"], GpuNodeStatus)
 
 
 def policy_object(name: str, spec: Obj) -> Obj:

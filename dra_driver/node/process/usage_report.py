@@ -16,7 +16,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.files import ChangedFile
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import NO_USAGE, ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.model.usage_findings import UsageFindings

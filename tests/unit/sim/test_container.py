@@ -37,11 +37,10 @@ def smi(folder: Path, body: str) -> dict[str, Any]:
 def test_common_edits_of_a_document_apply_once_and_first(tmp_path: Path) -> None:
     """Two devices of one document add its common edits once, before their own."""
     devices = {"a": {"env": ["WHO=a"], "deviceNodes": [node("/dev/n0")]}, "b": {"deviceNodes": [node("/dev/n1")]}}
-    write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"], "hooks": [{"hookName": "h", "path": "/h"}]})
+    write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"]})
     edits = inject([tmp_path], [f"{KIND}=a", f"{KIND}=b", f"{KIND}=a"])
     assert edits.env == {"WHO": "a", "ALL": "1"}
     assert list(edits.device_nodes) == ["/dev/n0", "/dev/n1"]
-    assert len(edits.hooks) == 1
 
 
 def test_unresolvable_devices_have_containerds_message(tmp_path: Path) -> None:

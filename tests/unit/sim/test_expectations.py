@@ -105,7 +105,7 @@ def test_sees_counts_and_compares_with_the_allocation(store: Store) -> None:
     assert "its claims were allocated" in (complaint(store, "pod/wrong Running sees 1 GPU") or "")
     assert "see 2 GPUs, expected 1" in (complaint(store, "pod/many Running sees 1 GPU") or "")
     assert "it is Pending" in (complaint(store, "pod/starting Running sees 1 GPU") or "")
-    assert "the pod does not exist" in (complaint(store, "pod/none Running sees 1 GPU") or "")
+    assert "does not exist" in (complaint(store, "pod/none Running sees 1 GPU") or "")
 
 
 def test_pending_needs_the_schedulers_condition(store: Store) -> None:
@@ -236,4 +236,4 @@ def test_log_lines_are_whole_lines(store: Store) -> None:
     assert "the log of main lacks the line" in (complaint(store, "container p/main logs CUDA_X=1024") or "")
     assert "the log of side lacks the line" in (complaint(store, "pod/p logs CUDA_X=10240M") or "")
     assert complaint(store, "pod/p logs GPU 0") is None
-    assert "the pod does not exist" in (complaint(store, "pod/q logs GPU 0") or "")
+    assert "does not exist" in (complaint(store, "pod/q logs GPU 0") or "")

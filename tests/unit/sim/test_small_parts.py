@@ -12,9 +12,9 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import Cluster, check_cel
+from dra_driver.sim.loop import StoreEventRecorder
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import condition, set_condition
-from dra_driver.sim.recorder import StoreEventRecorder
 from tests.fakes.dra_objects import node
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.kinds import DAEMON_SETS, EVENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, SECRETS
-from dra_driver.sim.apiserver.rules.pods import qos_class
+from dra_driver.sim.apiserver.rules.workloads import qos_class
 from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod, resource_slice
 
