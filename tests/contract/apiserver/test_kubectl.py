@@ -284,7 +284,6 @@ def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kube
 
 
 def test_a_job_gets_its_selector_and_deletes_by_label(api: ApiServer, kubectl: Kubectl) -> None:
-    """create job, then delete by selector and the whole collection."""
     kubectl("create", "job", "once", "--image=busybox:1")
     assert api.store.get(JOBS, "once", "default")["spec"]["selector"]["matchLabels"]
     kubectl("apply", "-f", "-", stdin=MANIFEST)

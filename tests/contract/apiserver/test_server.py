@@ -62,7 +62,6 @@ def test_the_certificate_verifies_strictly(api: ApiServer) -> None:
 
 
 def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
-    """Every request needs the token, also for health."""
     assert urlsplit(api.url).hostname == "127.0.0.1"
     assert _request(api, "GET", "/readyz") == (200, b"ok")
     for path in ("/readyz", "/version", "/api/v1/pods"):
@@ -71,7 +70,6 @@ def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
 
 
 def test_the_kubeconfig_replaces_another_and_is_private(api: ApiServer, tmp_path: Path) -> None:
-    """It replaces an existing file by a rename, with mode 0600."""
     path = tmp_path / "config"
     path.write_text("old")
     path.chmod(0o644)

@@ -69,7 +69,6 @@ def test_later_directories_win(tmp_path: Path) -> None:
 
 
 def test_mounts_are_sorted_by_depth(tmp_path: Path) -> None:
-    """A folder is mounted before the mounts inside it."""
     mounts = [{"hostPath": "/h", "containerPath": path} for path in ("/a/b/c", "/a", "/a/b")]
     write(tmp_path, "x.json", {"a": {"mounts": mounts}})
     edits = inject([tmp_path], [f"{KIND}=a"])

@@ -62,7 +62,6 @@ def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
 
 
 def test_says_why_no_node_fits(store: Store) -> None:
-    """Condition and event have the message of kube-scheduler."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -111,7 +110,6 @@ def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
 
 
 def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> None:
-    """The condition and event have the error of the expression."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly("gpu", 'device.attributes["gpu.nvidia.com"].nope == "x"')))
     pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -134,7 +132,6 @@ def test_pods_without_claims_and_without_their_claims(store: Store, claims: tupl
 
 
 def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
-    """Gated pods and pods of other schedulers are ignored."""
     pod(store, "gated", schedulingGates=[{"name": "later"}])
     pod(store, "other", schedulerName="other")
     EmbeddedScheduler(store).step()

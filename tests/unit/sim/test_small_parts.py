@@ -47,7 +47,6 @@ WAITING = ContainerState()
     ],
 )
 def test_phase_follows_the_containers(states: tuple[ContainerState, ...], restart: str, expected: str) -> None:
-    """The phase is derived from the states of all containers."""
     assert phase(pod("a", "b", restart=restart), dict(zip("ab", states, strict=True))) == expected
 
 
@@ -110,7 +109,6 @@ def test_nodes_take_or_refuse_pods(node_spec: Obj, pod_spec: Obj, pods_on_node: 
 
 
 def test_node_affinity_counts() -> None:
-    """Required node affinity is respected."""
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z2"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     wanting = {"spec": {"affinity": {"nodeAffinity": required}}}

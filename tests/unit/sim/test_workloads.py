@@ -129,7 +129,6 @@ def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
 
 
 def test_deleting_a_deployment_deletes_its_pods(world: World) -> None:
-    """Its replica set and pods are dependents."""
     _deploy(world)
     world.store.delete(DEPLOYMENTS, "d", "default")
     world.settle()

@@ -47,7 +47,6 @@ def test_nulls_are_dropped() -> None:
     ],
 )
 def test_wrong_types_are_bad_requests_with_the_path(body: Obj, path: str) -> None:
-    """A string in place of a list is refused before validation."""
     with pytest.raises(InvalidObjectError, match=path) as refused:
         decode(PODS, body)
     assert refused.value.status == 400
@@ -121,7 +120,6 @@ def test_embedded_structs_and_special_types_have_their_json_form() -> None:
 
 
 def test_invalid_protobuf_bodies_are_bad_requests() -> None:
-    """Other bytes, unknown kinds, truncated messages."""
     for body in (b"{}", _envelope("v1", "Gadget", b""), _envelope("v1", "Pod", b"\x0a\x05ab"), b"k8s\x00\xff"):
         with pytest.raises(InvalidObjectError):
             decode_body(body)
@@ -129,7 +127,6 @@ def test_invalid_protobuf_bodies_are_bad_requests() -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_protobuf_reader(data: bytes) -> None:
-    """Every input is decoded or refused as a bad request."""
     for body in (b"k8s\x00" + data, _envelope("v1", "Pod", data)):
         with suppress(InvalidObjectError):
             assert isinstance(decode_body(body), dict)

@@ -105,7 +105,6 @@ RUNNING = {"name": "a", "ready": True, "restartCount": 0, "state": {"running": {
     ],
 )
 def test_pods_show_ready_status_and_restarts(status: Obj, cells: list[str]) -> None:
-    """READY, STATUS and RESTARTS are derived from container states."""
     assert _pod(status) == cells
 
 
@@ -126,13 +125,11 @@ def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
     ],
 )
 def test_claims_show_their_state(status: Obj, deleted: bool, shown: str) -> None:
-    """Pending, allocated, reserved, deleted."""
     metadata = {"deletionTimestamp": "x"} if deleted else {}
     assert _cells(RESOURCE_CLAIMS, {"metadata": metadata, "status": status}) == ["x", shown, "90s"]
 
 
 def test_jobs_count_completions() -> None:
-    """COMPLETIONS and DURATION of finished and running jobs."""
     status = {
         "succeeded": 1,
         "startTime": "2026-01-01T23:59:00Z",
@@ -145,7 +142,6 @@ def test_jobs_count_completions() -> None:
 
 
 def test_nodes_show_readiness_and_roles() -> None:
-    """Ready, cordoned, roles from labels."""
     node = {
         "metadata": {"labels": {"node-role.kubernetes.io/gpu": ""}},
         "spec": {"unschedulable": True},

@@ -32,7 +32,6 @@ def test_dependents_are_deleted_with_their_last_owner() -> None:
 
 
 def test_slices_are_deleted_with_their_node() -> None:
-    """A node's slices are dependents of its Node object."""
     store = Store()
     owner = store.create(NODES, node())
     mine = resource_slice()
@@ -67,7 +66,6 @@ def test_foreground_deletion_waits_for_blocking_dependents() -> None:
 
 
 def test_orphans_stay_without_their_reference() -> None:
-    """Orphan deletes the owner only."""
     store = Store()
     _family(store)
     store.delete(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Orphan"))

@@ -41,7 +41,6 @@ def _json(reply: Any) -> Any:
     ],
 )
 def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> None:
-    """Kind, namespace, name, subresource."""
     target = target_of(path)
     assert target is not None
     assert (target.kind.plural, target.namespace, target.name, target.subresource) == expected
@@ -61,7 +60,6 @@ def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> N
     ],
 )
 def test_paths_that_name_nothing(path: str) -> None:
-    """Unknown versions, scopes and subresources."""
     assert target_of(path) is None
 
 
@@ -129,7 +127,6 @@ def test_logs_are_cut_as_asked() -> None:
 
 
 def test_a_container_that_waits_has_no_log_yet() -> None:
-    """The error has the reason for waiting."""
     store = Store()
     store.create(PODS, pod())
     waiting = [{"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}]
@@ -140,7 +137,6 @@ def test_a_container_that_waits_has_no_log_yet() -> None:
 
 
 def test_a_watch_plan_reads_its_options() -> None:
-    """Start revision, bookmarks and timeout."""
     plan = _ask(
         Store(),
         "GET",

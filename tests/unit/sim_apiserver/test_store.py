@@ -65,7 +65,6 @@ def test_a_watch_resumes_or_fails_with_gone() -> None:
 
 
 def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
-    """Other kinds and namespaces are left out."""
     store = Store()
     with store.watch([CONFIG_MAPS], since=store.revision, namespace="kube-system") as events:
         store.create(NODES, node())
