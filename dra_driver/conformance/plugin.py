@@ -19,7 +19,7 @@ from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
-from dra_driver.core.unix_grpc import CallError, HealthStream, Peer, PendingCall, Service, shown
+from dra_driver.core.unix_grpc import CallError, HealthStream, Peer, PendingCall, Service, is_served, shown
 
 REGISTRATION: Final = Service(pb, "Registration")
 MAX_SOCKETS: Final = 64
@@ -59,19 +59,6 @@ def sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
             if stat.S_ISSOCK(status.st_mode) and not name.startswith(".") and found < MAX_SOCKETS:
                 found += 1
                 yield path, (status.st_ino, status.st_ctime_ns)
-
-
-def is_served(path: Path, timeout_s: float) -> bool:
-    """Whether a process accepts connections at the socket. A refused permission counts as yes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(timeout_s)
-        try:
-            probe.connect(str(path))
-        except (PermissionError, TimeoutError):
-            return True
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from msgspec import Struct
 from dra_driver.conformance.bench import Bench, Control, TestedDriver
 from dra_driver.conformance.claims import ClaimTemplate
 from dra_driver.conformance.cluster import ClusterObjects
-from dra_driver.conformance.plugin import ask, is_served, sockets
+from dra_driver.conformance.plugin import ask, sockets
 from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.unix_grpc import is_served
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 

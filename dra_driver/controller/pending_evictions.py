@@ -7,14 +7,15 @@ when it evicts pods from tainted devices (device_taint_eviction.go podEvictionTi
 claim: kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.controller.fleet import NO_EXECUTE, EvictingTaint, Fleet, TaintedDevice
-from dra_driver.kube.devices import is_pod, results_of, users_of
+from dra_driver.kube.objects.resource import DeviceRequestAllocationResult, DeviceToleration, ResourceClaim
+from dra_driver.kube.shapes import read
 
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 
@@ -56,40 +57,48 @@ class SpecialClaim(Struct, frozen=True, kw_only=True):
     pods: tuple[PodRef, ...]
 
 
-def special_claim(item: Mapping[str, Any], driver: str) -> SpecialClaim | None:
+def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | None:
     """From the API object; None for every other claim, and for one that is malformed."""
     try:
-        metadata = item["metadata"]
-        if (metadata.get("annotations") or {}).get(EXTENDED_CLAIM_ANNOTATION) != "true":
-            return None
-        devices = tuple(_device(result) for result in results_of(item) if result["driver"] == driver)
-        pods = tuple(pods_of(item, str(metadata["namespace"])))
-        return SpecialClaim(name=str(metadata["name"]), devices=devices, pods=pods) if devices and pods else None
-    except (KeyError, TypeError, ValueError, AttributeError):
+        claim = read(ResourceClaim, item)
+    except ValueError:
         return None
+    if claim.metadata.annotations.get(EXTENDED_CLAIM_ANNOTATION) != "true":
+        return None
+    devices = tuple(_device(result) for result in results_of(claim) if result.driver == driver)
+    pods = tuple(pods_of(claim))
+    return SpecialClaim(name=claim.metadata.name, devices=devices, pods=pods) if devices and pods else None
 
 
-def pods_of(claim: Mapping[str, Any], namespace: str) -> list[PodRef]:
+def results_of(claim: ResourceClaim) -> Sequence[DeviceRequestAllocationResult]:
+    """The devices that are allocated to a claim."""
+    allocation = claim.status.allocation if claim.status is not None else None
+    return allocation.devices.results if allocation is not None and allocation.devices is not None else ()
+
+
+def pods_of(claim: ResourceClaim) -> list[PodRef]:
+    """The pods that may use a claim."""
+    users = claim.status.reserved_for if claim.status is not None else ()
     return [
-        PodRef(namespace=namespace, name=str(user["name"]), uid=str(user["uid"]))
-        for user in users_of(claim)
-        if is_pod(user) and user.get("name") and user.get("uid")
+        PodRef(namespace=claim.metadata.namespace, name=user.name, uid=user.uid)
+        for user in users
+        if user.resource == "pods" and not user.api_group
     ]
 
 
-def _device(result: Mapping[str, Any]) -> HeldDevice:
-    tolerations = tuple(_toleration(item) for item in result.get("tolerations") or ())
-    return HeldDevice(pool=str(result["pool"]), name=str(result["device"]), tolerations=tolerations)
+def _device(result: DeviceRequestAllocationResult) -> HeldDevice:
+    return HeldDevice(
+        pool=result.pool, name=result.device, tolerations=tuple(_toleration(each) for each in result.tolerations)
+    )
 
 
-def _toleration(item: Mapping[str, Any]) -> Toleration:
-    seconds = item.get("tolerationSeconds")
+def _toleration(item: DeviceToleration) -> Toleration:
     return Toleration(
-        key=str(item.get("key") or ""),
-        operator=str(item.get("operator") or "Equal"),
-        value=str(item.get("value") or ""),
-        effect=str(item.get("effect") or ""),
-        seconds=None if seconds is None else max(0, int(seconds)),
+        key=item.key,
+        operator=item.operator or "Equal",
+        value=item.value,
+        effect=item.effect,
+        seconds=None if item.toleration_seconds is None else max(0, item.toleration_seconds),
     )
 
 

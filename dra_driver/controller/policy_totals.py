@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from dra_driver.config.status import node_status_of, policy_status
+from dra_driver.config.status import node_status_of
 from dra_driver.core.model.gpu_node import (
     MAX_NAMES,
     NodePolicy,
@@ -27,6 +27,7 @@ from dra_driver.core.model.gpu_node import (
 )
 from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
+from dra_driver.core.wire import to_wire
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
@@ -154,7 +155,7 @@ _KEPT: Final = "so what applied before stays"
 
 def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
     """The new ``status`` of the object; None where the present one says the same already."""
-    wanted = policy_status(totals)
+    wanted = to_wire(totals)
     condition = _condition(policy, totals)
     present = _present(policy.status)
     is_same = present is not None and present.get("status") == condition["status"]

@@ -15,7 +15,7 @@ from msgspec import Struct
 from dra_driver.config.status import node_status_of
 from dra_driver.controller.brake import LEAST_GPUS, BrakeRules
 from dra_driver.controller.pending_evictions import PodRef
-from dra_driver.core.model.gpu_node_usage import ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 
 CaseKind = Literal["over-grant", "idle"]

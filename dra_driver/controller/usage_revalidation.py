@@ -4,18 +4,17 @@ A GpuNode is believed about its own node alone: the claim has to be allocated th
 claim is reserved for, and it has to run there.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from msgspec import Struct
 
-from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests
-from dra_driver.controller.pending_evictions import PodRef, pods_of
+from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, has_ended
+from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
 from dra_driver.controller.usage_requests import UsageEvictionRequest, node_use, usage_cases
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kube.devices import results_of
 from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import read
 
 
 class EvictionCandidates(Struct, frozen=True, kw_only=True):
@@ -42,12 +41,14 @@ def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> Evicti
 def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -> EvictionCandidates:
     """Who may be evicted. Raises KubernetesApiError when that cannot be read."""
     try:
-        claim = api.get(paths.resource_claim(case.namespace, case.claim))
+        claim = read(ResourceClaim, api.get(paths.resource_claim(case.namespace, case.claim)))
     except NotFoundError as error:
         return EvictionCandidates(outcome=gone(str(error)))
+    except ValueError as error:
+        return EvictionCandidates(outcome=gone(f"the claim cannot be read: {error}"))
     if not _is_of_node(claim, case, driver):
         return EvictionCandidates(outcome=gone(f"the claim is not allocated on node {case.node}"))
-    users = pods_of(claim, case.namespace)
+    users = pods_of(claim)
     named = [pod for pod in case.pods if pod in users] if case.kind == "over-grant" else users
     running: list[PodRef] = []
     for pod in named:
@@ -63,26 +64,25 @@ def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -
     )
 
 
-def _is_of_node(claim: Mapping[str, Any], case: UsageEvictionRequest, driver: str) -> bool:
-    metadata = claim.get("metadata") or {}
+def _is_of_node(claim: ResourceClaim, case: UsageEvictionRequest, driver: str) -> bool:
     pool = f"{case.node}/{driver}"  # as slices.pool_name makes it
-    mine = [each for each in results_of(claim) if each.get("driver") == driver and each.get("pool") == pool]
-    return metadata.get("uid") == case.claim_uid and any(case.device in {"", each.get("device")} for each in mine)
+    mine = [each for each in results_of(claim) if each.driver == driver and each.pool == pool]
+    return claim.metadata.uid == case.claim_uid and any(case.device in {"", each.device} for each in mine)
 
 
-def _forbids(api: EvictionRequests, pod: PodRef, case: UsageEvictionRequest) -> EvictionOutcome | None:
+def _forbids(api: EvictionRequests, ref: PodRef, case: UsageEvictionRequest) -> EvictionOutcome | None:
     try:
-        found = api.get(paths.pod(pod.namespace, pod.name))
+        pod = read(Pod, api.get(paths.pod(ref.namespace, ref.name)))
     except NotFoundError as error:
         return gone(str(error))
-    metadata, status, spec = (found.get(name) or {} for name in ("metadata", "status", "spec"))
-    if metadata.get("uid") != pod.uid or metadata.get("deletionTimestamp"):
+    except ValueError as error:
+        return EvictionOutcome(result="failed", reason=f"cannot read the pod {ref}: {error}")
+    if pod.metadata.uid != ref.uid or pod.metadata.deletion_timestamp:
         return gone("the pod was replaced or is being deleted")
-    if status.get("phase") in {"Succeeded", "Failed"} or spec.get("nodeName") != case.node:
+    if has_ended(pod) or pod.spec.node_name != case.node:
         return gone(f"the pod does not run on node {case.node}")
-    if (metadata.get("annotations") or {}).get(NO_EVICTION) == "true":
-        return EvictionOutcome(result="opted-out", reason=f"the pod {pod} has the annotation {NO_EVICTION}")
-    owners = metadata.get("ownerReferences") or ()
-    if case.kind == "idle" and not any(owner.get("controller") is True for owner in owners):
-        return EvictionOutcome(result="opted-out", reason=f"the pod {pod} has no controller that would make it again")
+    if pod.metadata.annotations.get(NO_EVICTION) == "true":
+        return EvictionOutcome(result="opted-out", reason=f"the pod {ref} has the annotation {NO_EVICTION}")
+    if case.kind == "idle" and not any(owner.controller for owner in pod.metadata.owner_references):
+        return EvictionOutcome(result="opted-out", reason=f"the pod {ref} has no controller that would make it again")
     return None

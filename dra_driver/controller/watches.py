@@ -14,9 +14,9 @@ from dra_driver.controller.fleet import SliceView, slice_view
 from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
 from dra_driver.controller.policy_totals import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.controller.usage_requests import NodeUse, node_use
-from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, Stream
+from dra_driver.kube.rest import pages
 
 PAGE: Final = 100
 _REDUCED: Final = "reduced"
@@ -38,19 +38,11 @@ class ReducedLists(Generic[View]):
         self._api, self._reduce = api, reduce
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        asked = {**(query or {}), "limit": str(PAGE)}
         items: list[dict[str, Any]] = []
-        while True:
-            page = self._api.get(path, asked)
-            found = page.get("items") or []
-            if not isinstance(found, list):
-                raise ApiUnreachableError(f"GET {path}: the answer's items are {type(found).__name__}, expected a list")
-            items += [slim for item in found if (slim := self._reduced(item)) is not None]
-            metadata = page.get("metadata")
-            token = metadata.get("continue") if isinstance(metadata, dict) else None
-            if not token:
-                return {**page, "items": items}
-            asked["continue"] = str(token)
+        page: dict[str, Any] = {}
+        for page in pages(self._api.get, path, query, PAGE):
+            items += [slim for item in page["items"] if (slim := self._reduced(item)) is not None]
+        return {**page, "items": items}
 
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
         return self._api.watch(path, query, read_timeout_s)

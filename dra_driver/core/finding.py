@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -99,13 +100,13 @@ ORDER: Final = {layer: number for number, layer in enumerate(Layer)}
 """Position of each layer, counted from 0."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "fix": "do"}):
     """The result of one check for one object.
 
     ``object`` is ``kind/name`` or ``kind/namespace/name``, or "cluster". ``seen`` and ``expected`` are phrases without
     a full stop. ``fix`` is a sentence: the next step. ``meaning`` is the consequence for this driver; only the hardware
-    check has it. A check leaves ``check`` empty, and ``layer`` and ``object`` where its own apply: `Check.run` sets
-    them.
+    check has it. JSON reports call ``object`` subject, and ``fix`` do. A check leaves ``check`` empty, and ``layer``
+    and ``object`` where its own apply: `Check.run` sets them.
     """
 
     status: Status
@@ -257,45 +258,23 @@ def next_steps(finding: Finding, style: Style) -> Iterator[str]:
             yield from wrapped(f"  {style(title, 'dim')} {text}", "    ")
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 warning``, ``2 warnings``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 # JSON.
 
-_KEYS: Final = {"check": "check", "object": "subject", "seen": "seen", "expected": "expected", "fix": "do"}
-"""Keys of the doctor's JSON report by field."""
 
-
-def finding_to_wire(finding: Finding) -> dict[str, str]:
+def finding_to_wire(finding: Finding) -> dict[str, Any]:
     """One finding as JSON values."""
-    texts = {key: str(getattr(finding, field)) for field, key in _KEYS.items()}
-    return {"layer": finding.layer or "", "status": finding.status.value, **texts}
+    wire: dict[str, Any] = msgspec.to_builtins(finding)
+    return wire
 
 
 def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
     """The findings in a list of any shape. Raises ConfigurationError; ``where`` begins its message."""
     if not isinstance(wire, list) or len(wire) > _MOST:
         raise ConfigurationError(f"{where}: its findings are no list of at most {_MOST}")
-    return tuple(_finding(item, f"{where}: findings[{number}]") for number, item in enumerate(wire))
-
-
-def _finding(item: object, where: str) -> Finding:
-    if not isinstance(item, Mapping):
-        raise ConfigurationError(f"{where}: no object")
     try:
-        layer, status = Layer(str(item.get("layer"))), Status(str(item.get("status")))
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-    texts = {field: text_at(item, key, where) for field, key in _KEYS.items()}
-    return Finding(layer=layer, status=status, **texts)
+        return msgspec.convert(wire, tuple[Finding, ...])
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where}: findings: {error}") from error
 
 
 def text_at(item: Mapping[str, Any], name: str, where: str) -> str:

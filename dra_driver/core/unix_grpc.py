@@ -4,9 +4,11 @@ The kubelet sets no size limit of its own, so that of gRPC counts: 4 MiB per mes
 server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
 """
 
+import socket
 import threading
 from collections.abc import Callable
 from math import inf
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,6 +21,23 @@ from dra_driver.core.text import cut, printable
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MAX_TEXT: Final = 300
 """Characters of a subject's text that go into a message."""
+
+
+CONNECT_S: Final = 2.0
+
+
+def is_served(path: Path | str, timeout_s: float = CONNECT_S) -> bool:
+    """Whether a process accepts connections at the socket. A refused permission and a full
+    queue count as yes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(str(path))
+        except (PermissionError, TimeoutError):
+            return True
+        except OSError:
+            return False
+    return True
 
 
 class Service(Struct, frozen=True):

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.plugin import DRA_SERVICES, HEALTH_SERVICES, Plugin, PluginInfo, is_served, notify
+from dra_driver.conformance.plugin import DRA_SERVICES, HEALTH_SERVICES, Plugin, PluginInfo, notify
 from dra_driver.conformance.values import UnableError, ViolationError, basic
-from dra_driver.core.unix_grpc import CallError, Peer
+from dra_driver.core.unix_grpc import CallError, Peer, is_served
 
 GENERATOR: Final = "pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go"
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, text
 from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     NODE_DAEMONSET,

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,

@@ -6,8 +6,9 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_daemonset import COMPONENT
 from dra_driver.diagnose.doctor.facts import ClusterFacts, Wire, condition_of, dicts, name_of, number, text

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import PublishedForm
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
 from dra_driver.diagnose.doctor.facts import (

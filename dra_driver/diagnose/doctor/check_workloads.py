@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
     Wire,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.hardware.device_nodes import numbers as device_names
 from dra_driver.hardware.device_nodes.ensure import plan_node

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
+from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.diagnose.hardware import runner
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.place import CheckSettings, task_of
+from dra_driver.diagnose.hardware.place import task_of
 from dra_driver.diagnose.hardware.session import read_only
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.device_nodes.numbers import Majors
@@ -80,9 +81,8 @@ AskNvml = Callable[[str], NvmlAnswer]
 def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
     """Everything of the driver; NVML is asked only where its library and the kernel module are there."""
     candidates = tuple(dict.fromkeys(CANDIDATES))
-    searched = (
-        (view.driver_root,) if view.driver_root else tuple(view.host_root.rstrip("/") + each for each in CANDIDATES)
-    )
+    configured, below = view.settings.driver_root, view.settings.host_root.rstrip("/")
+    searched = (configured,) if configured else tuple(below + each for each in CANDIDATES)
     root = next((each for each in searched if find_library(each)), None)
     library = find_library(root) if root else None
     majors, majors_problem = _majors(view)
@@ -90,7 +90,7 @@ def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
     modules = _modules(view)
     return DriverFacts(
         searched=searched,
-        configured=view.driver_root is not None,
+        configured=configured is not None,
         root=root,
         library=library,
         release=_release(library),
@@ -119,23 +119,15 @@ def ask_nvml(library: str) -> NvmlAnswer:
 
 def read_hardware(view: HostView) -> tuple[CheckRecord, ...]:
     """The read-only part of the hardware check; each check reads in a separate process, within its time limit."""
-    settings = CheckSettings(
-        driver_root=view.driver_root,
-        driver_root_on_host=view.driver_root_on_host,
-        host_root=view.host_root,
-        proc_devices=view.proc_devices,
-        kubelet_plugins_dir=str(view.plugins),
-        driver_name=view.driver,
-    )
     try:
-        return read_only(task_of(settings)[0], runner.run)
+        return read_only(task_of(view.settings)[0], runner.run)
     except OSError as error:
         return (CheckRecord.unread(f"its processes cannot be started: {error.strerror}"),)
 
 
 def _majors(view: HostView) -> tuple[Majors | None, str | None]:
     try:
-        return Majors.read(view.proc_devices), None
+        return Majors.read(view.settings.proc_devices), None
     except DriverUnavailableError as error:
         return None, str(error)
 
@@ -261,7 +253,7 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
         release = f" {driver.release}" if driver.release else ""
         yield ok(f"{NVML}{release} is at {driver.library}")
         return
-    configured = view.driver_root_on_host or view.driver_root
+    configured = view.settings.driver_root_on_host or view.settings.driver_root
     searched = configured if configured else listed([each or "/" for each in driver.searched])
     expected = f"{NVML} in a library folder below the driver root"
     if configured and driver.others:
@@ -372,8 +364,8 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
 
 
 def _named(gpus: list[PciGpu]) -> str:
-    noun, verb = ("GPU", "is") if len(gpus) == 1 else ("GPUs", "are")
-    return f"{noun} {listed([gpu.address for gpu in gpus])} {verb}"
+    addresses = listed([gpu.address for gpu in gpus])
+    return f"GPU {addresses} is" if len(gpus) == 1 else f"GPUs {addresses} are"
 
 
 @check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")

@@ -15,7 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
-from dra_driver.core.finding import Finding, Layer, check, counted, fail, listed, ok, unknown, warn
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import counted, listed
 from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError
 from dra_driver.diagnose.doctor.node_view import HostView, names
 from dra_driver.diagnose.node_state import NodeState, find_disagreements
@@ -133,7 +134,9 @@ def _read_disks(view: HostView) -> Iterator[DiskFacts]:
 
 def _hook(view: HostView) -> HookFacts:
     try:
-        choice = choose_hook(DriverRoot(root=view.host, host_root="/"), view.hook, HookVersions())
+        choice = choose_hook(
+            DriverRoot(root=view.host, host_root="/"), view.settings.nvidia_cdi_hook_path, HookVersions()
+        )
     except ConfigurationError as error:
         return HookFacts(problem=str(error))
     found = f"{choice.hook.path} {choice.hook.version}" if choice.hook else None

@@ -13,9 +13,10 @@ import yaml
 from msgspec import Struct, field
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
-from dra_driver.core.finding import Finding, Layer, check, fail, listed, ok, unknown, warn
-from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
-from dra_driver.diagnose.doctor.node_view import HostView, is_served, is_socket, names, parse_version, text
+from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
+from dra_driver.core.text import listed
+from dra_driver.core.unix_grpc import CallError, Peer, Service, is_served, shown
+from dra_driver.diagnose.doctor.node_view import HostView, is_socket, names, parse_version, text
 from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.process import enter_root
 
@@ -365,7 +366,7 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
         return
     served = [path for path, is_served in sockets if is_served]
     dead = [path for path, is_served in sockets if not is_served]
-    if served and not facts.view.second_publisher_allowed:
+    if served and not facts.view.settings.allow_second_publisher:
         yield fail(
             f"a device plugin serves {listed(served)}: a GPU could be given to two pods, so the driver withdraws "
             "its devices",

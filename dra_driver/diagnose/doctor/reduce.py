@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dra_driver.core.text import cut
 from dra_driver.diagnose.doctor.facts import Wire, at, dicts, mapping, text
 
 GONE: Final = "<redacted>"
@@ -36,10 +37,10 @@ _PATTERNS: Final = (
 
 def redacted(text: str, longest: int) -> str:
     """The text without what looks like a secret, of at most that many characters."""
-    cut = text[: longest * 2]
+    kept = text[: longest * 2]
     for pattern, replacement in _PATTERNS:
-        cut = pattern.sub(replacement, cut)
-    return cut if len(cut) <= longest else f"{cut[: longest - 1]}…"
+        kept = pattern.sub(replacement, kept)
+    return cut(kept, longest)
 
 
 _METADATA: Final = ("name", "namespace", "uid", "labels", "generation", "creationTimestamp", "deletionTimestamp")

@@ -17,7 +17,6 @@ from dra_driver.core.finding import (
     Style,
     by_layer,
     check_document,
-    counted,
     exit_status,
     finding_to_wire,
     findings_from_wire,
@@ -27,7 +26,7 @@ from dra_driver.core.finding import (
     printable,
     text_at,
 )
-from dra_driver.core.text import WIDTH, one_line, wrapped
+from dra_driver.core.text import WIDTH, counted, cut, one_line, wrapped
 
 SCHEMA_VERSION: Final = 1
 KIND: Final = "DoctorReport"
@@ -184,6 +183,5 @@ def _layers(findings: Sequence[Finding], style: Style) -> Iterator[str]:
         worst = next(status for status in _KINDS if any(item.status is status for item in of_layer))
         shown = [item for item in of_layer if item.status is worst]
         more = f" (and {len(shown) - 1} more)" if len(shown) > 1 else ""
-        text, most = f"{shown[0].object}: {shown[0].seen}{more}", WIDTH - width - 13
-        cut = text if len(text) <= most else f"{text[: most - 1]}…"
-        yield f"  {layer:<{width}}  {style(f'{worst:<7}', _KINDS[worst])}  {cut}"
+        text = cut(f"{shown[0].object}: {shown[0].seen}{more}", WIDTH - width - 13)
+        yield f"  {layer:<{width}}  {style(f'{worst:<7}', _KINDS[worst])}  {text}"

@@ -18,8 +18,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.hardware.driver_root.root import DriverRoot
@@ -67,15 +67,6 @@ class Task(Struct, frozen=True, kw_only=True):
         if self.gpu is None:
             raise ConfigurationError(f"{self.reader} needs a GPU, and none was chosen")
         return self.gpu
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Task":
-        wire = json.loads(text)
-        gpu = wire.pop("gpu")
-        return cls(**wire, gpu=ChosenGpu(**gpu) if gpu else None)
 
 
 def own_module(name: str) -> list[str]:
@@ -137,7 +128,7 @@ def main(arguments: list[str]) -> int:
     name_process()
     emitter = Emitter(lines, calls)
     _stop_with_parent(int(arguments[2]))
-    task = Task.from_json(sys.stdin.read(_MAX_TASK))
+    task = msgspec.json.decode(sys.stdin.read(_MAX_TASK), type=Task)
     try:
         module, _, function = task.reader.partition(":")
         read = getattr(import_module(f"dra_driver.diagnose.hardware.{module}"), function)

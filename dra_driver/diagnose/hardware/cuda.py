@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from dra_driver.core.errors import CommandError, DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.gpu import Gpu
@@ -63,7 +65,7 @@ def run_probe(view: ClaimView, environment: Mapping[str, str] | None = None, pre
     try:
         done = subprocess.run(
             own_module("cuda_probe"),
-            input=view.to_json(),
+            input=msgspec.json.encode(view).decode(),
             env=environment,
             capture_output=True,
             text=True,

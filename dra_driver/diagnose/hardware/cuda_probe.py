@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import name_process
@@ -39,9 +39,6 @@ class ClaimView(Struct, frozen=True, kw_only=True):
     nodes: tuple[tuple[str, int, int], ...] = ()
     library: str = CUDA
     allocate_mib: tuple[int, ...] = (64,)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
     def enter(self) -> None:
         """Make the folder the root. Raises OSError."""
@@ -116,14 +113,7 @@ def _use_device(calls: _Calls, allocate_mib: tuple[int, ...]) -> None:
 
 def main() -> int:
     name_process()
-    wire = json.loads(sys.stdin.read(_MAX_VIEW))
-    view = ClaimView(
-        folder=wire["folder"],
-        files=tuple((source, path) for source, path in wire["files"]),
-        nodes=tuple((path, major, minor) for path, major, minor in wire["nodes"]),
-        library=wire["library"],
-        allocate_mib=tuple(wire["allocate_mib"]),
-    )
+    view = msgspec.json.decode(sys.stdin.read(_MAX_VIEW), type=ClaimView)
     os.write(1, (json.dumps(run(view)) + "\n").encode())
     return 0
 

@@ -5,64 +5,39 @@ node process' environment needs no flag."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from typing import Any, Final
 
-from dra_driver.config.options import Option, setting
+from dra_driver.config.options import Flag
+from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.hardware.driver_root.detect import Detector
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.driver_root.search import find_library
 
-PLACES = "places, as for kubelet-plugin"
+FIELDS: Final = (
+    "driver_root",
+    "driver_root_on_host",
+    "host_root",
+    "dev_root",
+    "proc_devices",
+    "kubelet_plugins_dir",
+    "driver_name",
+)
 
 
-def _absolute(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError("expected an absolute path")
-    return str(PurePosixPath(text))
+def place_flags() -> list[Flag]:
+    """The flags of the node process that say where things are."""
+    return [flag for flag in node_flags() if flag.field in FIELDS]
 
 
-def _name(text: str) -> str:
-    if not 0 < len(text) <= 63 or "/" in text or text.startswith("."):
-        raise ValueError("expected the driver's name, such as gpu.nvidia.com")
-    return text
+def load_places(given: Mapping[str, Any], environ: Mapping[str, str]) -> NodeSettings:
+    """The settings; other variables of the node process are not read. Raises ConfigurationError."""
+    known = {flag.option.env: environ[flag.option.env] for flag in place_flags() if flag.option.env in environ}
+    return load_node_settings({"node_name": os.uname().nodename.lower(), **given}, known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSettings:
-    """Where the driver, the kernel's files and this driver's folder are."""
-
-    driver_root: str | None = setting(
-        Option(
-            PLACES,
-            "DRIVER_ROOT",
-            "DIR",
-            "root of the NVIDIA driver, as this process sees it; default: search for it below the host root",
-            _absolute,
-        ),
-        None,
-    )
-    driver_root_on_host: str | None = setting(
-        Option(PLACES, "DRIVER_ROOT_ON_HOST", "DIR", "the same root as the host sees it, if different", _absolute), None
-    )
-    host_root: str = setting(Option(PLACES, "HOST_ROOT", "DIR", "the host's / as this process sees it", _absolute), "/")
-    dev_root: str | None = setting(
-        Option(PLACES, "DEV_ROOT", "DIR", "parent of the dev directory with the GPUs' device nodes", _absolute), None
-    )
-    proc_devices: str = setting(
-        Option(PLACES, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers", _absolute),
-        "/proc/devices",
-    )
-    kubelet_plugins_dir: str = setting(
-        Option(PLACES, "KUBELET_PLUGINS_DIR", "DIR", "parent of the folder with this driver's journal", _absolute),
-        "/var/lib/kubelet/plugins",
-    )
-    driver_name: str = setting(Option(PLACES, "DRIVER_NAME", "NAME", "name of this driver", _name), "gpu.nvidia.com")
-
-
-def task_of(settings: CheckSettings) -> tuple[Task, str]:
+def task_of(settings: NodeSettings) -> tuple[Task, str]:
     """The task that all checks begin with, and why there is no driver ("" when there is one)."""
     reason = ""
     try:
@@ -92,7 +67,7 @@ def host_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for name in names for text in (name, name.partition(".")[0]) if text))
 
 
-def _root(settings: CheckSettings) -> DriverRoot:
+def _root(settings: NodeSettings) -> DriverRoot:
     if settings.driver_root is None:
         return Detector(settings.host_root, dev_root=settings.dev_root or "").current()
     host = settings.host_root.rstrip("/")

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from dra_driver.diagnose.hardware.child import NAME_BYTES, Task, last_call, own_module
@@ -75,7 +76,7 @@ class _Child:
 
     def _start(self, task: Task, folder: Path, writing: int) -> "subprocess.Popen[bytes]":
         arguments = [str(writing), str(self._calls), str(os.getpid())]
-        (folder / ".task").write_text(task.to_json())
+        (folder / ".task").write_bytes(msgspec.json.encode(task))
         with (folder / ".task").open("rb") as source:
             return subprocess.Popen(
                 [*own_module("child"), *arguments],

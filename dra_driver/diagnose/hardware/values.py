@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -128,7 +129,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
             "kind": KIND,
             "hashed": self.hashed,
             "about": dict(self.about),
-            "survey": _reading_to_wire(self.survey),
+            "survey": msgspec.to_builtins(self.survey),
             "checks": [
                 {
                     "number": record.number,
@@ -137,7 +138,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
                     "verdict": record.verdict,
                     "seen": record.finding.seen,
                     "meaning": record.finding.meaning,
-                    **_reading_to_wire(record.reading),
+                    **msgspec.to_builtins(record.reading),
                 }
                 for record in self.records
             ],
@@ -150,11 +151,11 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
         try:
             return cls(
                 about=_mapping(document["about"]),
-                survey=_reading(_mapping(document["survey"])),
+                survey=msgspec.convert(document["survey"], Reading),
                 records=tuple(_record(_mapping(one)) for one in document["checks"]),
                 hashed=bool(document["hashed"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
             raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -187,24 +188,6 @@ def _judged(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
         )
 
 
-def _reading_to_wire(reading: Reading) -> dict[str, Any]:
-    return {
-        "seconds": reading.seconds,
-        "problem": reading.problem,
-        "skipped": reading.skipped,
-        "facts": dict(reading.facts),
-    }
-
-
-def _reading(wire: Mapping[str, Any]) -> Reading:
-    return Reading(
-        facts=_mapping(wire["facts"]),
-        problem=str(wire["problem"]),
-        skipped=str(wire["skipped"]),
-        seconds=float(wire["seconds"]),
-    )
-
-
 def _record(wire: Mapping[str, Any]) -> CheckRecord:
     status = next((status for status, word in VERDICTS.items() if word == wire["verdict"]), None)
     if status is None:
@@ -217,7 +200,7 @@ def _record(wire: Mapping[str, Any]) -> CheckRecord:
         check=str(wire["name"]),
         layer=Layer.HARDWARE,
     )
-    return CheckRecord(number=int(wire["number"]), reading=_reading(wire), finding=finding)
+    return CheckRecord(number=int(wire["number"]), reading=msgspec.convert(wire, Reading), finding=finding)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.text import listed
 from dra_driver.diagnose.node_state.state import NodeState, Places, cdi_files, read_state, socket_paths
 from dra_driver.diagnose.node_state.stopped import no_mps_host, no_node_process, stopped_node
 from dra_driver.hardware.sharing.memory import SystemMounts, own_mounts
@@ -121,9 +122,6 @@ def _folder(what: str, path: Path) -> Leftover:
     return Leftover(what=what, path=path, remove=partial(remove_tree, path))
 
 
-_MOST_NAMED: Final = 5
-
-
 class Cleanup(Struct, frozen=True, kw_only=True):
     """What was done, or would be: a sentence for each GPU change that is undone, and for each trace that is removed.
 
@@ -199,11 +197,10 @@ def _refusals(state: NodeState) -> Iterator[str]:
 
 
 def _prepared(held: Sequence[Entry]) -> str:
-    names = [f"{entry.ref.namespace}/{entry.ref.name}" for entry in held[:_MOST_NAMED]]
-    more = f" and {len(held) - _MOST_NAMED} more" if len(held) > _MOST_NAMED else ""
+    names = listed([f"{entry.ref.namespace}/{entry.ref.name}" for entry in held], 5)
     states = "prepared" if all(entry.state is State.PREPARED for entry in held) else "prepared or in work"
     advice = "delete their pods while the node process runs, or drain the node"
-    return f"claims are {states}: {', '.join(names)}{more}; {advice}"
+    return f"claims are {states}: {names}; {advice}"
 
 
 def _is_over(state: NodeState, boot_id: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Final
 
 from dra_driver.core.finding import Finding, Status, finding
 from dra_driver.core.model.terms import Strategy
+from dra_driver.core.text import listed
 from dra_driver.diagnose.node_state.state import FoundGpu, NodeState
 from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.node.claims.inspection import AssignedDevice, Entry, State
@@ -52,7 +53,8 @@ def _journal(state: NodeState) -> Iterator[Finding]:
         nameless = state.cdi.claims - state.named - {entry.ref.uid for entry in journal.content.entries}
         advice = "the node process reads them from the API server, every 30 s until it answers"
         if nameless:
-            advice += f"; it cannot ask for {_listed(nameless)}, whose names are not recorded: they end with their pods"
+            names = listed(sorted(nameless))
+            advice += f"; it cannot ask for {names}, whose names are not recorded: they end with their pods"
         yield _about(about, seen, advice)
     for path in journal.set_aside:
         seen, advice = "a damaged journal was kept", "remove it when no diagnosis needs it any more"
@@ -198,8 +200,3 @@ def _entries(state: NodeState) -> tuple[Entry, ...]:
 
 def _is_of_earlier_boot(state: NodeState, entry: Entry) -> bool:
     return bool(state.boot_id) and entry.boot_id not in ("", state.boot_id)
-
-
-def _listed(uids: frozenset[str]) -> str:
-    found = sorted(uids)
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")

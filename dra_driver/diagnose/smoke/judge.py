@@ -97,7 +97,7 @@ def unscheduled_message(pod: Wire) -> str:
 
 def shortened(text: object) -> str:
     """Text of others: on one line, printable, and of bounded length."""
-    return one_line(str(text))[:_LONGEST]
+    return one_line(str(text or ""), _LONGEST)
 
 
 def failed(layer: Layer, message: str) -> Finding:

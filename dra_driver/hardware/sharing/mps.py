@@ -29,9 +29,9 @@ from dra_driver.hardware.sharing.mps_files import (
     MAX_DAEMONS,
     MAX_LIMIT_MIB,
     DaemonFolder,
+    DaemonStatus,
     MpsDaemon,
     MpsFolders,
-    Status,
 )
 
 _MIB: Final = 2**20
@@ -280,7 +280,7 @@ class MpsClient:
 _ADVICE: Final = "the daemon's log is beside its pipes on the node, the host's is that of the pod dra-driver-mps-host"
 
 
-def _said(status: Status | None) -> str:
+def _said(status: DaemonStatus | None) -> str:
     if status is None:
         return "this node's dra-driver mps-host has not taken it up"
     return f"{status.state}, {status.reason}" if status.reason else status.state

@@ -105,7 +105,7 @@ PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class DaemonStatus(Struct, frozen=True, kw_only=True):
     """A daemon's status, written by the MPS host. ``generation`` is that of its description, ``reason`` a sentence for
     a state other than ready, ``shm`` the folder that daemon and clients see as ``/dev/shm``."""
 
@@ -170,11 +170,11 @@ class DaemonFolder:
         with storage(f"release {self.desired}"), suppress(FileNotFoundError):
             self.desired.replace(self.released)
 
-    def read_status(self) -> Status | None:
+    def read_status(self) -> DaemonStatus | None:
         """The last status of the host; None when it is missing or unreadable."""
-        return _read(self.status, Status)
+        return _read(self.status, DaemonStatus)
 
-    def write_status(self, status: Status) -> None:
+    def write_status(self, status: DaemonStatus) -> None:
         _write(self.status, status)
 
     def clear_status(self) -> None:

@@ -1,12 +1,11 @@
 """``--on-node`` of ``kubectl dra doctor``: looks at the node itself, in a pod."""
 
 import argparse
-import signal
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
 
@@ -25,16 +24,18 @@ def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
         "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
     )
     group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
-    group.add_argument(
-        "--daemonset",
-        metavar="NAME",
-        default="dra-driver-node",
-        help="of the node process (default: dra-driver-node)",
-    )
+    add_pod_flags(group)
     group.add_argument(
         "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
     )
-    group.add_argument("--keep", action="store_true", help="do not delete the pod")
+
+
+def add_pod_flags(parser: Any) -> None:
+    """How the pod is made, and whether it stays."""
+    parser.add_argument(
+        "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
+    )
+    parser.add_argument("--keep", action="store_true", help="do not delete the pod")
 
 
 def check_on_node(args: argparse.Namespace, scope: "DoctorScope") -> None:
@@ -52,8 +53,7 @@ def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorRep
     from dra_driver.kubectl.commands.source import client
 
     api = client(kubeconfig_of(args))
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
-        signal.signal(number, _interrupt)
+    interrupt_once()  # so that the pod is deleted
     try:
         return _visited(args, scope, api)
     except ConfigurationError:
@@ -63,25 +63,21 @@ def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorRep
 
 
 def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") -> "DoctorReport":
-    from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
+    from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
+    from dra_driver.kube.pod_run import PodPlace
 
     is_pod = scope.kind == "pod"
-    visit = NodeVisit(
+    place = PodPlace(
+        command="kubectl dra doctor --on-node",
         node=node_of_pod(api, scope.namespace, scope.name) if is_pod else scope.name,
         namespace=args.driver_namespace,
         daemon_set=args.daemonset,
-        pods=(f"{scope.namespace}/{scope.name}",) if is_pod else (),
-        cri_socket=args.cri_socket,
         keep=args.keep,
+        namespace_flag="--driver-namespace",
     )
-    return visit_node(api, visit, _say)
+    pods = (f"{scope.namespace}/{scope.name}",) if is_pod else ()
+    return visit_node(api, place, _say, pods=pods, cri_socket=args.cri_socket)
 
 
 def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -12,14 +12,13 @@ from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
 from dra_driver.node.exporter.pod_resources import PodResourcesReader
 from dra_driver.node.exporter.proc import ProcReader, since_boot_s
 from dra_driver.node.usage.foreign import ForeignState, watch_foreign
-from dra_driver.node.usage.idle import IdleState, idle_s, watch_idle
+from dra_driver.node.usage.idle import IdleState, claim_uses, idle_s, watch_idle
 from dra_driver.node.usage.join import join
-from dra_driver.node.usage.judge import claim_uses, foreign_uses, share_uses
 from dra_driver.node.usage.ledger import UsageLedger, fold
 from dra_driver.node.usage.series import Judged
 from dra_driver.node.usage.sources import Look, Unread
 from dra_driver.node.usage.values import JoinedUsage
-from dra_driver.node.usage.watchdog import WatchdogState, watch
+from dra_driver.node.usage.watchdog import WatchdogState, share_uses, watch
 
 
 class Sources(Struct, frozen=True, kw_only=True):
@@ -106,7 +105,7 @@ class Observer:
         shares, claims = share_uses(joined), claim_uses(joined)
         elapsed_s, at = joined.elapsed_s, joined.at
         self._watchdog, over = watch(self._watchdog, shares, elapsed_s, at)
-        self._foreign, unattributed = watch_foreign(self._foreign, foreign_uses(joined), elapsed_s, at)
+        self._foreign, unattributed = watch_foreign(self._foreign, joined.gpus, elapsed_s, at)
         self._idle, idle = watch_idle(self._idle, claims, elapsed_s, at)
         known = {use.claim.uid: idle_s(self._idle, use.claim.uid, use.used) for use in claims}
         judged = Judged(

@@ -12,8 +12,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, MAX_UNATTRIBUTED, Unattributed
-from dra_driver.node.usage.observed import began, step_s
+from dra_driver.node.usage.values import GpuUse, SeenProcess, began, step_s
 
 CONFIRM_S: Final = 30.0
 """A container's first processes are on the GPU before the kubelet tells whose they are."""
@@ -23,22 +24,6 @@ DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-c
 _DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
 
 
-class ForeignProcess(Struct, frozen=True, kw_only=True):
-    """A process on a GPU that is in no container of a claim that has the GPU. ``memory_bytes`` None is unknown."""
-
-    pid: int
-    command: str = ""
-    memory_bytes: int | None = None
-
-
-class ForeignUse(Struct, frozen=True, kw_only=True):
-    """All of one GPU at a look."""
-
-    gpu_uuid: str
-    device: str
-    processes: Sequence[ForeignProcess] = ()
-
-
 class ForeignWatched(Struct, frozen=True, kw_only=True):
     """Of one GPU: for how long each process was seen (s), and what is told."""
 
@@ -46,42 +31,49 @@ class ForeignWatched(Struct, frozen=True, kw_only=True):
     told: Unattributed | None = None
 
 
-ForeignState = Mapping[str, ForeignWatched]
+ForeignState = Mapping[GpuUuid, ForeignWatched]
 
 
 def watch_foreign(
-    state: ForeignState, uses: Iterable[ForeignUse], elapsed_s: float, now: datetime
+    state: ForeignState, gpus: Iterable[GpuUse], elapsed_s: float, now: datetime
 ) -> tuple[ForeignState, tuple[Unattributed, ...]]:
-    """The next state by GPU, and what is told of each GPU, in the order of their names.
+    """The next state by GPU, and what is told of each GPU, in the order of their names. Skips GPUs whose processes are
+    not known.
 
     A process is told after it was seen for `CONFIRM_S`. ``elapsed_s`` and ``now`` are as those of `watchdog.watch`.
     """
     counted_s = step_s(elapsed_s)
-    found = {use.gpu_uuid: _next(state.get(use.gpu_uuid), use, counted_s, now) for use in uses}
+    found = {
+        gpu.gpu_uuid: _next(state.get(gpu.gpu_uuid), gpu, gpu.unattributed, counted_s, now)
+        for gpu in gpus
+        if gpu.unattributed is not None and gpu.device
+    }
     told = sorted((each.told for each in found.values() if each.told is not None), key=lambda each: each.device)
     return found, tuple(told[:MAX_UNATTRIBUTED])
 
 
-def _next(former: ForeignWatched | None, use: ForeignUse, counted_s: float, now: datetime) -> ForeignWatched:
+def _next(
+    former: ForeignWatched | None, gpu: GpuUse, processes: Sequence[SeenProcess], counted_s: float, now: datetime
+) -> ForeignWatched:
     known = former.seen_s if former is not None else {}
-    foreign = [each for each in use.processes if each.command[:15] not in _DRIVER_COMMANDS]
+    foreign = [each for each in processes if each.command[:15] not in _DRIVER_COMMANDS]
     seen_s = {each.pid: known[each.pid] + counted_s if each.pid in known else 0.0 for each in foreign}
     lasting = [each for each in foreign if seen_s[each.pid] >= CONFIRM_S]
     if not lasting:
         return ForeignWatched(seen_s=seen_s)
     before = former.told if former is not None else None
     longest_s = max(seen_s[each.pid] for each in lasting)
-    fresh = _told(use, lasting, before.since if before is not None else began(now, longest_s))
+    fresh = _told(gpu, lasting, before.since if before is not None else began(now, longest_s))
     return ForeignWatched(seen_s=seen_s, told=_steady(before, fresh))
 
 
-def _told(use: ForeignUse, lasting: Sequence[ForeignProcess], since: datetime) -> Unattributed:
+def _told(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
     by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
     commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
     sizes = [each.memory_bytes for each in lasting]
     return Unattributed(
-        gpu_uuid=use.gpu_uuid,
-        device=use.device,
+        gpu_uuid=gpu.gpu_uuid,
+        device=gpu.device,
         processes=len(lasting),
         bytes_used=None if None in sizes else sum(size for size in sizes if size is not None),
         since=since,

@@ -5,15 +5,16 @@ Where the driver does not tell (MIG without GPM, no rights), nothing is known, a
 begins again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.usage import ProcessUsage
+from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_findings import MAX_IDLE, IdleClaim
-from dra_driver.node.usage.observed import began, step_s
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
+from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s
 
 
 class ClaimUse(Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ IdleState = Mapping[str, IdleWatched]
 """By claim UID; a claim whose use is not known is not in it."""
 
 
-def is_used(processes: Iterable[ProcessUsage] | None, device_percent: int | None = None) -> bool | None:
+def is_used(processes: Iterable[SeenProcess] | None, device_percent: int | None = None) -> bool | None:
     """Whether a device is used by the claim that has it, whose ``processes`` are given; None where that is not known.
 
     ``device_percent`` is the SM utilisation of a device that the claim has alone (a partition, with GPM), None where it
@@ -61,6 +62,39 @@ def used_any(devices: Iterable[bool | None]) -> bool | None:
     if not found or (None in found and True not in found):
         return None
     return True in found
+
+
+def device_used(use: DeviceUse) -> bool | None:
+    """Whether the claim used the device since the last look; None where that is not known."""
+    if use.shared_processes:
+        return None
+    alone = use.sm_percent if use.assigned.form is not Form.SHARE else None
+    if use.processes is None:
+        return True if alone else None
+    return is_used(use.processes, alone)
+
+
+def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
+    """Each claim, and whether it used any of its devices. Claims with admin access alone watch and use nothing."""
+    rules = joined.rules
+    claims: dict[ClaimRef, list[DeviceUse]] = {}
+    for use in joined.devices:
+        if not use.assigned.admin_access:
+            claims.setdefault(use.claim, []).append(use)
+    return [
+        ClaimUse(
+            claim=claim,
+            used=used_any(device_used(use) for use in uses),
+            after_min=_after_min([rules.get(use.assigned.gpu_uuid, DEFAULT_USAGE) for use in uses]),
+        )
+        for claim, uses in claims.items()
+    ]
+
+
+def _after_min(rules: Sequence[UsageRules]) -> int | None:
+    """The longest of its GPUs, and None if one of them says never."""
+    minutes = [each.idle_after_min for each in rules if each.idle_after_min is not None]
+    return max(minutes) if minutes and len(minutes) == len(rules) else None
 
 
 def watch_idle(

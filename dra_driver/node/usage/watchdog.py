@@ -9,7 +9,7 @@ after it was not for `CALM_S`, so that one that goes up and down is told once. M
 that cannot be attributed, never count against a claim: such a look ends what was found before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -17,9 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, MAX_PODS, OverGrant, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules
-from dra_driver.node.usage.observed import began, step_s
+from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s
 
 CONFIRM_S: Final = 10.0
 CALM_S: Final = 30.0
@@ -52,6 +53,41 @@ class ShareUse(Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether the claim certainly has more than is tolerated."""
         return self.used_bytes is not None and bool(self.pods) and self.used_bytes > self.allowed_bytes
+
+
+def share_uses(joined: JoinedUsage) -> list[ShareUse]:
+    """Each claim's shares of each GPU together; shares without a grant of memory are not judged."""
+    rules = joined.rules
+    shares: dict[tuple[str, str], list[DeviceUse]] = {}
+    for use in joined.devices:
+        if use.assigned.form is Form.SHARE and not use.assigned.admin_access:
+            shares.setdefault((use.claim.uid, use.assigned.device), []).append(use)
+    return [_share(uses, rules) for uses in shares.values() if all(use.assigned.memory_bytes for use in uses)]
+
+
+def _share(uses: Sequence[DeviceUse], rules: Mapping[str, UsageRules]) -> ShareUse:
+    first = uses[0]
+    known = [use.used_bytes for use in uses if use.used_bytes is not None]
+    processes = [process for use in uses for process in use.processes or ()]
+    return ShareUse(
+        claim=first.claim,
+        device=first.assigned.device,
+        grant_bytes=sum(use.assigned.memory_bytes or 0 for use in uses),
+        used_bytes=sum(known) if len(known) == len(uses) else None,
+        processes=len(processes),
+        pods=_pods(processes),
+        rules=rules.get(first.assigned.gpu_uuid, DEFAULT_USAGE),
+    )
+
+
+def _pods(processes: Iterable[SeenProcess]) -> tuple[UsingPod, ...]:
+    """The one with most memory first."""
+    memory: dict[UsingPod, int] = {}
+    for each in processes:
+        if each.container is not None:
+            pod = each.container.pod
+            memory[pod] = memory.get(pod, 0) + (each.memory_bytes or 0)
+    return tuple(sorted(memory, key=lambda pod: (-memory[pod], pod.namespace, pod.name)))
 
 
 class Watched(Struct, frozen=True, kw_only=True):

@@ -210,7 +210,7 @@ class SubjectDriver:
             return
         node_uid = self._rest.get(paths.node(self.node))["metadata"]["uid"]
         existing = {item["metadata"]["name"]: item for item in self._own_slices()}
-        if self.has("publishes-once") and self._published and not existing:
+        if self.has("publishes-once") and self._published:
             return
         if self.has("trusts-its-write") and self._updated and not existing:
             return

@@ -50,6 +50,7 @@ def special_claim_object(
     ]
     return {
         "metadata": {"name": name, "namespace": "team", "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"}},
+        "spec": {},
         "status": {
             "allocation": {"devices": {"results": results}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"}],

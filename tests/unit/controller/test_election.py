@@ -1,10 +1,12 @@
 """When a replica may take a Lease."""
 
+from datetime import timedelta
+
 import pytest
 
 from dra_driver.controller import election
 from dra_driver.controller.election import LeaseRecord, LeaseTimes
-from tests.unit.controller.objects import NOON, at
+from tests.unit.controller.objects import NOON
 
 
 def record(holder: str = "other", version: str = "1", duration: float = 15.0) -> LeaseRecord:
@@ -46,7 +48,7 @@ def test_a_malformed_lease_reads_as_free(obj: dict[str, object]) -> None:
 
 
 def test_a_renewal_keeps_the_time_of_acquiring_and_a_takeover_counts() -> None:
-    kept = election.held_by("me", record("me"), at(5), 15)
+    kept = election.held_by("me", record("me"), NOON + timedelta(seconds=5), 15)
     assert (kept["acquireTime"], kept["leaseTransitions"]) == ("then", 3)
     taken = election.held_by("me", record("other"), NOON, 15)
     assert (taken["acquireTime"], taken["leaseTransitions"]) == ("2026-11-22T12:00:00.000000Z", 4)

@@ -115,7 +115,7 @@ def test_gpus_are_counted_once_with_all_their_forms() -> None:
     assert len(bare.gpus) == 2
 
 
-@pytest.mark.parametrize(("seconds", "due"), [(0, 0), (5, 5), (3600, 3600), (10**9, 3600), (-1, 60), ("5", 60)])
+@pytest.mark.parametrize(("seconds", "due"), [(0, 0), (5, 5), (3600, 3600), (10**9, 3600), (-1, 60)])
 def test_the_grace_time_of_the_gpus_policy_goes_before_the_setting(seconds: Any, due: float) -> None:
     """It is published as an attribute, bounded: a slice may come from anywhere."""
     sick = device(0, taint())

@@ -261,7 +261,15 @@ def test_an_idle_claim_is_reclaimed_after_as_many_minutes_more(world: World) -> 
     assert [name for _, name in world.evicted] == ["llm-0", "llm-1"]
 
 
-@pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "x"}], [{"kind": "X", "controller": False}]])
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{"kind": "Node", "name": "x", "uid": "u"}],
+        [{"kind": "X", "name": "x", "uid": "u", "controller": False}],
+        [{"kind": "X", "controller": True}],
+    ],
+)
 def test_an_idle_pod_without_a_controller_is_never_evicted(world: World, owners: Any) -> None:
     """It would not come back. Nor are others of its claim, which stays in use by it."""
     world.claims["llm"] = claim_object("llm", pods=("llm-1", "llm-0"))

@@ -2,94 +2,39 @@
 
 import contextlib
 import json
-import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
 from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
-from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
+from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
 from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
-from dra_driver.kube.connection import Connection
-from dra_driver.kube.pod_run import PodFailedError
+from dra_driver.kube.pod_run import PodFailedError, PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
+from tests.contract.diagnose.pods import NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
 
-DEPLOYED: dict[str, Any] = yaml.safe_load(
-    (Path(__file__).parents[4] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
-)
-NAMESPACE = "dra-driver"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 FINDING = Finding(
     check="uvm", layer=Layer.UVM, status=Status.FAIL, object="node/node-7", seen="not loaded", fix="Load it."
 )
 REPORT = DoctorReport(target="node/node-7", findings=(FINDING,), source="the node itself")
-VISIT = NodeVisit(node="node-7")
+PLACE = PodPlace(command="kubectl dra doctor --on-node", node="node-7")
 
 
-@pytest.fixture
-def api() -> Iterator[ApiServer]:
-    server = ApiServer()
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def cluster(api: ApiServer, tmp_path: Path) -> Iterator[RestClient]:
-    """A cluster with the driver's DaemonSet and one node."""
-    connection = Connection.load(str(api.kubeconfig(tmp_path / "kubeconfig")))
-    client = RestClient(connection)
-    client.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    client.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", DEPLOYED)
-    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-7"}})
-    yield client
-    connection.close()
-
-
-class Kubelet:
-    """Plays the first pod: it writes ``log`` and ends with ``phase``."""
-
-    def __init__(self, api: ApiServer, client: RestClient, log: str, phase: str = "Failed") -> None:
-        self._api, self._client, self._log, self._phase = api, client, log, phase
-        self._stop = threading.Event()
-        self.pods: list[dict[str, Any]] = []
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator["Kubelet"]:
-        thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
-        thread.start()
-        yield self
-        self._stop.set()
-        thread.join(10)
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            for pod in self._client.list(PODS)["items"]:
-                self.pods.append(pod)
-                name = pod["metadata"]["name"]
-                self._api.store.logs.append(NAMESPACE, name, "doctor", self._log)
-                state = {"name": "doctor", "state": {"terminated": {"exitCode": 1}}}
-                status = {"phase": self._phase, "containerStatuses": [state]}
-                with contextlib.suppress(Exception):  # deleted meanwhile
-                    self._client.merge_patch(f"{PODS}/{name}/status", {"status": status})
-                return
+def ended(log: str) -> Statuses:
+    """The pod wrote ``log`` and ended."""
+    return [(state("Failed", terminated={"exitCode": 1}), log)]
 
 
 def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: RestClient) -> None:
     """Other lines of the log, such as warnings of libraries, do no harm."""
     log = f"a warning\n{json.dumps(to_wire(REPORT))}\nlibnvidia: bye\n"
     said: list[str] = []
-    with Kubelet(api, cluster, log).running() as kubelet:
-        report = visit_node(cluster, NodeVisit(node="node-7", pods=("team-a/train",)), said.append)
+    with Kubelet(api, cluster, ended(log)).running() as kubelet:
+        report = visit_node(cluster, PLACE, said.append, pods=("team-a/train",))
     assert report.findings == (FINDING,)
     assert report.source == "a pod on node node-7"
     (pod,) = kubelet.pods
@@ -102,30 +47,17 @@ def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: R
 @pytest.mark.parametrize("log", ["", "Traceback\n", "{}\n[1]\n", '{"kind": "Other"}\n'])
 def test_a_pod_without_a_report_says_why_and_is_deleted(api: ApiServer, cluster: RestClient, log: str) -> None:
     """An image of an older version, for example, does not know the command."""
-    with Kubelet(api, cluster, log).running(), pytest.raises(PodFailedError, match="exit status 1"):
-        visit_node(cluster, VISIT, print)
+    with Kubelet(api, cluster, ended(log)).running(), pytest.raises(PodFailedError, match="exit status 1"):
+        visit_node(cluster, PLACE, print)
     assert cluster.list(PODS)["items"] == []
 
 
 def test_a_report_of_another_version_is_refused(api: ApiServer, cluster: RestClient) -> None:
     """The image may be newer than the command."""
     log = json.dumps(to_wire(REPORT) | {"schemaVersion": 7}) + "\n"
-    with Kubelet(api, cluster, log).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
-        visit_node(cluster, VISIT, print)
+    with Kubelet(api, cluster, ended(log)).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
+        visit_node(cluster, PLACE, print)
     assert cluster.list(PODS)["items"] == []
-
-
-class Refuses:
-    """The API server, which answers creating a pod with an error; ``creates``: it does so after creating it."""
-
-    def __init__(self, client: RestClient, error: BaseException, *, creates: bool = False) -> None:
-        self._client, self._error, self._creates = client, error, creates
-        self.get, self.get_text, self.delete, self.list = client.get, client.get_text, client.delete, client.list
-
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if self._creates:
-            self._client.create(path, body)
-        raise self._error
 
 
 class LosesLogs(Refuses):
@@ -149,8 +81,8 @@ def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cl
     """The API server asks the kubelet for it: it is asked again, and in the end the reason is told."""
     log = json.dumps(to_wire(REPORT)) + "\n"
     fails = contextlib.nullcontext() if times < 5 else pytest.raises(ServerBusyError, match="connection refused")
-    with Kubelet(api, cluster, log).running(), fails:
-        report = visit_node(LosesLogs(cluster, times), VISIT, print, sleep=lambda _s: None)
+    with Kubelet(api, cluster, ended(log)).running(), fails:
+        report = visit_node(LosesLogs(cluster, times), PLACE, print, sleep=lambda _s: None)
         assert report.findings == (FINDING,)
     assert cluster.list(PODS)["items"] == []
 
@@ -159,7 +91,7 @@ def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient
     """It looks like a missing right, and no right would help."""
     refusal = ForbiddenError('pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged', status=403)
     with pytest.raises(PodFailedError) as caught:
-        visit_node(Refuses(cluster, refusal), VISIT, print)
+        visit_node(Refuses(cluster, refusal), PLACE, print)
     assert "Pod Security of namespace dra-driver refuses the pod" in str(caught.value)
     assert "pod-security.kubernetes.io/enforce=privileged" in str(caught.value)
 
@@ -169,14 +101,14 @@ def test_a_missing_right_is_named(cluster: RestClient) -> None:
     with pytest.raises(
         ForbiddenError, match="doctor --on-node` needs the right to create pods in namespace dra-driver"
     ):
-        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), VISIT, print)
+        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), PLACE, print)
 
 
 @pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
 def test_nothing_is_left_when_the_answer_to_creating_the_pod_is_lost(cluster: RestClient, loss: BaseException) -> None:
     """It has the privileges of the node process."""
     with pytest.raises(type(loss)):
-        visit_node(Refuses(cluster, loss, creates=True), VISIT, print)
+        visit_node(Refuses(cluster, loss, creates=True), PLACE, print)
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
 
 
@@ -199,7 +131,7 @@ def test_what_a_killed_command_left_is_deleted_by_the_next_one(
     said: list[str] = []
     clock: Callable[[], datetime] = lambda: datetime.now(UTC) + timedelta(seconds=later_s)  # noqa: E731
     with pytest.raises(ForbiddenError):
-        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), VISIT, said.append, now=clock)
+        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), PLACE, said.append, now=clock)
     left = {
         pod["metadata"]["name"] for pod in cluster.list(PODS)["items"] if "deletionTimestamp" not in pod["metadata"]
     }
@@ -210,25 +142,7 @@ def test_what_a_killed_command_left_is_deleted_by_the_next_one(
 def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
     """The pod would wait for ever."""
     with pytest.raises(ConfigurationError, match="no node 'node-9'"):
-        visit_node(cluster, NodeVisit(node="node-9"), print)
-
-
-@pytest.fixture
-def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
-    return str(api.kubeconfig(tmp_path / "command.conf"))
-
-
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """The command sets handlers of the process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+        visit_node(cluster, PodPlace(command="x", node="node-9"), print)
 
 
 @pytest.mark.usefixtures("signals")
@@ -236,7 +150,7 @@ def test_the_command_adds_what_the_node_says(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One report: the node's finding stands in the layer where it belongs."""
-    with Kubelet(api, cluster, json.dumps(to_wire(REPORT)) + "\n").running():
+    with Kubelet(api, cluster, ended(json.dumps(to_wire(REPORT)) + "\n")).running():
         status = main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
     assert status == wire["exitStatus"] != 0
@@ -250,7 +164,7 @@ def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the API server says is worth reading all the same."""
-    with Kubelet(api, cluster, "no report\n").running():
+    with Kubelet(api, cluster, ended("no report\n")).running():
         main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
     (found,) = [each for each in wire["findings"] if each["check"] == "on-node"]

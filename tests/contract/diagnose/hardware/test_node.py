@@ -1,112 +1,27 @@
 """``kubectl dra hardware-check`` against the embedded API server, with a kubelet that plays the pod."""
 
-import contextlib
-import logging
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.diagnose.hardware import storage
-from dra_driver.diagnose.hardware.remote import NodeCheck, run_on_node
+from dra_driver.diagnose.hardware.remote import run_on_node
 from dra_driver.diagnose.hardware.values import HardwareReport, Reading
-from dra_driver.kube.connection import Connection
+from dra_driver.kube.pod_run import PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
+from tests.contract.diagnose.pods import DEPLOYED, NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
-DEPLOYED: dict[str, Any] = yaml.safe_load(
-    (Path(__file__).parents[4] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
-)
-NAMESPACE = "dra-driver"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 REPORT = HardwareReport(about={"version": "1", "interrupted": False}, survey=Reading(), records=())
-Statuses = list[tuple[dict[str, Any], str]]
-
-
-@pytest.fixture(autouse=True)
-def logging_of_the_tests() -> Iterator[None]:
-    """Restores the process' logging, which the command configures for itself."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-class Kubelet:
-    """Gives every pod the scripted statuses one after another, each with more lines of its log."""
-
-    def __init__(self, api: ApiServer, client: RestClient, script: Statuses) -> None:
-        self._api, self._client, self._script = api, client, script
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
-        self.pods: list[dict[str, Any]] = []
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator["Kubelet"]:
-        self._thread.start()
-        yield self
-        self._stop.set()
-        self._thread.join(10)
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            for pod in self._client.list(PODS)["items"]:
-                self.pods.append(pod)
-                self._play(pod)
-                return
-
-    def _play(self, pod: dict[str, Any]) -> None:
-        for status, text in self._script:
-            if text:
-                self._api.store.logs.append(NAMESPACE, pod["metadata"]["name"], "hardware-check", text)
-            path = f"{PODS}/{pod['metadata']['name']}"
-            with contextlib.suppress(Exception):  # deleted meanwhile
-                self._client.merge_patch(f"{path}/status", {"status": status})
-            if self._stop.wait(1.2):
-                return
-
-
-def state(phase: str, **state: Any) -> dict[str, Any]:
-    return {"phase": phase, "containerStatuses": [{"name": "hardware-check", "state": state}]}
-
-
 CREATING = state("Pending", waiting={"reason": "ContainerCreating"})
 RUNNING = state("Running", running={})
 ENDED = state("Failed", terminated={"exitCode": 2})
-
-
-@pytest.fixture
-def api() -> Iterator[ApiServer]:
-    server = ApiServer()
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
-    return str(api.kubeconfig(tmp_path / "kubeconfig"))
-
-
-@pytest.fixture
-def cluster(kubeconfig: str) -> Iterator[RestClient]:
-    """A cluster with the driver's DaemonSet and one node."""
-    connection = Connection.load(kubeconfig)
-    client = RestClient(connection)
-    client.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    client.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", DEPLOYED)
-    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-7"}})
-    yield client
-    connection.close()
 
 
 @pytest.fixture
@@ -219,28 +134,16 @@ def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert right in capsys.readouterr().err
 
 
-class LosesAnswers:
-    """The API server, whose first answer to creating a pod does not arrive."""
-
-    def __init__(self, client: RestClient, loss: BaseException) -> None:
-        self._client, self._loss = client, loss
-        self.get, self.get_text, self.delete = client.get, client.get_text, client.delete
-
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        self._client.create(path, body)
-        raise self._loss
-
-
 @pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
     cluster: RestClient, loss: BaseException, keep: bool
 ) -> None:
     """It is privileged, and its name would not be known."""
-    check = NodeCheck(node="node-7", namespace=NAMESPACE, daemon_set="dra-driver-node", keep=keep)
+    place = PodPlace(command="kubectl dra hardware-check", node="node-7", keep=keep)
     said: list[str] = []
     with pytest.raises(type(loss)):
-        run_on_node(LosesAnswers(cluster, loss), check, said.append)
+        run_on_node(Refuses(cluster, loss, creates=True), place, (), said.append)
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])  # the kubelet's turn
     assert said == []
 

@@ -20,7 +20,7 @@ from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.host import MpsHost
 from dra_driver.hardware.sharing.memory import SharedMemory
-from dra_driver.hardware.sharing.mps_files import MAX_DEVICES, MpsDaemon, MpsFolders, Status, make_own
+from dra_driver.hardware.sharing.mps_files import MAX_DEVICES, DaemonStatus, MpsDaemon, MpsFolders, make_own
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from tests.fakes.sharing import FakeHost
 
@@ -112,7 +112,7 @@ def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
 def test_status_comes_back(tmp_path: Path) -> None:
     folder = MpsFolders(tmp_path).of("one")
     folder.make()
-    status = Status(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
+    status = DaemonStatus(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
     folder.write_status(status)
     assert folder.read_status() == status
     folder.clear_status()
@@ -178,7 +178,7 @@ def test_a_host_lives_while_it_holds_the_lock(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "daemons").write_text("a file in the way")
     folder = MpsFolders(tmp_path).of("one")
-    status = Status(generation="", state="ready")
+    status = DaemonStatus(generation="", state="ready")
     for call in (folder.make, lambda: folder.write_desired(DAEMON), lambda: folder.write_status(status)):
         with pytest.raises(StorageError, match=f"cannot (create|write) .*{folder.path}.*: Not a directory"):
             call()

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.model.usage import ProcessUsage
 from dra_driver.core.model.usage_findings import IdleClaim
 from dra_driver.node.usage.idle import ClaimUse, IdleState, idle_s, is_used, used_any, watch_idle
+from dra_driver.node.usage.values import SeenProcess
 from tests.unit.node.usage.claims import NOW, claim
 
 UNUSED = ClaimUse(claim=claim(), used=False, after_min=1)
@@ -22,8 +22,8 @@ def looks(*uses: ClaimUse, every_s: float = 30.0) -> tuple[IdleState, tuple[Idle
     return state, found
 
 
-def process(percent: int | None) -> ProcessUsage:
-    return ProcessUsage(pid=1, sm_percent=percent)
+def process(percent: int | None) -> SeenProcess:
+    return SeenProcess(pid=1, sm_percent=percent)
 
 
 @pytest.mark.parametrize(

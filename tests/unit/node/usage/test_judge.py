@@ -3,12 +3,13 @@
 from msgspec.structs import replace
 
 from dra_driver.core.model.usage_rules import UsageRules
+from dra_driver.node.usage.idle import claim_uses
 from dra_driver.node.usage.join import join
-from dra_driver.node.usage.judge import claim_uses, foreign_uses, share_uses
 from dra_driver.node.usage.sources import Unread
 from dra_driver.node.usage.values import Assignments
+from dra_driver.node.usage.watchdog import share_uses
 from tests.unit.node.usage.claims import GIB
-from tests.unit.node.usage.test_join import LOOK, SHARES, assigned, claimed, facts, process, reading, share, use
+from tests.unit.node.usage.test_join import LOOK, SHARES, assigned, claimed, process, reading, share, use
 
 RULES = UsageRules(idle_after_min=5)
 
@@ -38,7 +39,7 @@ def test_unknown_memory_is_never_over() -> None:
     unknown = join(replace(LOOK, pods=Unread(reason="gone")))
     assert [each.used_bytes for each in share_uses(unknown)] == [None, None]
     assert [each.used for each in claim_uses(unknown)] == [None, None]
-    assert foreign_uses(unknown) == []
+    assert [gpu.unattributed for gpu in unknown.gpus] == [None]
 
 
 def test_claims_that_compute_and_claims_that_do_not() -> None:
@@ -54,14 +55,6 @@ def test_claims_that_compute_and_claims_that_do_not() -> None:
 def test_monitors_are_no_claims_that_idle() -> None:
     """Admin access uses nothing."""
     assert claim_uses(join(replace(LOOK, assignments=assigned(one=use(admin_access=True))))) == []
-
-
-def test_foreign_processes_of_each_gpu() -> None:
-    """By PID, program and memory."""
-    (found,) = foreign_uses(join(replace(LOOK, processes={1: facts("a"), 3: facts(None)})))
-    assert (found.device, {each.pid: each.command for each in found.processes}) == (
-        "gpu-0", {2: "", 3: "python3", 9: ""},
-    )  # fmt: skip
 
 
 def test_a_process_that_may_be_another_claims_makes_none_of_them_idle() -> None:
