@@ -4,10 +4,10 @@
     python scripts/distill_openapi.py openapi.json > dra_driver/sim/apiserver/schema.json
     python scripts/distill_openapi.py openapi.json apps/v1/StatefulSet ... > tests/golden/openapi/practice.json
 
-Kept per field: its type, and how lists and maps merge (x-kubernetes-list-type, -list-map-keys, -map-type,
--patch-strategy, -patch-merge-key). Descriptions are left out. A field reads ``TYPE[ option=value ...]`` where TYPE
-is ``string``, ``integer``, ``number``, ``boolean``, ``any``, ``Quantity``, ``Time``, ``MicroTime``, ``IntOrString``
-or the name of a type, behind ``[]`` for a list and ``{}`` for a map of it.
+Kept per field: its type, and how lists and maps merge (x-kubernetes-list-type, -list-map-keys, -map-type, -patch-
+strategy, -patch-merge-key), and whether it is required. Descriptions are left out. A field reads ``TYPE[ option=value
+...]`` where TYPE is ``string``, ``integer``, ``number``, ``boolean``, ``any``, ``Quantity``, ``Time``, ``MicroTime``,
+``IntOrString`` or the name of a type, behind ``[]`` for a list and ``{}`` for a map of it.
 """
 
 import json
@@ -24,6 +24,8 @@ SCALARS = {
     "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime": "MicroTime",
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": "IntOrString",
 }
+READ_ONLY = ("resource.k8s.io/v1beta2/DeviceTaintRule", "v1/PersistentVolumeClaim", "storage.k8s.io/v1/StorageClass")
+"""Kinds that the embedded API server does not serve, and of which ``kube_objects.py`` makes structs."""
 OPTIONS = {
     "x-kubernetes-list-type": "list",
     "x-kubernetes-list-map-keys": "keys",
@@ -51,11 +53,12 @@ class Distiller:
         if name not in self.types:
             self.types[name] = {}
             self.types[name].update(
-                (field, self.field(schema)) for field, schema in sorted(definition["properties"].items())
+                (field, self.field(schema, required=field in definition.get("required", ())))
+                for field, schema in sorted(definition["properties"].items())
             )
         return name
 
-    def field(self, schema: dict[str, Any]) -> str:
+    def field(self, schema: dict[str, Any], *, required: bool = False) -> str:
         """One field's type and merge options."""
         options = [
             f"{short}={','.join(value) if isinstance(value, list) else value}"
@@ -66,6 +69,8 @@ class Distiller:
             target = self._definitions[schema["$ref"].rpartition("/")[2]]
             if kind := target.get("x-kubernetes-map-type"):
                 options.append(f"map={kind}")
+        if required:
+            options.append("required=true")
         return " ".join([self.type_of(schema), *options])
 
     def type_of(self, schema: dict[str, Any]) -> str:
@@ -95,7 +100,7 @@ def main() -> None:
     }
     distiller = Distiller(definitions)
     served = (kind for kind in ALL_KINDS if (kind.group, kind.version, kind.kind) in by_kind)  # not this project's own
-    wanted = sys.argv[2:] or [f"{kind.api_version}/{kind.kind}" for kind in served]
+    wanted = sys.argv[2:] or [*(f"{kind.api_version}/{kind.kind}" for kind in served), *READ_ONLY]
     kinds = {name: distiller.short(by_kind[split(name)]) for name in wanted}
     lines = [f"{json.dumps(name)}: {json.dumps(fields)}" for name, fields in sorted(distiller.types.items())]
     print('{"kinds": ' + json.dumps(kinds, indent=1) + ',\n"types": {\n' + ",\n".join(lines) + "\n}}")

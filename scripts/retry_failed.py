@@ -11,6 +11,7 @@ usage: retry_failed.py REPORT            REPORT: the JUnit report of the run (``
 import json
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -47,17 +48,29 @@ def judge(failed: list[str], reported: int, passes: Runs) -> int:
 
 def failures_in(report: Path) -> int:
     """Test cases with a failure or an error; 0 when there is no report."""
+    return sum(bool(found & {"failure", "error"}) for found in outcomes(report))
+
+
+def passed_in(report: Path) -> int:
+    """Test cases that ran and passed: one that was skipped did not."""
+    return sum(not found & {"failure", "error", "skipped"} for found in outcomes(report))
+
+
+def outcomes(report: Path) -> list[set[str]]:
+    """What a report has about each test case; nothing for one that passed."""
     try:
         cases = ET.parse(report).iter("testcase")  # noqa: S314 - the report of our own test run
     except (OSError, ET.ParseError):
-        return 0
-    return sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
+        return []
+    return [{child.tag for child in case} for case in cases]
 
 
 def passes_alone(test: str) -> bool:
     """Runs one test in a pytest of its own."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", test], cwd=ROOT, check=False)
-    return done.returncode == 0
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-n", "0", f"--junitxml={report}", test]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode == 0 and passed_in(report) == 1
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The controller process: what needs a view of the whole cluster. Reads and writes the API server alone."""
+"""Run cluster-wide tasks: policy status, evictions, capacity metrics. Access only the API server."""

@@ -1,4 +1,4 @@
-"""Two limits that keep a false alarm from emptying the cluster. Pure.
+"""Two limits that keep a false alarm from emptying the cluster.
 
 *The pace.* At most N evictions a minute, spread evenly: one each 60/N s, and the first of a new leader 60/N s after it
 began to lead. So the limit also holds across a restart or a takeover, without any memory of earlier evictions.
@@ -8,10 +8,11 @@ comes one by one, while a wrong rule, a wrong policy or a broken driver version 
 those of the taints (``timeAdded``), so nothing is forgotten by a restart. A taint counts for at least twice its grace
 time: with a grace time of the window's length, all pods would become due just after it. At least `LEAST_GPUS` must be
 concerned: in a fleet of four GPUs one broken GPU is 25 %, and it is the ordinary case for which eviction exists. Taints
-that a person asked for (a drain) do not count.
+that an administrator requested (a drain) do not count.
 """
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -23,7 +24,7 @@ from dra_driver.core.model.terms import DETACHED_TAINT
 
 LEAST_GPUS: Final = 2
 ASKED_FOR: Final = frozenset({DRAINED_TAINT, DETACHED_TAINT})
-"""Keys of taints that a person asked for."""
+"""Keys of taints that an administrator requested."""
 
 
 class BrakeRules(Struct, frozen=True, kw_only=True):
@@ -53,11 +54,6 @@ def brake_state(fleet: Fleet, rules: BrakeRules, now: datetime) -> BrakeState:
     return BrakeState(on=too_many, recent=len(ends), fleet=len(fleet.gpus), until=min(ends) if too_many else None)
 
 
-def pace_s(per_minute: int) -> float:
-    """Seconds between two evictions."""
-    return 60.0 / per_minute
-
-
 def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[str, datetime]:
     """Until when each GPU counts; a partition's taint counts for its GPU."""
     ends: dict[str, datetime] = {}
@@ -68,3 +64,42 @@ def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[st
             if taint.key not in ASKED_FOR:
                 ends[device.gpu] = max(taint.added + window, ends.get(device.gpu, taint.added))
     return ends
+
+
+class Pace:
+    """At most ``per_minute`` evictions, spread evenly, over all threads. From any thread."""
+
+    def __init__(self, per_minute: int, led_for_s: Callable[[], float | None], clock: Callable[[], float]) -> None:
+        """``led_for_s``: for how long this replica has led, None while it does not."""
+        self._every_s, self._led_for_s, self._clock = 60.0 / per_minute, led_for_s, clock
+        self._lock = threading.Lock()  # guards the next
+        self._last_s: float | None = None
+
+    def left_s(self) -> float:
+        """How long no pod may be evicted yet, 0 or less if one may.
+
+        The evictions of a former leader are not known, so a new one waits once.
+        """
+        with self._lock:
+            return self._every_s - self._since_s()
+
+    def take(self) -> bool:
+        """Whether one pod may be evicted now; if so, that counts."""
+        with self._lock:
+            if self._since_s() < self._every_s:
+                return False
+            self._last_s = self._clock()
+            return True
+
+    def note(self) -> None:
+        with self._lock:
+            self._last_s = self._clock()
+
+    def forget(self) -> None:
+        """This replica does not lead any more."""
+        with self._lock:
+            self._last_s = None
+
+    def _since_s(self) -> float:
+        since_s = self._led_for_s() if self._last_s is None else self._clock() - self._last_s
+        return since_s or 0.0

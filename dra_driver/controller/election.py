@@ -1,13 +1,15 @@
-"""Which replica acts: holds a Lease of coordination.k8s.io/v1, in a thread of its own.
+"""Elect the replica that acts: hold a Lease of coordination.k8s.io/v1, in a separate thread.
 
-`Election.leads` is a question of time alone: True until ``renew_s`` after the *begin* of the last renewal that
-succeeded, by a clock that goes on while the process is stopped and while the machine sleeps. A leader that was stopped
-(SIGSTOP, a frozen cgroup, a suspended machine) or that cannot reach the API server therefore answers False before
-another replica may take the Lease, without having to notice anything. What acts asks `leads` right before each write,
-and bounds the write by ``request_s``.
+`Election.leads` depends on time only: True until ``renew_s`` after the *begin* of the last successful renewal, by a
+clock that continues while the process is stopped and while the machine sleeps. A leader that was stopped (SIGSTOP, a
+frozen cgroup, a suspended machine) or that cannot reach the API server therefore answers False before another replica
+may take the Lease. Parts ask `leads` right before each write, and bound the write by ``request_s``. A process that is
+stopped between the two sends its write later, so parts only send writes that are harmless twice, such as an eviction of
+a pod by its UID.
 
-What remains: a process that is stopped between that question and its write sends it after it continued. Parts must
-write only what does no harm twice, such as an eviction of a pod by its UID.
+The rules are those of client-go (kubernetes/client-go tools/leaderelection): no clock of another machine is trusted. A
+replica measures with its own clock how long it has seen the same record; a record that does not change for as long as
+its holder promised may be taken.
 """
 
 import logging
@@ -18,12 +20,121 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
-from dra_driver.controller import lease
-from dra_driver.controller.lease import LeaseRecord, LeaseTimes, Sighting
+from msgspec import Struct
+
 from dra_driver.core.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.time import rfc3339_micro
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+
+LONGEST_S: Final = 300
+"""A promise beyond this is not believed: a wrong value in the Lease must not stop all replicas."""
+
+
+class LeaseTimes(Struct, frozen=True, kw_only=True):
+    """Seconds. The leader stops acting ``renew_s`` after its last successful renewal began, and others may take the
+    Lease ``duration_s`` after they saw that renewal: the difference is what one request in flight may take.
+    """
+
+    duration_s: float
+    renew_s: float
+    retry_s: float
+    request_s: float
+
+    @classmethod
+    def of(cls, duration_s: float) -> "LeaseTimes":
+        """The parts that client-go's defaults have: 15, 10 and 2 s."""
+        return cls(
+            duration_s=duration_s,
+            renew_s=duration_s * 2 / 3,
+            retry_s=duration_s * 2 / 15,
+            request_s=duration_s / 4,
+        )
+
+
+class LeaseRecord(Struct, frozen=True, kw_only=True):
+    """What a Lease object says. ``holder`` is "" when it was released."""
+
+    version: str
+    holder: str
+    duration_s: float
+    transitions: int
+    acquired: str = ""
+    renewed: str = ""
+
+    @classmethod
+    def of(cls, obj: Mapping[str, Any]) -> "LeaseRecord":
+        """From the API object. Fields of a wrong type count as absent."""
+        metadata, spec = _mapping(obj, "metadata"), _mapping(obj, "spec")
+        duration = _number(spec, "leaseDurationSeconds")
+        return cls(
+            version=_text(metadata, "resourceVersion"),
+            holder=_text(spec, "holderIdentity"),
+            duration_s=float(min(max(duration, 1), LONGEST_S)),
+            transitions=_number(spec, "leaseTransitions"),
+            acquired=_text(spec, "acquireTime"),
+            renewed=_text(spec, "renewTime"),
+        )
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """A record, and when this replica first saw it so (s, its own clock)."""
+
+    record: LeaseRecord
+    since_s: float
+
+
+def seen(record: LeaseRecord, before: Sighting | None, now_s: float) -> Sighting:
+    """The sighting of a record that was just read: the earlier one while nothing in it has changed."""
+    return before if before is not None and before.record == record else Sighting(record=record, since_s=now_s)
+
+
+def may_take(sighting: Sighting, identity: str, now_s: float) -> bool:
+    """Whether ``identity`` may write itself into the Lease: its own, released, or its holder's promise has run out."""
+    record = sighting.record
+    return record.holder in {"", identity} or now_s >= sighting.since_s + record.duration_s
+
+
+def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s: float) -> dict[str, Any]:
+    """The Lease's spec with which ``identity`` takes or keeps it. ``now`` is for people who read it."""
+    keeps = former is not None and former.holder == identity
+    changes = 0 if former is None else former.transitions + (0 if keeps or not former.version else 1)
+    return {
+        "holderIdentity": identity,
+        "leaseDurationSeconds": max(1, round(duration_s)),
+        "acquireTime": former.acquired if keeps and former and former.acquired else rfc3339_micro(now),
+        "renewTime": rfc3339_micro(now),
+        "leaseTransitions": changes,
+    }
+
+
+def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
+    """The spec of a Lease that its holder gives up, so that another replica need not wait."""
+    stamp = rfc3339_micro(now)
+    return {
+        "holderIdentity": "",
+        "leaseDurationSeconds": 1,
+        "acquireTime": stamp,
+        "renewTime": stamp,
+        "leaseTransitions": former.transitions,
+    }
+
+
+def _mapping(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = obj.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(obj: Mapping[str, Any], key: str) -> str:
+    found = obj.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _number(obj: Mapping[str, Any], key: str) -> int:
+    found = obj.get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
+
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +148,12 @@ class LeaseApi(Protocol):
     def get(self, path: str) -> dict[str, Any]: ...
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
     def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+class Leadership(Protocol):
+    """Whether this replica may act."""
+
+    def leads(self) -> bool: ...
 
 
 def awake_clock() -> float:
@@ -86,7 +203,6 @@ class Election:
         )
 
     def leads(self) -> bool:
-        """Whether this replica may act now."""
         with self._lock:
             return self._clock() < self._leads_until
 
@@ -121,7 +237,7 @@ class Election:
             obj = self._api.get(self._path())
             record = LeaseRecord.of(obj)
             if record.holder == self.identity:
-                self._api.update(self._path(), {**obj, "spec": lease.released(record, self._now())})
+                self._api.update(self._path(), {**obj, "spec": released(record, self._now())})
                 log.info("lease released", extra={"lease": self._name})
         except KubernetesApiError as error:
             log.info("lease not released; it runs out by itself", extra={"lease": self._name, "reason": error})
@@ -144,16 +260,16 @@ class Election:
         try:
             obj = self._api.get(self._path())
         except NotFoundError:
-            spec = lease.held_by(self.identity, None, self._now(), self._times.duration_s)
+            spec = held_by(self.identity, None, self._now(), self._times.duration_s)
             header = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
             body = {**header, "metadata": {"name": self._name, "namespace": self._namespace}, "spec": spec}
             self._api.create(paths.leases(self._namespace), body)
             return True
         record = LeaseRecord.of(obj)
-        self._sighting = lease.seen(record, self._sighting, self._clock())
-        if not lease.may_take(self._sighting, self.identity, self._clock()):
+        self._sighting = seen(record, self._sighting, self._clock())
+        if not may_take(self._sighting, self.identity, self._clock()):
             return False
-        spec = lease.held_by(self.identity, record, self._now(), self._times.duration_s)
+        spec = held_by(self.identity, record, self._now(), self._times.duration_s)
         self._api.update(self._path(), {**obj, "spec": spec})
         return True
 

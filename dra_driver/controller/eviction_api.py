@@ -1,17 +1,17 @@
 """Evicts one pod through the eviction API, after a last look at the pod and at its device."""
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
-from dra_driver.controller.special_claims import PodRef
+from dra_driver.controller.pending_evictions import PendingEviction, PodRef
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.shapes import read
 
 
 class EvictionRequests(Creator, Protocol):
@@ -32,15 +32,17 @@ class EvictionOutcome(Struct, frozen=True, kw_only=True):
     unknown: bool = False
 
 
-def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
+def look(api: EvictionRequests, case: PendingEviction) -> EvictionOutcome | None:
     """A reason not to evict the pod now, None if it has to go. Raises KubernetesApiError when that cannot be read."""
     try:
-        pod = api.get(paths.pod(case.pod.namespace, case.pod.name))
+        pod = read(Pod, api.get(paths.pod(case.pod.namespace, case.pod.name)))
         if (outcome := _of_pod(pod, case)) is not None:
             return outcome
         view = slice_view(api.get(paths.resource_slices(case.device.slice_name)))
     except NotFoundError as error:
         return EvictionOutcome(result="gone", reason=str(error))
+    except ValueError as error:
+        return EvictionOutcome(result="failed", reason=f"cannot read the pod: {error}")
     tainted = () if view is None else view.tainted
     if not any(found.name == case.device.name and case.taint in found.taints for found in tainted):
         return EvictionOutcome(result="gone", reason="the device no longer has the taint")
@@ -48,7 +50,6 @@ def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
 
 
 def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
-    """Ask for the pod's eviction."""
     try:
         create_eviction(api, pod.namespace, pod.name, pod.uid)
     except (NotFoundError, ConflictError) as error:
@@ -64,15 +65,20 @@ def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
     return EvictionOutcome(result="evicted")
 
 
-def _of_pod(pod: Mapping[str, Any], case: Endangered) -> EvictionOutcome | None:
-    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-    if metadata.get("uid") != case.pod.uid or metadata.get("deletionTimestamp"):
+def has_ended(pod: Pod) -> bool:
+    """Whether the pod has finished."""
+    return pod.status is not None and pod.status.phase in {"Succeeded", "Failed"}
+
+
+def _of_pod(pod: Pod, case: PendingEviction) -> EvictionOutcome | None:
+    extended = pod.status.extended_resource_claim_status if pod.status is not None else None
+    if pod.metadata.uid != case.pod.uid or pod.metadata.deletion_timestamp:
         return EvictionOutcome(result="gone", reason="the pod was replaced or is being deleted")
-    if status.get("phase") in {"Succeeded", "Failed"} or not (pod.get("spec") or {}).get("nodeName"):
+    if has_ended(pod) or not pod.spec.node_name:
         return EvictionOutcome(result="gone", reason="the pod does not run")
-    if ((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")) != case.claim:
+    if extended is None or extended.resource_claim_name != case.claim:
         return EvictionOutcome(result="gone", reason=f"the pod does not have the claim {case.claim}")
-    if (metadata.get("annotations") or {}).get(NO_EVICTION) == "true":
+    if pod.metadata.annotations.get(NO_EVICTION) == "true":
         return EvictionOutcome(result="opted-out", reason=f"the pod has the annotation {NO_EVICTION}")
     return None
 

@@ -1,7 +1,7 @@
 """Evicts pods that came by an extended resource from devices with a NoExecute taint, in a thread of its own.
 
-Kubernetes 1.36 evicts pods with claims of their own and misses these (`special_claims`). One turn of the loop decides
-from the watches' copies who is due (`due`), holds the brake and the pace (`brake`), and evicts one pod after the other
+Kubernetes 1.36 evicts pods with claims of their own and misses these (`pending_evictions`, which decides who is due).
+One turn of the loop applies the eviction limit and the pace (`brake`), and evicts one pod after the other
 (`eviction_api`). It acts only while this replica leads and both copies are current.
 """
 
@@ -14,13 +14,12 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.brake import BrakeRules, BrakeState, brake_state
-from dra_driver.controller.due import Endangered, endangered
+from dra_driver.controller.brake import BrakeRules, BrakeState, Pace, brake_state
+from dra_driver.controller.election import Leadership
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict, look
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.fleet import SliceView, fleet_of
-from dra_driver.controller.pace import Pace
-from dra_driver.controller.special_claims import SpecialClaim
+from dra_driver.controller.pending_evictions import PendingEviction, SpecialClaim, pending_evictions
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -37,16 +36,7 @@ SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
 
 
-class Leadership(Protocol):
-    """Whether this replica may act, and for how long it has."""
-
-    def leads(self) -> bool: ...
-    def led_for_s(self) -> float | None: ...
-
-
 class Copies(Protocol):
-    """What `watches.EvictionWatches` offers."""
-
     @property
     def problem(self) -> str | None: ...
     def slices(self) -> Sequence[SliceView]: ...
@@ -57,7 +47,6 @@ class EvictionRules(Struct, frozen=True, kw_only=True):
     """Settings of evictions. ``grace_s`` begins with the taint."""
 
     grace_s: float
-    per_minute: int
     brake: BrakeRules
 
 
@@ -71,8 +60,6 @@ class _Tries(Struct):
 
 
 class Evictions:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         api: EvictionRequests,
@@ -81,14 +68,13 @@ class Evictions:
         rules: EvictionRules,
         events: EvictionEvents,
         *,
+        pace: Pace,
         clock: Callable[[], float],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        pace: Pace | None = None,
     ) -> None:
         self._api, self._copies, self._leadership = api, copies, leadership
         self._rules, self._events = rules, events
-        self._clock, self._now = clock, now
-        self._pace = pace if pace is not None else Pace(rules.per_minute, leadership, clock)
+        self._pace, self._clock, self._now = pace, clock, now
         self._tries: dict[str, _Tries] = {}  # by pod UID; of the thread alone
         self.worker = Worker(
             THREAD_NAME,
@@ -110,14 +96,14 @@ class Evictions:
         if self._copies.problem is not None:
             return 1.0
         now, fleet = self._now(), fleet_of(self._copies.slices())
-        cases = endangered(fleet, self._copies.claims(), self._rules.grace_s)
+        cases = pending_evictions(fleet, self._copies.claims(), self._rules.grace_s)
         brake = brake_state(fleet, self._rules.brake, now)
         self._publish(cases, brake)
         if brake.on:
             return _until(brake.until, now)
         return self._evict_due(cases, now)
 
-    def _publish(self, cases: Sequence[Endangered], brake: BrakeState) -> None:
+    def _publish(self, cases: Sequence[PendingEviction], brake: BrakeState) -> None:
         metrics.fleet_gpus.set(brake.fleet)
         metrics.fleet_gpus_tainted.set(brake.recent)
         metrics.eviction_brake.set(brake.on)
@@ -126,7 +112,7 @@ class Evictions:
         alive = {case.pod.uid for case in cases}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in alive}
 
-    def _evict_due(self, cases: Sequence[Endangered], now: datetime) -> float:
+    def _evict_due(self, cases: Sequence[PendingEviction], now: datetime) -> float:
         wait_s = IDLE_S
         for case in cases:
             left_s = max((case.due - now).total_seconds(), self._pause_s(case))
@@ -138,7 +124,7 @@ class Evictions:
             wait_s = min(wait_s, left_s)
         return wait_s
 
-    def _try(self, case: Endangered) -> None:
+    def _try(self, case: PendingEviction) -> None:
         self.worker.beat()
         try:
             outcome = look(self._api, case) or self._evict(case)
@@ -152,20 +138,20 @@ class Evictions:
         self._events.outcome(case, outcome)
         self._plan_next(case, outcome)
 
-    def _evict(self, case: Endangered) -> EvictionOutcome:
+    def _evict(self, case: PendingEviction) -> EvictionOutcome:
         """The write, with one more question before it, because the look may have taken seconds."""
         if not self._leadership.leads():
             return EvictionOutcome(result="failed", reason="this replica does not lead any more")
         return evict(self._api, case.pod)
 
-    def _plan_next(self, case: Endangered, outcome: EvictionOutcome) -> None:
+    def _plan_next(self, case: PendingEviction, outcome: EvictionOutcome) -> None:
         tries = self._tries.setdefault(case.pod.uid, _Tries())
         pause_s = OPTED_OUT_S if outcome.result == "opted-out" else tries.backoff.next_s()
         tries.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
         if outcome.result == "evicted" or outcome.unknown:
             self._pace.note()
 
-    def _pause_s(self, case: Endangered) -> float:
+    def _pause_s(self, case: PendingEviction) -> float:
         tries = self._tries.get(case.pod.uid)
         return 0.0 if tries is None else tries.not_before_s - self._clock()
 

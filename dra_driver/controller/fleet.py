@@ -6,13 +6,14 @@ left out (kubernetes/kubernetes 1.36 pkg/controller/devicetainteviction/device_t
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
 from dra_driver.core.time import parse_time
-from dra_driver.kube.devices import attribute_text, generation_of
+from dra_driver.kube.objects.resource import Device, DeviceTaint, ResourceSlice, ResourceSliceSpec
+from dra_driver.kube.shapes import read
 
 NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
@@ -34,10 +35,7 @@ class EvictingTaint(Struct, frozen=True, kw_only=True):
 
 
 class TaintedDevice(Struct, frozen=True, kw_only=True):
-    """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it.
-
-    ``grace_s`` is what the GPU's policy asks for, None without it.
-    """
+    """A published device with such taints. ``grace_s`` is that of the GPU's policy, None without it."""
 
     pool: str
     name: str
@@ -63,23 +61,19 @@ class Fleet(Struct, frozen=True, kw_only=True):
     tainted: Mapping[tuple[str, str], TaintedDevice]
 
 
-def slice_view(item: Mapping[str, Any]) -> SliceView | None:
+def slice_view(item: Mapping[str, object]) -> SliceView | None:
     """From the API object; None if it is malformed. A taint without a time that can be read evicts nothing."""
     try:
-        spec, name = item["spec"], str(item["metadata"]["name"])
-        pool, generation = str(spec["pool"]["name"]), generation_of(item)
-        driver = str(spec.get("driver") or "")
-        devices = [device for device in spec.get("devices") or () if isinstance(device, dict)]
-        gpus = frozenset(_gpu(device, pool, driver) for device in devices)
-        return SliceView(
-            pool=pool, generation=generation, gpus=gpus, tainted=tuple(_tainted(devices, pool, driver, name))
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
+        found = read(ResourceSlice, item)
+    except ValueError:
         return None
+    spec = found.spec
+    gpus = frozenset(_gpu(device, spec) for device in spec.devices)
+    tainted = tuple(_tainted(spec, found.metadata.name))
+    return SliceView(pool=spec.pool.name, generation=spec.pool.generation or 0, gpus=gpus, tainted=tainted)
 
 
 def fleet_of(slices: Iterable[SliceView]) -> Fleet:
-    """The newest generation of each pool."""
     views = list(slices)
     newest: dict[str, int] = {}
     for view in views:
@@ -89,30 +83,37 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
     return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
 
 
-def _tainted(devices: list[dict[str, Any]], pool: str, driver: str, slice_name: str) -> Iterator[TaintedDevice]:
-    for device in devices:
-        found = (_evicting(taint) for taint in device.get("taints") or ())
+def _tainted(spec: ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice]:
+    for device in spec.devices:
+        found = (_evicting(taint) for taint in device.taints)
         taints = tuple(taint for taint in found if taint is not None)
         if taints:
-            gpu, name = _gpu(device, pool, driver), str(device["name"])
             yield TaintedDevice(
-                pool=pool, name=name, gpu=gpu, slice_name=slice_name, taints=taints, grace_s=_grace_s(device)
+                pool=spec.pool.name,
+                name=device.name,
+                gpu=_gpu(device, spec),
+                slice_name=slice_name,
+                taints=taints,
+                grace_s=_grace_s(device),
             )
 
 
-def _evicting(taint: Mapping[str, Any]) -> EvictingTaint | None:
-    added = parse_time(taint.get("timeAdded"))
-    if taint.get("effect") != NO_EXECUTE or added is None:
+def _evicting(taint: DeviceTaint) -> EvictingTaint | None:
+    added = parse_time(taint.time_added)
+    if taint.effect != NO_EXECUTE or added is None:
         return None
-    return EvictingTaint(key=str(taint.get("key") or ""), value=str(taint.get("value") or ""), added=added)
+    return EvictingTaint(key=taint.key, value=taint.value, added=added)
 
 
-def _grace_s(device: Mapping[str, Any]) -> int | None:
-    seconds = ((device.get("attributes") or {}).get(GRACE_ATTRIBUTE) or {}).get("int")
-    return min(seconds, LONGEST_GRACE_S) if isinstance(seconds, int) and seconds >= 0 else None
+def _grace_s(device: Device) -> int | None:
+    attribute = device.attributes.get(GRACE_ATTRIBUTE)
+    seconds = attribute.int_ if attribute is not None else None
+    return min(seconds, LONGEST_GRACE_S) if seconds is not None and seconds >= 0 else None
 
 
-def _gpu(device: Mapping[str, Any], pool: str, driver: str) -> str:
+def _gpu(device: Device, spec: ResourceSliceSpec) -> str:
     """A device without such an attribute counts as a GPU of its own."""
-    found = (attribute_text(device.get("attributes"), driver, name) for name in _GPU_ATTRIBUTES)
-    return next(filter(None, found), "") or f"{pool}/{device['name']}"
+    known = device.attributes
+    found = (known.get(name) or known.get(f"{spec.driver}/{name}") for name in _GPU_ATTRIBUTES)
+    uuids = (attribute.string for attribute in found if attribute is not None and attribute.string)
+    return next(uuids, f"{spec.pool.name}/{device.name}")

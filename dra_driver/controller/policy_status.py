@@ -16,9 +16,8 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.policy_conditions import status_of
-from dra_driver.controller.policy_totals import totals
-from dra_driver.controller.policy_views import NodePolicies, PolicyView
+from dra_driver.controller.election import Leadership
+from dra_driver.controller.policy_totals import NodePolicies, PolicyView, status_of, totals
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -35,12 +34,6 @@ IDLE_S: Final = 30.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 
 
-class Leader(Protocol):
-    """Whether this replica may act."""
-
-    def leads(self) -> bool: ...
-
-
 class StatusApi(Protocol):
     """The part of ``rest.RestClient`` that is needed here. Its requests must end within ``LeaseTimes.request_s``."""
 
@@ -48,8 +41,6 @@ class StatusApi(Protocol):
 
 
 class PolicyCopies(Protocol):
-    """What `policy_watches.PolicyWatches` offers."""
-
     @property
     def problem(self) -> str | None: ...
     def policies(self) -> Sequence[PolicyView]: ...
@@ -67,13 +58,11 @@ class _Tries(Struct):
 
 
 class PolicyStatusWriter:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         api: StatusApi,
         copies: PolicyCopies,
-        leadership: Leader,
+        leadership: Leadership,
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

@@ -1,16 +1,75 @@
-"""Add up what all nodes say of a policy. Pure.
+"""Compute the status of each GpuPolicy from the GpuNodes of all nodes. No I/O.
 
 Each GPU that a policy selects counts once: as in force, waiting, conflicting, refused or outranked. One exception:
-where a policy conflicts with a newer one and stays in force until that is mended, the GPU counts as both. A node that
-has not read the newest spec of a policy yet counts with what it made of the one before; ``observedGeneration`` says so.
+where a policy conflicts with a newer one and stays in force until that is resolved, the GPU counts as both. A node that
+has not read the newest spec of a policy yet counts with its result for the previous one; ``observedGeneration`` shows
+it. Of a node only its results for policies that are objects are kept: a fleet may have thousands of nodes.
+
+The condition ``InForce`` is True where every selected GPU has the policy or is left to one of higher priority on
+purpose. ``kubectl wait --for=condition=InForce`` works, ``kubectl get -o wide`` shows its message.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
 
 from msgspec import Struct, field
 
-from dra_driver.controller.policy_views import NodePolicies, PolicyView
-from dra_driver.core.model.gpu_node import MAX_NAMES, NodePolicy, PolicyCount, PolicyPlace, PolicyState, PolicyStatus
+from dra_driver.config.status import node_status_of
+from dra_driver.core.model.gpu_node import (
+    MAX_NAMES,
+    NodePolicy,
+    PolicyCount,
+    PolicyOrigin,
+    PolicyPlace,
+    PolicyState,
+    PolicyStatus,
+)
+from dra_driver.core.text import printable
+from dra_driver.core.time import rfc3339
+from dra_driver.core.wire import to_wire
+
+
+class PolicyView(Struct, frozen=True, kw_only=True):
+    """One GpuPolicy. ``written`` is the object as it was read, which a write of its status sends back."""
+
+    name: str
+    uid: str
+    generation: int
+    written: Mapping[str, Any]
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        status = self.written.get("status")
+        return status if isinstance(status, Mapping) else {}
+
+
+class NodePolicies(Struct, frozen=True, kw_only=True):
+    """What one node says of the policies that are objects, by name."""
+
+    name: str
+    policies: Mapping[str, NodePolicy]
+
+
+def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
+    metadata = item.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+        return None
+    generation = metadata.get("generation")
+    return PolicyView(
+        name=metadata["name"],
+        uid=str(metadata.get("uid") or ""),
+        generation=generation if isinstance(generation, int) and not isinstance(generation, bool) else 0,
+        written={**item, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}},
+    )
+
+
+def node_view(item: Mapping[str, Any]) -> NodePolicies | None:
+    metadata, status = item.get("metadata"), node_status_of(item)
+    if status is None or not isinstance(metadata, Mapping):
+        return None
+    found = {policy.name: policy for policy in status.policies if policy.origin is PolicyOrigin.OBJECT}
+    return NodePolicies(name=str(metadata.get("name") or ""), policies=found)
 
 
 class _Count(Struct):
@@ -31,7 +90,6 @@ class _Count(Struct):
 
 
 def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, PolicyStatus]:
-    """The status of each policy by its name."""
     said: dict[str, list[tuple[str, NodePolicy]]] = {policy.name: [] for policy in policies}
     for node in sorted(nodes, key=lambda node: node.name):
         for name, found in node.policies.items():
@@ -87,3 +145,96 @@ def _said(found: NodePolicy, part: str) -> str | None:
 def _generation(policy: PolicyView, said: list[tuple[str, NodePolicy]]) -> int | None:
     """The oldest spec that a node still has; the newest where no node has another."""
     return min([policy.generation, *(found.generation for _, found in said if found.generation is not None)])
+
+
+CONDITION: Final = "InForce"
+_LONGEST: Final = 1024
+_SHOWN: Final = 3
+_KEPT: Final = "so what applied before stays"
+
+
+def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
+    """The new ``status`` of the object; None where the present one says the same already."""
+    wanted = to_wire(totals)
+    condition = _condition(policy, totals)
+    present = _present(policy.status)
+    is_same = present is not None and present.get("status") == condition["status"]
+    since = present.get("lastTransitionTime") if present is not None and is_same else None
+    stamp = since if isinstance(since, str) else rfc3339(now)
+    wanted["conditions"] = [*_other_conditions(policy.status), {**condition, "lastTransitionTime": stamp}]
+    return None if wanted == dict(policy.status) else wanted
+
+
+def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, Any]:
+    status, reason, message = _judged(policy, totals)
+    return {
+        "type": CONDITION,
+        "status": status,
+        "observedGeneration": totals.observed_generation or 0,
+        "reason": reason,
+        "message": printable(message)[:_LONGEST],
+    }
+
+
+def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
+    """Status, reason and message; of several reasons the worst."""
+    done = f"in force on {_of(totals.in_force, totals.selected)}"
+    first = _first_message(totals)
+    if totals.refused.nodes:
+        # An object that a node cannot read selects nothing there.
+        done = f"; {done}" if totals.selected.gpus else ""
+        return "False", "Refused", f"refused by {_many(totals.refused.nodes, 'node')}{first}, {_KEPT}{done}"
+    if totals.conflicting.gpus:
+        others = sorted({name for place in totals.conflicting.places for name in place.policies})
+        with_ = f" with {', '.join(others)}" if others else ""
+        return "False", "Conflicting", f"conflicts on {_gpus(totals.conflicting)}{with_}, {_KEPT}; {done}"
+    if (totals.observed_generation or 0) < policy.generation:
+        return "Unknown", "RollingOut", f"some nodes have not applied the newest spec yet; {done}"
+    if totals.waiting.gpus:
+        verb = "waits" if totals.waiting.gpus == 1 else "wait"
+        return "False", "Waiting", f"{_gpus(totals.waiting)} {verb}{_for_claims(totals.waiting)}; {done}"
+    if not totals.selected.gpus:
+        return "False", "NothingSelected", "selects no GPU of a node that tells its GPUs"
+    if not totals.in_force.gpus:
+        return "False", "Outranked", f"policies of higher priority apply to all of its {_gpus(totals.selected)}"
+    left = f"; others of higher priority apply to {_gpus(totals.outranked)}" if totals.outranked.gpus else ""
+    return "True", "InForce", f"{done}{left}"
+
+
+def _first_message(totals: PolicyStatus) -> str:
+    said = next((place.message for place in totals.refused.places if place.message), None)
+    return f" ({said})" if said else ""
+
+
+def _for_claims(waiting: PolicyCount) -> str:
+    """`` for team/a, team/b and others to end``; the places name the first."""
+    claims = sorted({claim for place in waiting.places for claim in place.claims})
+    others = " and others" if len(claims) > _SHOWN else ""
+    return f" for {', '.join(claims[:_SHOWN])}{others} to end" if claims else ""
+
+
+def _of(part: PolicyCount, whole: PolicyCount) -> str:
+    """``12 of 16 GPUs of 2 nodes``."""
+    return f"{part.gpus} of {_gpus(whole)} of {_many(whole.nodes, 'node')}"
+
+
+def _gpus(count: PolicyCount) -> str:
+    return _many(count.gpus, "GPU")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _present(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((item for item in _conditions(status) if item.get("type") == CONDITION), None)
+
+
+def _other_conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Conditions that another writer has put there stay."""
+    return [item for item in _conditions(status) if item.get("type") != CONDITION]
+
+
+def _conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = status.get("conditions")
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

@@ -25,20 +25,14 @@ from typing import Final
 
 from dra_driver import __version__
 from dra_driver.config.controller_settings import ControllerSettings
-from dra_driver.controller.brake import BrakeRules
-from dra_driver.controller.capacity_gauges import CapacityGauges
-from dra_driver.controller.capacity_survey import survey, survey_command
-from dra_driver.controller.election import Election, awake_clock
-from dra_driver.controller.eviction_events import EvictionEvents
+from dra_driver.controller.brake import BrakeRules, Pace
+from dra_driver.controller.capacity import CapacityGauges, survey, survey_command
+from dra_driver.controller.election import Election, LeaseTimes, awake_clock
+from dra_driver.controller.eviction_events import EvictionEvents, UsageEvictionEvents
 from dra_driver.controller.evictions import EvictionRules, Evictions
-from dra_driver.controller.lease import LeaseTimes
-from dra_driver.controller.pace import Pace
 from dra_driver.controller.policy_status import PolicyStatusWriter
-from dra_driver.controller.policy_watches import PolicyWatches
-from dra_driver.controller.usage_events import UsageEvictionEvents
 from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
-from dra_driver.controller.usage_watch import UsageWatch
-from dra_driver.controller.watches import EvictionWatches
+from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import capacity_metrics
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -85,7 +79,6 @@ class ControllerProcess:
             raise
 
     def stop(self) -> None:
-        """Stops in reverse. Idempotent."""
         self._stopping.set()
         self._running.close()
 
@@ -102,7 +95,6 @@ class ControllerProcess:
         return [problem for problem in problems if problem is not None]
 
     def remarks(self) -> list[str]:
-        """Whether this replica acts, and on what."""
         leads = self._election is not None and self._election.leads()
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
@@ -155,7 +147,7 @@ class ControllerProcess:
             times=times,
             on_change=self._wake,
         )
-        pace = Pace(settings.max_evictions_per_minute, election, awake_clock)
+        pace = Pace(settings.max_evictions_per_minute, election.led_for_s, awake_clock)
         if settings.evict_extended_resource_pods:
             self._start_evictions(rest, bounded, election, recorder, pace)
         if settings.evict_over_grant or settings.reclaim_idle:
@@ -185,7 +177,7 @@ class ControllerProcess:
     ) -> None:
         settings = self._settings
         self._watches = EvictionWatches(rest, settings.driver_name, self._wake)
-        rules = EvictionRules(grace_s=settings.grace, per_minute=settings.max_evictions_per_minute, brake=self._brake)
+        rules = EvictionRules(grace_s=settings.grace, brake=self._brake)
         events = EvictionEvents(recorder, self._lease)
         self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock, pace=pace)
         self._watches.start()
@@ -242,13 +234,11 @@ class ControllerProcess:
             worker.wake()
 
     def _workers(self) -> list[Worker]:
-        """Of the parts that act."""
         parts = (self._capacity, self._evictions, self._usage_evictions, self._policy_status)
         return [part.worker for part in parts if part is not None]
 
 
 def run(settings: ControllerSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())

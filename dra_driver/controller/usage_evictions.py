@@ -3,7 +3,7 @@
 Each case is announced on its pods first, and only what still stands when its wait is over is acted on, if its node has
 renewed it meanwhile: a GpuNode stays when its node dies. The wait counts from the announcement by this process' clock:
 a new leader announces again, and no clock of a node can shorten it. One pod leaves at a time, with the pace of all
-evictions and a brake (`usage_cases`); then the claim is looked at anew.
+evictions and a brake (`usage_requests`); then the claim is read again.
 """
 
 import logging
@@ -14,13 +14,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.brake import BrakeRules, Pace
+from dra_driver.controller.election import Leadership
 from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict
-from dra_driver.controller.pace import Pace
-from dra_driver.controller.special_claims import PodRef
-from dra_driver.controller.usage_cases import FRESH_S, CaseKey, NodeUse, UsageCase, is_braked, usage_cases
-from dra_driver.controller.usage_events import UsageEvictionEvents
-from dra_driver.controller.usage_look import MayLeave, candidates, gone, still_asked
+from dra_driver.controller.eviction_events import UsageEvictionEvents
+from dra_driver.controller.pending_evictions import PodRef
+from dra_driver.controller.usage_requests import FRESH_S, CaseKey, NodeUse, UsageEvictionRequest, is_braked, usage_cases
+from dra_driver.controller.usage_revalidation import EvictionCandidates, candidates, gone, still_requested
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -35,15 +35,7 @@ SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
 
 
-class EvictingReplica(Protocol):
-    """Whether this replica may act."""
-
-    def leads(self) -> bool: ...
-
-
 class GpuNodeCopies(Protocol):
-    """What `usage_watch.UsageWatch` offers."""
-
     @property
     def problem(self) -> str | None: ...
     def nodes(self) -> Sequence[NodeUse]: ...
@@ -73,13 +65,11 @@ class _Open(Struct):
 
 
 class UsageEvictions:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         api: EvictionRequests,
         copies: GpuNodeCopies,
-        leadership: EvictingReplica,
+        leadership: Leadership,
         rules: UsageEvictionRules,
         events: UsageEvictionEvents,
         *,
@@ -117,7 +107,7 @@ class UsageEvictions:
         self._publish(cases, braked)
         return IDLE_S if braked else self._evict_due(cases)
 
-    def _current(self, nodes: Sequence[NodeUse]) -> list[UsageCase]:
+    def _current(self, nodes: Sequence[NodeUse]) -> list[UsageEvictionRequest]:
         """The cases of nodes that renew what they ask; a node that does not may have died."""
         now_s = self._clock()
         renewed = self._renewed
@@ -133,7 +123,7 @@ class UsageEvictions:
         self._open = {key: case for key, case in self._open.items() if key in alive}
         return cases
 
-    def _announce(self, cases: Sequence[UsageCase]) -> None:
+    def _announce(self, cases: Sequence[UsageEvictionRequest]) -> None:
         for case in cases:
             if case.key in self._open or self.worker.is_stopping:
                 continue
@@ -142,17 +132,17 @@ class UsageEvictions:
             self._open[case.key] = known = _Open(announced_s=now_s, not_before_s=now_s + case.wait_s)
             self._tell(case, known, self._candidates(case).pods)
 
-    def _tell(self, case: UsageCase, known: _Open, pods: Sequence[PodRef]) -> None:
+    def _tell(self, case: UsageEvictionRequest, known: _Open, pods: Sequence[PodRef]) -> None:
         known.told.update(pod.uid for pod in pods)
         self._events.announced(case, pods)
 
-    def _publish(self, cases: Sequence[UsageCase], braked: bool) -> None:
+    def _publish(self, cases: Sequence[UsageEvictionRequest], braked: bool) -> None:
         metrics.usage_brake.set(braked)
         for kind in metrics.USAGE_KINDS:
             metrics.usage_cases.labels(kind).set(sum(case.kind == kind for case in cases))
         self._events.brake(braked, waiting=len(cases))
 
-    def _evict_due(self, cases: Sequence[UsageCase]) -> float:
+    def _evict_due(self, cases: Sequence[UsageEvictionRequest]) -> float:
         wait_s = IDLE_S
         for case in cases:
             known = self._open.get(case.key)
@@ -167,7 +157,7 @@ class UsageEvictions:
             wait_s = min(wait_s, max(left_s, SETTLE_S))
         return wait_s
 
-    def _try(self, case: UsageCase, known: _Open) -> None:
+    def _try(self, case: UsageEvictionRequest, known: _Open) -> None:
         self.worker.beat()
         pod, outcome = self._one(case, known)
         if outcome.result == "announced":
@@ -186,10 +176,10 @@ class UsageEvictions:
             pause_s = max(case.wait_s, OPTED_OUT_S)  # memory that is given back is seen a while later
         known.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
 
-    def _one(self, case: UsageCase, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:
+    def _one(self, case: UsageEvictionRequest, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:
         """Evicts the first pod that may be, with all questions asked once more right before."""
         try:
-            outcome = still_asked(self._api, case)
+            outcome = still_requested(self._api, case)
         except KubernetesApiError as error:
             outcome = EvictionOutcome(result="failed", reason=str(error))
         if outcome is not None:
@@ -207,10 +197,10 @@ class UsageEvictions:
             return pod, EvictionOutcome(result="failed", reason="another pod was evicted at the same time")
         return pod, evict(self._api, pod)
 
-    def _candidates(self, case: UsageCase) -> MayLeave:
+    def _candidates(self, case: UsageEvictionRequest) -> EvictionCandidates:
         try:
             return candidates(self._api, case, self._rules.driver)
         except KubernetesApiError as error:
-            return MayLeave(outcome=EvictionOutcome(result="failed", reason=str(error)))
+            return EvictionCandidates(outcome=EvictionOutcome(result="failed", reason=str(error)))
         except (AttributeError, TypeError) as error:
-            return MayLeave(outcome=gone(f"the claim or a pod of it is malformed: {error}"))
+            return EvictionCandidates(outcome=gone(f"the claim or a pod of it is malformed: {error}"))

@@ -1,122 +1,165 @@
-"""Watches what evictions depend on: all slices of this driver, and all claims, of which special ones alone are kept.
+"""Watches of the controller, each object reduced to the fields that the controller keeps.
 
-Pods are not watched: a special claim names its pod, which is read when its eviction is due. A list is read in pages
-and reduced page by page, so that neither the cluster's claims nor its slices are ever in memory as a whole.
+Lists are read in pages and reduced page by page, so that neither the cluster's claims nor its slices are ever in memory
+as a whole. Pods are not watched: a claim names its pod, which is read when its eviction is due. A cluster without the
+CustomResourceDefinitions answers 404: those watches then retry every half a minute, and nothing else of the controller
+depends on them.
 """
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dra_driver.controller.fleet import SliceView, slice_view
-from dra_driver.controller.special_claims import SpecialClaim, special_claim
-from dra_driver.core.errors import ApiUnreachableError
+from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
+from dra_driver.controller.policy_totals import NodePolicies, PolicyView, node_view, policy_view
+from dra_driver.controller.usage_requests import NodeUse, node_use
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, Stream
+from dra_driver.kube.rest import pages
 
 PAGE: Final = 100
-SLICES_THREAD: Final = "slices-watch"
-CLAIMS_THREAD: Final = "claims-watch"
 _REDUCED: Final = "reduced"
+
+View = TypeVar("View")
 
 
 class PagedApi(Protocol):
-    """The part of ``rest.RestClient`` that is needed here."""
+    """Subset of ``rest.RestClient`` that this module uses."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
 
 
-class ReducedLists:
+class ReducedLists(Generic[View]):
     """Lists in pages, with each object replaced by what ``reduce`` makes of it. For a `Reflector`."""
 
-    def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, Any]], Any]) -> None:
+    def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, Any]], View | None]) -> None:
         self._api, self._reduce = api, reduce
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        asked = {**(query or {}), "limit": str(PAGE)}
         items: list[dict[str, Any]] = []
-        while True:
-            page = self._api.get(path, asked)
-            found = page.get("items") or []
-            if not isinstance(found, list):
-                raise ApiUnreachableError(f"GET {path}: the answer's items are {type(found).__name__}, expected a list")
-            items += [slim for item in found if (slim := self._reduced(item)) is not None]
-            metadata = page.get("metadata")
-            token = metadata.get("continue") if isinstance(metadata, dict) else None
-            if not token:
-                return {**page, "items": items}
-            asked["continue"] = str(token)
+        page: dict[str, Any] = {}
+        for page in pages(self._api.get, path, query, PAGE):
+            items += [slim for item in page["items"] if (slim := self._reduced(item)) is not None]
+        return {**page, "items": items}
 
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
         return self._api.watch(path, query, read_timeout_s)
 
-    def slim(self, item: Mapping[str, Any]) -> Any:
+    def slim(self, item: Mapping[str, Any]) -> View | None:
         """For the reflector: an object of a watch is reduced, one of a list has been."""
-        return item[_REDUCED] if _REDUCED in item else self._reduce(item)
+        if _REDUCED in item:
+            reduced: View = item[_REDUCED]
+            return reduced
+        return self._reduce(item)
 
-    def _reduced(self, item: Any) -> dict[str, Any] | None:
+    def _reduced(self, item: object) -> dict[str, Any] | None:
         reduced = self._reduce(item) if isinstance(item, dict) else None
-        if reduced is None:
+        if reduced is None or not isinstance(item, dict):
             return None
         metadata = {name: item["metadata"].get(name) for name in ("name", "namespace")}
         return {"metadata": metadata, _REDUCED: reduced}
 
 
-class EvictionWatches:
-    """Both watches. ``start`` and ``stop`` once, by one owner; everything else from any thread.
+class ReducedWatch(Generic[View]):
+    """One watch. ``start`` and ``stop`` once, by one owner; everything else from any thread.
 
-    ``on_change`` is called in a watch's thread after each change; it must return at once.
+    ``on_change`` is called in the watch's thread after each change; it must return immediately. ``what`` names the
+    objects in messages.
     """
 
-    def __init__(self, api: PagedApi, driver: str, on_change: Callable[[], None]) -> None:
-        self._slices_listed, self._claims_listed = threading.Event(), threading.Event()
-        slices = ReducedLists(api, slice_view)
-        self._slices = Reflector(
-            slices,
-            paths.resource_slices(),
-            f"spec.driver={driver}",
-            lambda _change: _note(self._slices_listed, on_change),
-            slim=slices.slim,
-            name=SLICES_THREAD,
-        )
-        claims = ReducedLists(api, lambda item: special_claim(item, driver))
-        self._claims = Reflector(
-            claims,
-            paths.resource_claims(),
-            "",
-            lambda _change: _note(self._claims_listed, on_change),
-            slim=claims.slim,
-            name=CLAIMS_THREAD,
-        )
+    def __init__(
+        self,
+        api: PagedApi,
+        path: str,
+        reduce: Callable[[Mapping[str, Any]], View | None],
+        on_change: Callable[[], None],
+        *,
+        thread: str,
+        what: str,
+        selector: str = "",
+    ) -> None:
+        self._listed, self._what = threading.Event(), what
+        lists = ReducedLists(api, reduce)
+
+        def note(_change: object) -> None:
+            self._listed.set()
+            on_change()
+
+        self._reflector = Reflector(lists, path, selector, note, slim=lists.slim, name=thread)
+        self.start, self.stop = self._reflector.start, self._reflector.stop
+
+    @property
+    def problem(self) -> str | None:
+        """Why the copy may be outdated or is not complete yet; None while it is current."""
+        if self._reflector.problem is not None or not self._listed.is_set():
+            return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
+        return None
+
+    def items(self) -> list[View]:
+        return list(self._reflector.items().values())
+
+
+class _Pair:
+    _both: tuple[ReducedWatch[Any], ReducedWatch[Any]]
 
     def start(self) -> None:
-        self._slices.start()
-        self._claims.start()
+        for watch in self._both:
+            watch.start()
 
     def stop(self) -> None:
-        """End both. Idempotent."""
-        self._slices.stop()
-        self._claims.stop()
+        for watch in self._both:
+            watch.stop()
 
     @property
     def problem(self) -> str | None:
         """Why the copies may be outdated or are not complete yet; None while they are current."""
-        for listed, reflector, what in (
-            (self._slices_listed, self._slices, "ResourceSlices"),
-            (self._claims_listed, self._claims, "ResourceClaims"),
-        ):
-            if reflector.problem is not None or not listed.is_set():
-                return f"cannot watch {what}: {reflector.problem or 'they are not listed yet'}"
-        return None
-
-    def slices(self) -> list[SliceView]:
-        return list(self._slices.items().values())
-
-    def claims(self) -> list[SpecialClaim]:
-        return list(self._claims.items().values())
+        return self._both[0].problem or self._both[1].problem
 
 
-def _note(listed: threading.Event, on_change: Callable[[], None]) -> None:
-    listed.set()
-    on_change()
+class EvictionWatches(_Pair):
+    """All slices of this driver, and the claims for extended resources."""
+
+    def __init__(self, api: PagedApi, driver: str, on_change: Callable[[], None]) -> None:
+        slices = ReducedWatch(
+            api,
+            paths.resource_slices(),
+            slice_view,
+            on_change,
+            thread="slices-watch",
+            what="ResourceSlices",
+            selector=f"spec.driver={driver}",
+        )
+        claims = ReducedWatch(
+            api,
+            paths.resource_claims(),
+            lambda item: special_claim(item, driver),
+            on_change,
+            thread="claims-watch",
+            what="ResourceClaims",
+        )
+        self.slices: Callable[[], list[SliceView]] = slices.items
+        self.claims: Callable[[], list[SpecialClaim]] = claims.items
+        self._both = slices, claims
+
+
+class PolicyWatches(_Pair):
+    """All GpuPolicies and GpuNodes, reduced to what their totals need."""
+
+    def __init__(self, api: PagedApi, on_change: Callable[[], None]) -> None:
+        policies = ReducedWatch(
+            api, paths.gpu_policies(), policy_view, on_change, thread="policies-watch", what="GpuPolicies"
+        )
+        nodes = ReducedWatch(api, paths.gpu_nodes(), node_view, on_change, thread="gpunodes-watch", what="GpuNodes")
+        self.policies: Callable[[], list[PolicyView]] = policies.items
+        self.nodes: Callable[[], list[NodePolicies]] = nodes.items
+        self._both = policies, nodes
+
+
+class UsageWatch(ReducedWatch[NodeUse]):
+    """All GpuNodes, reduced to the usage that they report."""
+
+    def __init__(self, api: PagedApi, on_change: Callable[[], None]) -> None:
+        super().__init__(api, paths.gpu_nodes(), node_use, on_change, thread="usage-watch", what="GpuNodes")
+        self.nodes: Callable[[], list[NodeUse]] = self.items

@@ -7,7 +7,7 @@ resource/v1/types.go.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from dra_driver.core.errors import (
@@ -23,6 +23,15 @@ from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.core.text import quoted
 from dra_driver.kube import paths
 from dra_driver.kube.names import is_label, is_pool_name
+from dra_driver.kube.objects.meta import Quantity
+from dra_driver.kube.objects.resource import (
+    DeviceAllocationConfiguration,
+    DeviceAllocationResult,
+    DeviceRequestAllocationResult,
+    OpaqueDeviceConfiguration,
+    ResourceClaim,
+)
+from dra_driver.kube.shapes import read
 
 MAX_RESULTS = 32
 MAX_CONFIGS = 64
@@ -30,6 +39,9 @@ MAX_CAPACITIES = 32
 MAX_PARAMETERS_BYTES = 10 * 1024
 MAX_PARAMETERS_DEPTH = 32  # this driver's own: its kinds nest less, and deeper ones exhaust Python's stack
 
+_LONGEST = 253
+_RESULTS = "status.allocation.devices.results"
+_CONFIGS = "status.allocation.devices.config"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 _QUANTITY = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?")
@@ -115,118 +127,109 @@ def _of_claim(ref: ClaimRef, error: KubernetesApiError) -> DraError:
     return error
 
 
-def allocated_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> AllocatedClaim:
+def allocated_claim(document: Mapping[str, object], ref: ClaimRef, driver: str) -> AllocatedClaim:
     """Checks a ResourceClaim object of any shape. Pure; raises as ``ApiClaimReader.read`` does."""
-    at = _At(f"claim {ref}")
-    uid = at.mapping(document.get("metadata"), "metadata").get("uid")
-    if uid != ref.uid:
+    try:
+        claim = read(ResourceClaim, document)
+    except ValueError as error:
+        raise ClaimError(f"claim {ref} is malformed: {error}") from error
+    if claim.metadata.uid != ref.uid:
         raise ClaimReplacedError(
             f"claim {ref.namespace}/{ref.name} was replaced: the kubelet asks for uid {ref.uid}, "
-            f"the API server has uid {_cut(uid)}"
+            f"the API server has uid {_cut(claim.metadata.uid)}"
         )
-    allocation = at.mapping(document.get("status") or {}, "status").get("allocation")
+    allocation = claim.status.allocation if claim.status is not None else None
     if allocation is None:
         raise ClaimNotAllocatedError(
             f"claim {ref} is not allocated: status.allocation is empty; the scheduler fills it"
         )
-    devices = at.mapping(at.mapping(allocation, "status.allocation").get("devices") or {}, "status.allocation.devices")
-    results = tuple(_results(at, devices.get("results"), driver))
+    devices = allocation.devices or DeviceAllocationResult()
+    check = _Check(f"claim {ref}")
+    check.at_most(len(devices.results), MAX_RESULTS, _RESULTS)
+    check.at_most(len(devices.config), MAX_CONFIGS, _CONFIGS)
+    results = tuple(
+        _result(check, result, f"{_RESULTS}[{index}]")
+        for index, result in enumerate(devices.results)
+        if result.driver == driver
+    )
     if not results:
         raise ClaimNotAllocatedError(
             f"claim {ref} has no device of driver {driver} in status.allocation.devices.results"
         )
-    return AllocatedClaim(ref=ref, results=results, configs=tuple(_configs(at, devices.get("config"), driver)))
+    configs = tuple(
+        _config(check, config, config.opaque, f"{_CONFIGS}[{index}]")
+        for index, config in enumerate(devices.config)
+        if config.opaque is not None and config.opaque.driver == driver
+    )
+    return AllocatedClaim(ref=ref, results=results, configs=configs)
 
 
-def _results(at: "_At", value: Any, driver: str) -> Iterator[AllocatedDevice]:
-    where = "status.allocation.devices.results"
-    for index, entry in enumerate(at.sequence(value, where, MAX_RESULTS)):
-        place = f"{where}[{index}]"
-        result = at.mapping(entry, place)
-        if at.text(result.get("driver"), f"{place}.driver", 63) == driver:
-            yield _result(at, result, place, driver)
-
-
-def _result(at: "_At", result: Mapping[str, Any], place: str, driver: str) -> AllocatedDevice:
-    admin = result.get("adminAccess")
-    if admin is not None and not isinstance(admin, bool):
-        raise at.error(f"{place}.adminAccess", admin, "true or false")
+def _result(check: "_Check", result: DeviceRequestAllocationResult, place: str) -> AllocatedDevice:
     return AllocatedDevice(
-        request=_request_name(at, result.get("request"), f"{place}.request"),
-        driver=driver,
-        pool=PoolName(
-            at.matching(result.get("pool"), f"{place}.pool", is_pool_name, "a pool name like <node>/<driver>")
-        ),
-        device=DeviceName(at.matching(result.get("device"), f"{place}.device", is_label, "a DNS label")),
-        admin_access=admin is True,
-        share_id=_share_id(at, result.get("shareID"), f"{place}.shareID"),
-        consumed_capacity=_capacities(at, result.get("consumedCapacity"), f"{place}.consumedCapacity"),
+        request=_request_name(check, result.request, f"{place}.request"),
+        driver=result.driver,
+        pool=PoolName(check.text(result.pool, f"{place}.pool", is_pool_name, "a pool name like <node>/<driver>")),
+        device=DeviceName(check.text(result.device, f"{place}.device", is_label, "a DNS label")),
+        admin_access=result.admin_access,
+        share_id=check.text(result.share_id, f"{place}.shareID", _is_uuid, "a UUID in lower case")
+        if result.share_id
+        else None,
+        consumed_capacity=_capacities(check, result.consumed_capacity, f"{place}.consumedCapacity"),
     )
 
 
-def _request_name(at: "_At", value: Any, place: str) -> str:
+def _is_uuid(text: str) -> bool:
+    return _UUID.fullmatch(text) is not None
+
+
+def _request_name(check: "_Check", name: str, place: str) -> str:
     """``main`` or ``main/sub``."""
 
     def valid(text: str) -> bool:
         parts = text.split("/")
         return len(parts) <= 2 and all(is_label(part) for part in parts)
 
-    return at.matching(value, place, valid, "a request name, or <request>/<subrequest>")
+    return check.text(name, place, valid, "a request name, or <request>/<subrequest>")
 
 
-def _share_id(at: "_At", value: Any, place: str) -> str | None:
-    if value is None:
-        return None
-    return at.matching(value, place, lambda text: _UUID.fullmatch(text) is not None, "a UUID in lower case")
-
-
-def _capacities(at: "_At", value: Any, place: str) -> dict[str, str]:
-    found = at.mapping({} if value is None else value, place)
-    if len(found) > MAX_CAPACITIES:
-        raise at.error(place, f"{len(found)} entries", f"at most {MAX_CAPACITIES}")
+def _capacities(check: "_Check", found: Mapping[str, Quantity], place: str) -> dict[str, str]:
+    check.at_most(len(found), MAX_CAPACITIES, place)
+    amounts: dict[str, str] = {}
     for name, quantity in found.items():
         if not _QUALIFIED.fullmatch(name) or not isinstance(quantity, str) or not _QUANTITY.fullmatch(quantity):
-            raise at.error(place, {name: quantity}, "capacity names with quantities like 10Gi")
-    return dict(found)
+            raise check.error(place, {name: quantity}, "capacity names with quantities like 10Gi")
+        amounts[name] = quantity
+    return amounts
 
 
-def _configs(at: "_At", value: Any, driver: str) -> Iterator[OpaqueConfig]:
-    where = "status.allocation.devices.config"
-    for index, entry in enumerate(at.sequence(value, where, MAX_CONFIGS)):
-        place = f"{where}[{index}]"
-        config = at.mapping(entry, place)
-        opaque = config.get("opaque")
-        if opaque is None:
-            continue  # another kind of configuration, not for drivers
-        opaque = at.mapping(opaque, f"{place}.opaque")
-        if at.text(opaque.get("driver"), f"{place}.opaque.driver", 63) == driver:
-            yield _config(at, config, opaque.get("parameters"), place)
-
-
-def _config(at: "_At", config: Mapping[str, Any], parameters: Any, place: str) -> OpaqueConfig:
+def _config(
+    check: "_Check", config: DeviceAllocationConfiguration, opaque: OpaqueDeviceConfiguration, place: str
+) -> OpaqueConfig:
     source: Literal["FromClass", "FromClaim"]
-    match config.get("source"):
+    match config.source:
         case "FromClass":
             source = "FromClass"
         case "FromClaim":
             source = "FromClaim"
         case other:
-            raise at.error(f"{place}.source", other, "FromClass or FromClaim")
-    names = enumerate(at.sequence(config.get("requests"), f"{place}.requests", MAX_RESULTS))
+            raise check.error(f"{place}.source", other, "FromClass or FromClaim")
+    check.at_most(len(config.requests), MAX_RESULTS, f"{place}.requests")
+    names = enumerate(config.requests)
     return OpaqueConfig(
         source=source,
-        requests=tuple(_request_name(at, name, f"{place}.requests[{index}]") for index, name in names),
-        parameters=_parameters(at, parameters, f"{place}.opaque.parameters"),
+        requests=tuple(_request_name(check, name, f"{place}.requests[{index}]") for index, name in names),
+        parameters=_parameters(check, opaque.parameters, f"{place}.opaque.parameters"),
     )
 
 
-def _parameters(at: "_At", value: Any, place: str) -> Mapping[str, Any]:
-    found = at.mapping(value, place)
+def _parameters(check: "_Check", found: object, place: str) -> Mapping[str, object]:
+    if not isinstance(found, dict):
+        raise check.error(place, found, "an object")
     if _deeper_than(MAX_PARAMETERS_DEPTH, found):
-        raise at.error(place, "more levels", f"an object nested at most {MAX_PARAMETERS_DEPTH} levels deep")
+        raise check.error(place, "more levels", f"an object nested at most {MAX_PARAMETERS_DEPTH} levels deep")
     size = len(json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
     if size > MAX_PARAMETERS_BYTES:
-        raise at.error(place, f"{size} bytes", f"at most {MAX_PARAMETERS_BYTES}")
+        raise check.error(place, f"{size} bytes", f"at most {MAX_PARAMETERS_BYTES}")
     return found
 
 
@@ -244,36 +247,22 @@ def _children(node: Any) -> Iterator[Any]:
     return (child for child in children if isinstance(child, dict | list))
 
 
-class _At:
-    """Type checks that name the claim and the field's path in what they raise."""
+class _Check:
+    """Checks of values that name the claim and the field's path in what they raise."""
 
     def __init__(self, claim: str) -> None:
         self._claim = claim
 
-    def error(self, place: str, seen: Any, expected: str) -> ClaimError:
+    def error(self, place: str, seen: object, expected: str) -> ClaimError:
         return ClaimError(f"{self._claim} is malformed: {place} is {_cut(seen)}, expected {expected}")
 
-    def mapping(self, value: Any, place: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self.error(place, value, "an object")
-        return value
+    def at_most(self, count: int, limit: int, place: str) -> None:
+        if count > limit:
+            raise self.error(place, f"{count} entries long", f"at most {limit}")
 
-    def sequence(self, value: Any, place: str, limit: int) -> list[Any]:
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.error(place, value, "a list")
-        if len(value) > limit:
-            raise self.error(place, f"{len(value)} entries long", f"at most {limit}")
-        return value
-
-    def text(self, value: Any, place: str, limit: int = 253) -> str:
-        if not isinstance(value, str) or not 0 < len(value) <= limit:
-            raise self.error(place, value, f"a string of 1 to {limit} characters")
-        return value
-
-    def matching(self, value: Any, place: str, valid: Any, expected: str) -> str:
-        text = self.text(value, place)
+    def text(self, text: str, place: str, valid: Callable[[str], bool], expected: str) -> str:
+        if not 0 < len(text) <= _LONGEST:
+            raise self.error(place, text, f"a string of 1 to {_LONGEST} characters")
         if not valid(text):
             raise self.error(place, text, expected)
         return text

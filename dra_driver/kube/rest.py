@@ -7,7 +7,7 @@ models drop them). Source: Kubernetes API concepts ("Resource operations", "Effi
 import builtins
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
@@ -88,27 +88,19 @@ class RestClient:
     def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
-        ``within_s`` bounds all pages together. A resourceVersion in ``query`` is that of the first page; the others
-        belong to it by their token. A page that is too large is requested again with half of its objects, down to one.
-        Raises GoneError when the list took so long that its version was compacted: list again.
+        ``within_s`` bounds all pages together; see `pages`. Raises GoneError when the list took so long that its
+        version was compacted: list again.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
-        asked = {**(query or {}), "limit": str(PAGE_SIZE)}
         items: list[Any] = []
-        while True:
-            try:
-                page = self._exchange(_Request("GET", path, asked, deadline=deadline))
-            except AnswerTooLargeError:
-                if asked["limit"] == "1":
-                    raise
-                asked["limit"] = str(int(asked["limit"]) // 2)
-                continue
-            items.extend(_items(path, page))
-            token = _metadata(page).get("continue")
-            if not isinstance(token, str) or not token:
-                return {**page, "items": items}
-            asked = {key: value for key, value in asked.items() if not key.startswith("resourceVersion")}
-            asked["continue"] = token
+        page: dict[str, Any] = {}
+
+        def get(path: str, query: Query) -> dict[str, Any]:
+            return self._exchange(_Request("GET", path, query, deadline=deadline))
+
+        for page in pages(get, path, query):
+            items.extend(page["items"])
+        return {**page, "items": items}
 
     def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """The object as the API server stored it (or, with ``dry_run``, would store it).
@@ -323,17 +315,32 @@ def _decoded(request: _Request, data: bytes) -> dict[str, Any]:
     return document
 
 
-def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = document.get("metadata")
-    return found if isinstance(found, dict) else {}
+def pages(
+    get: Callable[[str, Query], dict[str, Any]], path: str, query: Query | None = None, limit: int = PAGE_SIZE
+) -> Iterator[dict[str, Any]]:
+    """The pages of a list, read one by one with ``get`` (`RestClient.get`); ``items`` of each is a list.
 
-
-def _items(path: str, page: Mapping[str, Any]) -> list[Any]:
-    """``items: null`` is how Go writes an empty list."""
-    items = page.get("items") or []
-    if not isinstance(items, list):
-        raise ApiUnreachableError(f"GET {path}: the answer's items are {type(items).__name__}, expected a list")
-    return items
+    A page that is too large is requested again with half of its objects, down to one. A resourceVersion in ``query`` is
+    that of the first page; the others belong to it by their token.
+    """
+    asked = {**(query or {}), "limit": str(limit)}
+    while True:
+        try:
+            page = get(path, asked)
+        except AnswerTooLargeError:
+            if asked["limit"] == "1":
+                raise
+            asked["limit"] = str(int(asked["limit"]) // 2)
+            continue
+        items, metadata = page.get("items") or [], page.get("metadata")  # `items: null` is how Go writes an empty list
+        if not isinstance(items, list):
+            raise ApiUnreachableError(f"GET {path}: the answer's items are {type(items).__name__}, expected a list")
+        yield {**page, "items": items}
+        token = metadata.get("continue") if isinstance(metadata, dict) else None
+        if not isinstance(token, str) or not token:
+            return
+        asked = {key: value for key, value in asked.items() if not key.startswith("resourceVersion")}
+        asked["continue"] = token
 
 
 def _dry_run(asked: bool) -> Query | None:

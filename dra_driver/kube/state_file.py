@@ -1,7 +1,7 @@
 """Cluster states as files: one ``v1 List`` in YAML or JSON, so that ``kubectl get -o yaml`` output can be read as well.
 
 JSON files store equal contents of ResourceSlices once (``state_templates.py``). Reading has limits of size and depth. A
-file is hostile until its shapes are checked (``state_shapes.py``); after `load` the rest of the program may rely on
+file is hostile until its shapes are checked (``shapes.py``); after `load` the rest of the program may rely on
 them.
 """
 
@@ -17,9 +17,9 @@ import yaml
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import replace_file
 from dra_driver.core.yaml_nesting import check_nesting
+from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
-from dra_driver.kube.state_shapes import misfit
 from dra_driver.kube.state_templates import (
     FIELDS,
     MAX_DEVICES,

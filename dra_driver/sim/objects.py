@@ -6,7 +6,8 @@ They follow pkg/api/v1/pod of kubernetes/kubernetes and k8s.io/dynamic-resource-
 from collections.abc import Iterator
 from datetime import datetime
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, rfc3339
+from dra_driver.core.time import rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 
 CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from dra_driver.config.usage_status import usage_status
 from dra_driver.core.finding import Layer
-from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus
-from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldUsage
+from dra_driver.core.model.gpu_node import PolicyCount, PolicyStatus, ToldForeign, ToldUsage
+from dra_driver.core.wire import to_wire
 from tests.doctor_faults.cluster import Cluster, Obj, driver_pod
 from tests.doctor_faults.row import WARN, broken
 from tests.doctor_faults.rows_policies import policy
@@ -65,4 +64,4 @@ def exporter_crashes(cluster: Cluster) -> None:
 @broken("processes of no claim on a GPU", Layer.GPUS, "gpu/gpu-a/gpu-1", "2 processes with 9Gi", "python3", status=WARN)
 def foreign_processes(cluster: Cluster) -> None:
     foreign = ToldForeign(gpu="gpu-1", processes=2, memory="9Gi", since="2026-11-22T10:00:00Z", commands=("python3",))
-    cluster.gpu_nodes[0]["status"]["usage"] = usage_status(ToldUsage(unattributed=(foreign,)))
+    cluster.gpu_nodes[0]["status"]["usage"] = to_wire(ToldUsage(unattributed=(foreign,)))

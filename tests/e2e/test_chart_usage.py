@@ -18,7 +18,7 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.usage.cgroups import place_of
+from dra_driver.node.usage.containers import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.client import kind_of

@@ -5,8 +5,6 @@ Needs no node and no GPU: the control plane alone. With $E2E_RIGHTS_FILE the fig
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +24,8 @@ from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on, token
-from tests.rights.figures import Figures, accesses
-from tests.rights.installation import installed, until
+from tests.rights.figures import Figures, accesses, without_names
+from tests.rights.installation import bound, installed, until
 from tests.rights.optional import Drainer, TellingNode
 from tests.rights.request import Obj, Request
 from tests.rights.use import UsageControllerLife
@@ -38,34 +36,21 @@ NAMESPACE, TENANT = f"optional-{SUFFIX}", f"optional-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
 VALUES = {name: {"enabled": True} for name in ("claimStatus", "claimEvents", "drainer")}
 VALUES |= {"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}}
+PART = "optional"
 DRAINER = "rights-drainer"
+ROLES: list[Obj] = [
+    {"kind": "ClusterRole", "metadata": {"name": "dra-driver-drainer"}},
+    {"kind": "Role", "metadata": {"name": "dra-driver-drainer", "namespace": "default"}},
+]
 SWITCHED_ON = ("dra-driver-claim-status", "dra-driver-claim-events")
 """Roles of the node process that two of these values add, and their bindings."""
-
-
-def bindings() -> list[Obj]:
-    """The chart binds the drainer's roles to no account: administrators do."""
-    subjects = [{"kind": "ServiceAccount", "name": DRAINER, "namespace": NAMESPACE}]
-    group = "rbac.authorization.k8s.io"
-    made: list[Obj] = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": DRAINER, "namespace": NAMESPACE}}
-    ]
-    for kind, metadata in (("ClusterRole", {}), ("Role", {"namespace": "default"})):
-        made.append(
-            {
-                "apiVersion": f"{group}/v1",
-                "kind": f"{kind}Binding",
-                "metadata": {"name": "dra-driver-drainer", **metadata},
-                "roleRef": {"apiGroup": group, "kind": kind, "name": "dra-driver-drainer"},
-                "subjects": subjects,
-            }
-        )
-    return made
+NAMES = {OWN: "node-a", OTHER: "node-b", ELSEWHERE: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"}
+plain = without_names(NAMES, SUFFIX)
 
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Obj]:
-    return [*chart.objects(VALUES, namespace=NAMESPACE), *bindings()]
+    return [*chart.objects(VALUES, namespace=NAMESPACE), *bound(DRAINER, NAMESPACE, *ROLES)]
 
 
 @pytest.fixture(scope="module")
@@ -96,31 +81,6 @@ def clean(rest: RestClient) -> None:
     for name in (TENANT, CLAIMS):
         with suppress(NotFoundError):
             rest.delete(f"/api/v1/namespaces/{name}")
-
-
-@pytest.fixture(scope="module")
-def figures(admin: RestClient) -> Iterator[Figures]:
-    found = Figures(version=str(admin.get("/version")["gitVersion"]))
-    yield found
-    print(found.table())  # noqa: T201 - for `pytest -s`
-    if target := os.environ.get("E2E_RIGHTS_FILE"):
-        found.write(Path(target), VALUES, "optional")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
-    made = Path(tempfile.mkdtemp(prefix="dra-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-def plain(text: str) -> str:
-    """Without names of this run."""
-    names = ((OWN, "node-a"), (OTHER, "node-b"), (ELSEWHERE, "node-b"), (TENANT, "tenant"), (NAMESPACE, "dra-driver"))
-    for name, stands_for in (*names, (f"-{SUFFIX}", "")):
-        text = text.replace(name, stands_for)
-    return text
 
 
 def test_a_node_process_tells_claims_with_the_rights_that_it_uses(

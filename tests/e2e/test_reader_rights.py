@@ -5,8 +5,6 @@ Needs no node and no GPU: the control plane alone. With $E2E_RIGHTS_FILE the fig
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -22,8 +20,8 @@ from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden, readers
 from tests.rights.accounts import Account, account_on, pod_on, token
-from tests.rights.figures import Figures, accesses
-from tests.rights.installation import installed
+from tests.rights.figures import Figures, accesses, without_names
+from tests.rights.installation import bound, installed
 from tests.rights.request import Obj, Request
 
 SUFFIX = os.urandom(3).hex()
@@ -31,24 +29,15 @@ OWN, OTHER = (f"readers-{name}-{SUFFIX}" for name in ("own", "other"))
 NAMESPACE, TENANT = f"readers-{SUFFIX}", f"readers-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
 VALUES = {name: {"enabled": True} for name in ("capacityMetrics", "usageReader")} | {"policyStatus": {"enabled": False}}
+PART = "readers"
 READER = "rights-reader"
-
-
-def binding() -> list[Obj]:
-    """The chart binds the Role of readers to no account: administrators do."""
-    head = {"name": READER, "namespace": NAMESPACE}
-    group = "rbac.authorization.k8s.io"
-    role = {"apiGroup": group, "kind": "Role", "name": "dra-driver-usage-reader"}
-    subjects = [{"kind": "ServiceAccount", **head}]
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": head},
-        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": head, "roleRef": role, "subjects": subjects},
-    ]
+ROLE = {"kind": "Role", "metadata": {"name": "dra-driver-usage-reader", "namespace": NAMESPACE}}
+plain = without_names({OWN: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"}, SUFFIX)
 
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Obj]:
-    return [*chart.objects(VALUES, namespace=NAMESPACE), *binding()]
+    return [*chart.objects(VALUES, namespace=NAMESPACE), *bound(READER, NAMESPACE, ROLE)]
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +50,6 @@ def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
             yield rest
         finally:
             rest.delete(paths.node(OWN))
-
-
-@pytest.fixture(scope="module")
-def figures(admin: RestClient) -> Iterator[Figures]:
-    found = Figures(version=str(admin.get("/version")["gitVersion"]))
-    yield found
-    print(found.table())  # noqa: T201 - for `pytest -s`
-    if target := os.environ.get("E2E_RIGHTS_FILE"):
-        found.write(Path(target), VALUES, "readers")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
-    made = Path(tempfile.mkdtemp(prefix="dra-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-def plain(text: str) -> str:
-    """Without names of this run."""
-    for name, stands_for in (
-        *((OWN, "node-a"), (OTHER, "node-b"), (TENANT, "tenant"), (NAMESPACE, "dra-driver")),
-        (f"-{SUFFIX}", ""),
-    ):
-        text = text.replace(name, stands_for)
-    return text
 
 
 def beside(rules: Rules, requests: Iterator[Request]) -> list[Request]:

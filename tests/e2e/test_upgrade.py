@@ -49,8 +49,9 @@ class OldProcess(DriverProcess):
         super().__init__(like.subcommand, folder, like.flags, like.environ)
 
     def command(self) -> list[str]:
-        _, *arguments = super().command()
-        return [OLD_PYTHON, "-P", *arguments]  # -P: not the code in the current folder
+        command = super().command()
+        # The installed program, not its module: that has had another name in each version.
+        return [str(Path(OLD_PYTHON).with_name("dra-driver")), *command[command.index(self.subcommand) :]]
 
 
 def is_1_34(cluster: RealCluster) -> bool:
@@ -104,7 +105,7 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 -
     node_folders: Folders,
 ) -> None:
     """Whole GPU, partitions and MPS shares: same containers, journal and CDI files; a new pod runs beside them."""
-    assert version(old.command()[0], "-P") != version(own_host.process.command()[0])
+    assert version(OLD_PYTHON, "-P") != version(own_host.process.command()[0])
     forms = Forms(cluster, namespace)
     for name, request in pods.items():
         forms.create(name, request)

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, rfc3339
+from dra_driver.core.time import rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.objects import owner_reference, uid

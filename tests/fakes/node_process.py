@@ -48,7 +48,7 @@ class DriverProcess:
             assert self.process is not None
             assert self.process.poll() is None, f"the process ended: {self.text}"
             assert time.monotonic() < deadline, f"it did not happen: {self.text}"
-            time.sleep(0.02)  # conditions ask servers: more often, and the asking is most of the work
+            time.sleep(0.05)  # conditions ask servers: more often, and the asking is most of the work
 
     def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = WAIT_S) -> tuple[int, float]:
         """Sends a signal and waits; exit status and seconds."""

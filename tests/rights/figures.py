@@ -53,6 +53,17 @@ class Figures:
         self.refused[who] = [{"what": what, "said": plain(text)} for what, text in said.items()]
 
 
+def without_names(names: Mapping[str, str], suffix: str) -> Plain:
+    """Replaces names of a run, and removes the suffix of all others."""
+
+    def plain(text: str) -> str:
+        for name, stands_for in {**names, f"-{suffix}": ""}.items():
+            text = text.replace(name, stands_for)
+        return text
+
+    return plain
+
+
 def accesses(requests: Sequence[tuple[str, str]]) -> list[Access]:
     """Those about resources."""
     return [access for request in requests if (access := Access.of_request(*request)) is not None]

@@ -26,6 +26,7 @@ def test_after_any_mix_of_claims_nothing_is_left() -> None:
     seen = ", ".join(f"{what} {count}" for what, count in sorted(found.soak.seen.items()))
     sys.stdout.write(f"60 rounds in {found.seconds:.1f} s: {seen}\n")  # pytest -s
     assert not found.soak.failures, "\n".join(found.soak.failures)
+    assert len(found.soak.prepares_ms) >= 20, f"many of 60 rounds prepare something: {seen}"
 
 
 class Node:

@@ -34,4 +34,5 @@ def test_failures_and_errors_count_and_skips_do_not(tmp_path: Path) -> None:
     cases = "".join(f'<testcase name="t">{inner}</testcase>' for inner in ("", "<failure/>", "<error/>", "<skipped/>"))
     report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     assert script.failures_in(report) == 2
-    assert script.failures_in(tmp_path / "missing.xml") == 0
+    assert script.passed_in(report) == 1
+    assert script.failures_in(tmp_path / "missing.xml") == script.passed_in(tmp_path / "missing.xml") == 0

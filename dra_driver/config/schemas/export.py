@@ -8,14 +8,15 @@ API server prunes unknown fields itself, or refuses them under ``kubectl --valid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.json import schema_components
 from pydantic import BaseModel
 
 from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.config.rules import RULES
 from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
-from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
 from dra_driver.config.schemas.gpu_policy import GpuPolicy
-from dra_driver.config.schemas.policy_status import PolicyStatusModel
+from dra_driver.core.model.gpu_node import GpuNodeStatus, PolicyStatus
 from dra_driver.core.quantity import Quantity
 
 Json = dict[str, Any]
@@ -57,7 +58,9 @@ def gpu_policy_crd() -> Json:
     schema, definitions = _generated(GpuPolicy)
     root = _structural(schema, definitions)
     longest = definitions["Metadata"]["properties"]["name"]["maxLength"]
-    root["properties"]["status"] = _structural(*_generated(PolicyStatusModel))
+    status = _structural(*_of_struct(PolicyStatus))
+    status["properties"]["conditions"] = _CONDITIONS
+    root["properties"]["status"] = status
     root["required"] = ["spec"]
     root["x-kubernetes-validations"] = [
         {"rule": f"size(self.metadata.name) <= {longest}", "message": f"names have at most {longest} characters"}
@@ -71,7 +74,7 @@ def gpu_node_crd() -> Json:
         "description": "What the node process of one node knows of its GPUs. It is named like the node, and the node"
         " process alone writes it: changes by others do not last.",
         "type": "object",
-        "properties": {"status": _structural(*_generated(GpuNodeStatusModel))},
+        "properties": {"status": _structural(*_of_struct(GpuNodeStatus))},
     }
     return _crd("GpuNode", "gpunodes", "gpuno", root, (NODE_COLUMNS, NODE_WIDE))
 
@@ -114,6 +117,23 @@ def _crd(
 def _generated(model: type[BaseModel]) -> tuple[Json, Json]:
     schema = model.model_json_schema(by_alias=True)
     return schema, schema.pop("$defs", {})
+
+
+def _of_struct(kind: type[Struct]) -> tuple[Json, Json]:
+    """As `_generated`: without defaults, which the API server would write, and with `ALWAYS` as required."""
+    _, definitions = schema_components((kind,), ref_template="#/$defs/{name}")
+    for schema in definitions.values():
+        fields = schema.get("properties")
+        if fields is None:  # an enum, whose docstring is for readers of the code
+            schema.pop("description", None)
+            continue
+        schema["description"] = schema["description"].partition("\n\n")[0]
+        for name, field in fields.items():
+            field.pop("default", None)
+            if field.pop("x-always", False):
+                schema["required"].append(name)
+        schema["required"] = [name for name in fields if name in schema["required"]]
+    return definitions[kind.__name__], definitions
 
 
 def _resolved(schema: Json, definitions: Json) -> Json:
@@ -169,8 +189,6 @@ def _compact_object(schema: Json, definitions: Json) -> Json:
 
 def _structural(written: Json, definitions: Json) -> Json:
     schema = _resolved(written, definitions)
-    if schema.get("x-conditions"):
-        return _CONDITIONS
     found: Json = {}
     if text := schema.get("description"):
         found["description"] = " ".join(text.split())
@@ -187,7 +205,7 @@ def _structural(written: Json, definitions: Json) -> Json:
         return found | {"type": "string", "enum": values}
     found["type"] = schema["type"]
     for name in ("minLength", "maxLength", "pattern", "minimum", "maximum", "maxItems", "required", "format"):
-        if name in schema:
+        if schema.get(name) not in (None, []):
             found[name] = schema[name]
     if schema["type"] == "integer":
         found["format"] = "int64"

@@ -1,23 +1,45 @@
-"""What a GpuNode says of its node, and what a GpuPolicy's status says of the fleet, as values.
+"""``GpuNode`` of gpu.dra-driver.io/v1alpha1 and the status of a GpuPolicy: the one description of their fields.
 
-The schemas with the bounds of every field are generated from ``config/schemas/``; ``config/status.py`` makes one of the
-other. The node process writes GpuNodes, and the controller adds them up to the status of policies.
+The CustomResourceDefinitions are generated from these structs, and ``config/wire.py`` writes and reads them. Every text
+and list is bounded, so that an object stays far below the 1.5 MiB of etcd. The node process alone writes the GpuNode of
+its node, which has no spec; the controller adds them up to the status of policies.
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
-from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldUsage
-from dra_driver.core.model.terms import Taint
+from dra_driver.core.model.terms import Effect
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.wire import ALWAYS
 
 MAX_GPUS: Final = 64
-MAX_POLICIES: Final = 256
-MAX_PROBLEMS: Final = 32
 MAX_NAMES: Final = 20
 """Claims and policies listed of one policy, and places listed of one outcome."""
-MAX_MESSAGE: Final = 1024
+
+MAX_TOLD: Final = 32
+"""Findings of each kind."""
+MAX_TOLD_PODS: Final = 4
+
+Word = Annotated[str, Meta(min_length=1, max_length=63)]
+Uid = Annotated[str, Meta(min_length=1, max_length=128)]
+Version = Annotated[str, Meta(min_length=1, max_length=128)]
+Line = Annotated[str, Meta(min_length=1, max_length=253)]
+ClaimName = Annotated[str, Meta(min_length=1, max_length=317)]
+Sentence = Annotated[str, Meta(min_length=1, max_length=1024)]
+Time = Annotated[str, Meta(min_length=1, max_length=32, extra_json_schema={"format": "date-time"})]
+"""RFC 3339 in UTC."""
+GpuNames = Annotated[tuple[Word, ...], Meta(max_length=MAX_GPUS)]
+PolicyNames = Annotated[tuple[Word, ...], Meta(max_length=MAX_NAMES)]
+ClaimNames = Annotated[tuple[ClaimName, ...], Meta(max_length=MAX_NAMES)]
+Count = Annotated[int, Meta(ge=0, le=1024)]
+Generation = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Total = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+def _says(description: str) -> Meta:
+    return Meta(description=description)
 
 
 class PublishedForm(StrEnum):
@@ -29,12 +51,19 @@ class PublishedForm(StrEnum):
     SHARED = "Shared"
 
 
+OfferedForm = Annotated[PublishedForm, Meta(extra_json_schema={"enum": ["Whole", "Partitions", "Shared"]})]
+
+
 class HealthWord(StrEnum):
-    """`UNKNOWN`: not every error can be seen, or health is not watched."""
+    """`UNKNOWN`: not every error can be seen, or health is not watched. Words of later versions are unknown, too."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
     UNKNOWN = "Unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "HealthWord":  # noqa: ARG003 - the signature of StrEnum
+        return cls.UNKNOWN
 
 
 class PolicyOrigin(StrEnum):
@@ -55,92 +84,248 @@ class PolicyState(StrEnum):
     OUTRANKED = "Outranked"
 
 
-class NodeGpu(Struct, frozen=True, kw_only=True):
-    """One GPU. ``memory`` is a quantity; ``policy`` is "" where none applies; ``message`` is about its health."""
+class NodeSummary(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The lists below in words, for the columns of kubectl."""
 
-    name: str
-    uuid: str
-    product_name: str | None = None
-    memory: str | None = None
-    offered_as: tuple[PublishedForm, ...] = ()
-    used_as: PublishedForm = PublishedForm.FREE
-    policy: str = ""
-    waiting: str | None = None
-    health: HealthWord = HealthWord.HEALTHY
-    causes: tuple[str, ...] = ()
-    message: str | None = None
-    taints: tuple[Taint, ...] = ()
+    gpus: Annotated[Count, _says("How many GPUs the node process knows.")]
+    products: Annotated[Line | None, _says("What they are, such as 8 x NVIDIA H100 80GB HBM3.")] = None
+    used_as: Annotated[Line | None, _says("How they are used, such as 6 Free, 2 Whole.")] = None
+    health: Annotated[Line | None, _says("Healthy, or which GPUs are not and why.")] = None
+    policies: Annotated[Line | None, _says("The policies in force, then those that are not, with why.")] = None
+    usage: Annotated[Line | None, _says("Claims over their grant, idle claims, GPUs with processes of no claim.")] = (
+        None
+    )
+    problems: Annotated[Count, _says("How many problems are listed.")]
+    problem: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=120)] | None,
+        _says("The first of them, cut to the length of a column."),
+    ] = None
 
 
-class NodePolicy(Struct, frozen=True, kw_only=True):
-    """A policy that selects GPUs of the node. ``gpus`` and the lists after it are names of GPUs (``gpu-0``).
+class NodeTaint(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A taint of the GPU's devices."""
 
-    ``generation`` is that of the object, None for a file. ``waiting_for`` are claims as ``namespace/name``. A refused
-    policy may be one that cannot be read: it has no ``gpus`` then.
+    key: ClaimName
+    value: Annotated[str, Meta(max_length=63)] = ""
+    effect: Effect
+
+
+class NodeGpu(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One GPU of the node."""
+
+    name: Annotated[Word, _says("The name of its device, gpu-N.")]
+    uuid: Annotated[Annotated[str, Meta(min_length=1, max_length=64)], _says("As nvidia-smi -L prints it.")]
+    product_name: Annotated[Version | None, _says("As NVML prints it.")] = None
+    memory: Annotated[Word | None, _says("All of its memory, as a quantity such as 81559Mi.")] = None
+    offered_as: Annotated[
+        tuple[OfferedForm, ...],
+        Meta(max_length=3, description="The forms that new claims may have; none for a GPU that is hidden."),
+        ALWAYS,
+    ] = ()
+    used_as: Annotated[PublishedForm, _says("The form that prepared claims have of it."), ALWAYS] = PublishedForm.FREE
+    policy: Annotated[str, Meta(max_length=63, description="The policy that applies; none without one.")] = ""
+    waiting: Annotated[Sentence | None, _says("Which newer terms wait until the GPU is free.")] = None
+    health: Annotated[HealthWord, _says("Unknown: not every error can be seen, or health is not watched."), ALWAYS] = (
+        HealthWord.HEALTHY
+    )
+    causes: Annotated[
+        tuple[Word, ...], Meta(max_length=16, description="Causes of its health, as in docs/health.md.")
+    ] = ()
+    message: Annotated[Sentence | None, _says("Its health in words.")] = None
+    taints: Annotated[tuple[NodeTaint, ...], Meta(max_length=16, description="Taints of the whole GPU's device.")] = ()
+
+
+class NodePolicy(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A policy that selects GPUs of this node, or would if it were valid. One that cannot be read has no GPUs."""
+
+    name: Word
+    origin: Annotated[PolicyOrigin, _says("A GpuPolicy object, or a file on the node.")] = field(name="source")
+    generation: Annotated[Generation | None, _says("The object's metadata.generation that this is about.")] = None
+    state: Annotated[
+        PolicyState,
+        _says(
+            "InForce: on at least one GPU, and nowhere worse. Waiting: a GPU is in use in a form that the"
+            " policy ends. Refused: it is wrong, or the set that it is part of. Conflicting: another policy of the same"
+            " priority says something else. Outranked: others of higher priority apply to all of its GPUs."
+        ),
+    ]
+    gpus: Annotated[GpuNames, _says("The GPUs that it selects."), ALWAYS] = ()
+    in_force: Annotated[GpuNames, _says("Those on which it is in force.")] = ()
+    waiting: Annotated[GpuNames, _says("Those on which it waits for claims to end.")] = ()
+    conflicting: Annotated[GpuNames, _says("Those on which it conflicts.")] = ()
+    conflicts_with: Annotated[PolicyNames, _says("The policies with which it conflicts.")] = ()
+    waiting_for: Annotated[ClaimNames, _says("The claims that it waits for, as namespace/name.")] = ()
+    message: Annotated[Sentence | None, _says("Why it is not in force.")] = None
+
+
+class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Something that keeps the node from serving all of its GPUs, or less of them. ``reason`` is a CamelCase word."""
+
+    reason: Word
+    message: Sentence
+
+
+class ToldPod(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A pod in the claim's namespace."""
+
+    name: Line
+    uid: Uid
+
+
+Processes = Annotated[int, Meta(ge=0, le=100_000, description="How many processes there were.")]
+
+
+class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A claim whose processes together have more memory of a shared GPU than was granted."""
+
+    namespace: Line
+    claim: Annotated[Line, _says("The ResourceClaim's name.")]
+    claim_uid: Uid
+    gpu: Annotated[Word, _says("The name of the GPU's device, gpu-N.")]
+    pods: Annotated[
+        tuple[ToldPod, ...],
+        Meta(
+            max_length=MAX_TOLD_PODS,
+            description="Pods of the claim that have the memory, the one with most first.",
+        ),
+    ]
+    used: Annotated[Word, _says("The most that was seen, as a quantity.")]
+    granted: Annotated[Word, _says("What the claim was allocated, as a quantity.")]
+    processes: Processes
+    since: Annotated[Time, _says("RFC 3339.")]
+    action: Annotated[
+        OverGrantAction,
+        _says("Evict: the controller evicts the first of the pods after the grace time, if it may."),
+        ALWAYS,
+    ] = OverGrantAction.REPORT
+    grace_s: Annotated[int, Meta(ge=0, le=86400, description="The policy's grace time.")] = field(name="graceSeconds")
+
+
+class ToldForeign(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Processes on a GPU that belong to no claim that has it."""
+
+    gpu: Annotated[Word, _says("The name of the GPU's device, gpu-N.")]
+    processes: Processes
+    memory: Annotated[Word | None, _says("What they have together, as a quantity.")] = None
+    since: Annotated[Time, _says("RFC 3339.")]
+    commands: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
+        Meta(max_length=5, description="Names of their programs, which they choose themselves."),
+        ALWAYS,
+    ] = ()
+
+
+class ToldIdle(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A claim that does not use its devices."""
+
+    namespace: Line
+    claim: Annotated[Line, _says("The ResourceClaim's name.")]
+    claim_uid: Uid
+    since: Annotated[Time, _says("RFC 3339.")]
+    action: Annotated[
+        IdleAction,
+        _says("Reclaim: the controller evicts the claim's pods after as many minutes more, if it may."),
+        ALWAYS,
+    ] = IdleAction.REPORT
+    after_min: Annotated[int, Meta(ge=1, le=10080, description="The policy's minutes.")] = field(name="afterMinutes")
+
+
+class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the usage exporter found on this node, as far as the node process believes it.
+
+    The controller evicts from what stands here and nothing else.
     """
 
-    name: str
-    origin: PolicyOrigin
-    state: PolicyState
-    generation: int | None = None
-    gpus: tuple[str, ...] = ()
-    in_force: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-    conflicting: tuple[str, ...] = ()
-    conflicts_with: tuple[str, ...] = ()
-    waiting_for: tuple[str, ...] = ()
-    message: str | None = None
+    checked_at: Annotated[
+        Time | None,
+        _says(
+            "Renewed while the controller is asked to act, at least every other minute; it does not act on old entries."
+        ),
+    ] = None
+    over_grant: Annotated[
+        tuple[ToldOverGrant, ...], Meta(max_length=MAX_TOLD, description="Claims over their grant.")
+    ] = ()
+    unattributed: Annotated[
+        tuple[ToldForeign, ...], Meta(max_length=MAX_TOLD, description="GPUs with processes of no claim.")
+    ] = ()
+    idle: Annotated[tuple[ToldIdle, ...], Meta(max_length=MAX_TOLD, description="Claims without use.")] = ()
+
+    @property
+    def asks(self) -> bool:
+        """Whether the controller is asked to act."""
+        evicts = any(each.action is OverGrantAction.EVICT for each in self.over_grant)
+        return evicts or any(each.action is IdleAction.RECLAIM for each in self.idle)
 
 
-class NodeProblem(Struct, frozen=True, kw_only=True):
-    """``reason`` is one word in CamelCase, ``message`` a sentence."""
-
-    reason: str
-    message: str
+NO_USAGE: Final = ToldUsage()
 
 
-class GpuNodeStatus(Struct, frozen=True, kw_only=True):
-    """The status of one GpuNode without the time of its last change. Versions are as their sources print them."""
+class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the node process knows of its GPUs, as of its last change.
 
-    driver_name: str
-    node_process_version: str | None = None
-    driver_version: str | None = None
-    nvml_version: str | None = None
-    cuda_version: str | None = None
-    toolkit_version: str | None = None
-    container_runtime_version: str | None = None
-    kernel_version: str | None = None
-    gpus: tuple[NodeGpu, ...] = ()
-    policies: tuple[NodePolicy, ...] = ()
-    problems: tuple[NodeProblem, ...] = ()
-    usage: ToldUsage = NO_USAGE
+    ``observed_at`` and ``summary`` are set only where the object is written.
+    """
+
+    observed_at: Annotated[
+        Time | None, _says("When this was written. It is written when it changes, and not otherwise."), ALWAYS
+    ] = None
+    driver_name: Annotated[Word, _says("The DRA driver's name in claims and slices.")]
+    node_process_version: Annotated[Version | None, _says("The version of this project on the node.")] = None
+    driver_version: Annotated[Version | None, _says("The NVIDIA driver's version.")] = None
+    nvml_version: Annotated[Version | None, _says("NVML's own version.")] = None
+    cuda_version: Annotated[Version | None, _says("The newest CUDA that the NVIDIA driver supports.")] = None
+    toolkit_version: Annotated[Version | None, _says("The version of the NVIDIA Container Toolkit's CDI hook.")] = None
+    container_runtime_version: Annotated[Version | None, _says("As the Node object says it.")] = None
+    kernel_version: Annotated[Version | None, _says("As the Node object says it.")] = None
+    summary: Annotated[NodeSummary | None, _says("The lists below in words, for the columns of kubectl."), ALWAYS] = (
+        None
+    )
+    gpus: Annotated[tuple[NodeGpu, ...], Meta(max_length=MAX_GPUS, description="The GPUs of the node."), ALWAYS] = ()
+    policies: Annotated[
+        tuple[NodePolicy, ...],
+        Meta(max_length=256, description="Policies that select GPUs of this node."),
+        ALWAYS,
+    ] = ()
+    problems: Annotated[
+        tuple[NodeProblem, ...], Meta(max_length=32, description="What is wrong, in sentences."), ALWAYS
+    ] = ()
+    usage: Annotated[ToldUsage, _says("What the usage exporter found, as far as the node process believes it.")] = (
+        NO_USAGE
+    )
 
 
-class PolicyPlace(Struct, frozen=True, kw_only=True):
-    """GPUs of one node in the status of a policy."""
+class PolicyPlace(Struct, frozen=True, kw_only=True, rename="camel"):
+    """GPUs of one node."""
 
-    node: str
-    gpus: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    policies: tuple[str, ...] = ()
-    message: str | None = None
-
-
-class PolicyCount(Struct, frozen=True, kw_only=True):
-    """Nodes and GPUs of the fleet, and the first `MAX_NAMES` of them by the nodes' names."""
-
-    nodes: int = 0
-    gpus: int = 0
-    places: tuple[PolicyPlace, ...] = ()
+    node: Line
+    gpus: Annotated[GpuNames, _says("Names of the GPUs' devices.")] = ()
+    claims: Annotated[
+        tuple[Line, ...],
+        Meta(max_length=MAX_NAMES, description="The claims that the policy waits for, as namespace/name."),
+    ] = ()
+    policies: Annotated[PolicyNames, _says("The policies with which it conflicts.")] = ()
+    message: Annotated[Sentence | None, _says("Why, in words.")] = None
 
 
-class PolicyStatus(Struct, frozen=True, kw_only=True):
-    """What the fleet made of one policy; its conditions are the writer's business."""
+class PolicyCount(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many nodes and GPUs of the fleet, and the first of them by the nodes' names."""
 
-    observed_generation: int | None = None
-    selected: PolicyCount = PolicyCount()
-    in_force: PolicyCount = PolicyCount()
-    waiting: PolicyCount = PolicyCount()
-    refused: PolicyCount = PolicyCount()
-    conflicting: PolicyCount = PolicyCount()
-    outranked: PolicyCount = PolicyCount()
+    nodes: Annotated[Total, ALWAYS] = 0
+    gpus: Annotated[Total, ALWAYS] = 0
+    places: Annotated[tuple[PolicyPlace, ...], Meta(max_length=MAX_NAMES, description="The first of them.")] = ()
+
+
+class PolicyStatus(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What nodes made of the policy, as last observed. The controller adds ``conditions``."""
+
+    observed_generation: Annotated[Generation | None, _says("The generation of the policy that this is about.")] = None
+    selected: Annotated[PolicyCount, _says("What the policy selects.")] = PolicyCount()
+    in_force: Annotated[PolicyCount, _says("Where it is in force.")] = PolicyCount()
+    waiting: Annotated[PolicyCount, _says("Where it waits until claims end that use a GPU in another form.")] = (
+        PolicyCount()
+    )
+    refused: Annotated[PolicyCount, _says("Where nodes refuse it, or the set it is part of.")] = PolicyCount()
+    conflicting: Annotated[PolicyCount, _says("Where a policy of the same priority says something else.")] = (
+        PolicyCount()
+    )
+    outranked: Annotated[PolicyCount, _says("Where a policy of higher priority applies.")] = PolicyCount()

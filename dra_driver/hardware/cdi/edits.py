@@ -170,10 +170,7 @@ def device_node(root: DriverRoot, path: str, numbers: NodeNumbers, *, file_mode:
 
 
 def simulated_claim_edits(claim: ClaimUid) -> ContainerEdits:
-    """Edits of a claim on simulated GPUs: a variable by which the containers' processes are found in /proc.
-
-    The UID is in the variable's name because CDI replaces variables of the same name.
-    """
+    """A variable by which the containers' processes are found in /proc; named by UID, as CDI replaces equal names."""
     return ContainerEdits(env=(f"{SIMULATED_CLAIM}_{claim.replace('-', '_')}={claim}",))
 
 

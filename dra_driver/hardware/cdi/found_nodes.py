@@ -33,7 +33,6 @@ class Capability(Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """The node's path in containers."""
         return f"/dev/nvidia-caps/nvidia-cap{self.minor}"
 
 

@@ -106,12 +106,10 @@ class Library(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Inside path of its folder."""
         return self.path.rpartition("/")[0]
 
     @property
     def file_name(self) -> str:
-        """Name of the real file."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -136,7 +134,6 @@ class FolderState(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: str) -> "FolderState":
-        """The present state; an unreadable folder counts as missing."""
         try:
             status = os.stat(path)  # noqa: PTH116 - on the path of every prepare
         except OSError:

@@ -53,12 +53,10 @@ class CdiNames:
 
     @property
     def common_id(self) -> str:
-        """Qualified name of the base device, given to the runtime with every device of a claim."""
         return f"{self.device_kind}={COMMON}"
 
     @property
     def base_file_name(self) -> str:
-        """File name of the base document."""
         return f"{self.vendor}-device_base.json"
 
     @property
@@ -98,7 +96,6 @@ class CdiNames:
         return ClaimUid(match[1]) if match else None
 
     def is_temporary(self, file_name: str) -> bool:
-        """Whether ``file_name`` is a temporary file of this driver."""
         return self._temporary.fullmatch(file_name) is not None
 
 

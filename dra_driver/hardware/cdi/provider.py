@@ -200,7 +200,6 @@ class CdiProvider:
             return self._base or self._rebuild()[0]
 
     def _rebuild(self) -> tuple[_Base, bool]:
-        """`refresh` with the lock held: the new base, and whether the file changed."""
         majors = self._new_majors()
         root = self._locate()
         files = discover(root)

@@ -46,7 +46,6 @@ class FolderWatch:
 
     @property
     def descriptor(self) -> int:
-        """Becomes readable when a folder changes (poll(2)); negative without inotify."""
         return self._descriptor
 
     @property
@@ -55,7 +54,6 @@ class FolderWatch:
         return self._complete
 
     def is_quiet(self) -> bool:
-        """Whether nothing has changed since the last `arm`."""
         return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
 
     def arm(self) -> None:

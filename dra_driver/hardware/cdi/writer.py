@@ -27,14 +27,10 @@ FileIdentity = tuple[int, int, int, int, int, int]
 
 
 class FileAge(Struct, frozen=True, kw_only=True):
-    """A plain file's modification time, seconds since the epoch."""
-
     modified_s: float
 
 
 class Files:
-    """The real file system. Stateless and thread-safe."""
-
     def make_folder(self, folder: str) -> None:
         """Create ``folder`` with mode 0755 whatever the umask, parents included; a folder that exists is left alone."""
         if os.path.isdir(folder):  # noqa: PTH112
@@ -52,7 +48,6 @@ class Files:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write all of ``data``."""
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -62,19 +57,15 @@ class Files:
         os.fchmod(fd, mode)
 
     def sync(self, fd: int) -> None:
-        """Wait until the file's content is on disk."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
-        """Close a descriptor."""
         os.close(fd)
 
     def replace(self, source: str, target: str) -> None:
-        """Rename ``source`` to ``target`` atomically."""
         os.replace(source, target)  # noqa: PTH105
 
     def sync_folder(self, folder: str) -> None:
-        """Wait until the folder's entries are on disk."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -96,7 +87,6 @@ class Files:
             os.close(fd)
 
     def list(self, folder: str) -> list[str]:
-        """Names in ``folder``; none when it is missing."""
         try:
             return os.listdir(folder)  # noqa: PTH208 - names, not paths
         except FileNotFoundError:
@@ -175,7 +165,6 @@ class CdiWriter:
 
     @property
     def directory(self) -> str:
-        """The CDI directory."""
         return self._directory
 
     def write_base(self, spec: CdiSpec) -> bool:
@@ -213,7 +202,6 @@ class CdiWriter:
         return self._remove(self._names.claim_file_name(uid))
 
     def claim_uids(self) -> frozenset[ClaimUid]:
-        """UIDs of the claims that have a file."""
         return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:

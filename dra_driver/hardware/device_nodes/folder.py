@@ -17,8 +17,6 @@ _MAX_LINKS: Final = 4
 
 
 class Found(StrEnum):
-    """What is at a node's path."""
-
     MISSING = "missing"
     DEVICE = "character device"
     LINK = "symbolic link"
@@ -40,8 +38,6 @@ Stamp = tuple[int, int, int] | None
 
 
 class LinkState(StrEnum):
-    """What is at a node's place in ``/dev/char``."""
-
     RIGHT = "right"
     MISSING = "missing"
     WRONG = "wrong"

@@ -93,8 +93,6 @@ def _parsed(data: bytes) -> Majors:
 
 
 class NodeNumbers(Struct, frozen=True, kw_only=True):
-    """Major and minor of a character device."""
-
     major: int
     minor: int
 
@@ -128,8 +126,6 @@ _CAPABILITY_NODE: Final = re.compile(rf"{CAPABILITIES}/nvidia-cap([0-9]{{1,7}})"
 
 
 class NodeKind(StrEnum):
-    """Which module a node belongs to."""
-
     GPU = "gpu"
     CONTROL = "control"
     UVM = "uvm"
@@ -174,7 +170,6 @@ def _major(kind: NodeKind, majors: Majors) -> int | None:
 
 
 def char_link(numbers: NodeNumbers) -> str:
-    """Path of the node's link in ``/dev/char``."""
     return f"/dev/char/{numbers.major}:{numbers.minor}"
 
 

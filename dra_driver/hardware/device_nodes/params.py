@@ -36,12 +36,10 @@ class NodeParams(Struct, frozen=True, kw_only=True):
 
     @property
     def open_to_all(self) -> bool:
-        """Whether every user may read and write the nodes."""
         return self.mode & _OTHERS == _OTHERS
 
 
 def params_path(proc_driver: str = "/proc/driver") -> str:
-    """Path of the module's parameters below its folder in ``/proc``."""
     return f"{proc_driver}/nvidia/params"
 
 

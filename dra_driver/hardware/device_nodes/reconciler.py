@@ -85,21 +85,17 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Problems:
-    """The present problems by kind and path. For one thread at a time."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._found: dict[tuple[str, ProblemKind], tuple[str, float]] = {}
 
     def put(self, kind: ProblemKind, path: str, text: str | None) -> None:
-        """Replace the problem of this kind and path; None for none."""
         if text is None:
             self._found.pop((path, kind), None)
         else:
             self._found[path, kind] = (text, self._clock() + KEEP_S)
 
     def current(self) -> tuple[Problem, ...]:
-        """In the order of the paths."""
         now = self._clock()
         self._found = {key: value for key, value in self._found.items() if value[1] > now}
         return tuple(
@@ -191,7 +187,6 @@ class DeviceNodeReconciler:
             log.debug("a device node is not as it should be", extra={"reason": error})
 
     def _keep(self, paths: Iterable[str]) -> None:
-        """Have the nodes at these paths and those of every container."""
         majors = self._majors()
         if majors is None:
             return
@@ -266,7 +261,6 @@ class DeviceNodeReconciler:
 
 
 def _expected(paths: Iterable[str], majors: Majors) -> Iterator[_Node]:
-    """Those of the paths whose module is loaded."""
     for path in paths:
         kind, numbers = kind_of(path), expected_numbers(path, majors)
         if kind is not None and numbers is not None:

@@ -161,7 +161,6 @@ class Running:
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: float, stdin: str = "") -> Ended:
-    """Run it to its end or for ``within_s`` seconds. Raises OSError when it cannot be started."""
     return Running(arguments, environment=environment, within_s=within_s, stdin=stdin).wait()
 
 

@@ -37,7 +37,6 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
         self._normalise("host_dev_root", self.host_dev_root or (host_root if dev_root == root else dev_root))
 
     def _normalise(self, name: str, given: str) -> str:
-        """Store the path without a trailing slash, so that ``/`` becomes the empty prefix."""
         path = str(given) or "/"
         if not path.startswith("/"):
             raise ConfigurationError(
@@ -63,19 +62,15 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
         return self.host_root == ""
 
     def here(self, inside: str) -> str:
-        """This process' path of ``inside``."""
         return self.root + inside
 
     def host(self, inside: str) -> str:
-        """The runtime's path of ``inside``."""
         return self.host_root + inside
 
     def dev_here(self, path: str) -> str:
-        """This process' path of a device node such as ``/dev/nvidia0``."""
         return self.dev_root + path
 
     def dev_host(self, path: str) -> str:
-        """The runtime's path of a device node."""
         return self.host_dev_root + path
 
 

@@ -200,5 +200,4 @@ def library_folder(root: str) -> str | None:
 
 
 def is_own(root: str) -> bool:
-    """Whether the root is this process' own."""
     return root in ("", "/")

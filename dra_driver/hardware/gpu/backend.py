@@ -89,9 +89,7 @@ class Detachable(Protocol):
 class ComputeModes(Protocol):
     """Compute modes of GPUs. Thread-safety and errors as `GpuControl`."""
 
-    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
-        """The GPU's compute mode."""
-        ...
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode: ...
 
     def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
         """Set the compute mode. It does not survive a reboot."""
@@ -217,18 +215,10 @@ TIME_SLICE: Final = "time-slice"
 class GpuNotes(Protocol):
     """Durable notes about what this driver changed on a GPU. Raises StorageError."""
 
-    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
-        """The note's value, None without a note."""
-        ...
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None: ...
 
-    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
-        """Write it; durable on return."""
-        ...
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None: ...
 
-    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
-        """Remove it if it exists; durable on return."""
-        ...
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None: ...
 
-    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
-        """GPUs that have such a note."""
-        ...
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]: ...

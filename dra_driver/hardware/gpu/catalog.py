@@ -19,8 +19,6 @@ MODELS_FILE = Path(__file__).with_name("models.yaml")
 
 
 class Engines(Struct, frozen=True, kw_only=True):
-    """Hardware engines of a MIG instance; None where the count is not known."""
-
     copy: int | None
     decoder: int | None
     encoder: int | None
@@ -92,7 +90,6 @@ def models() -> Mapping[str, GpuModel]:
 
 
 def model(key: str) -> GpuModel:
-    """The board called ``key``. Raises ConfigurationError that names the nearest keys."""
     found = models().get(key)
     if found is None:
         raise ConfigurationError(f"unknown GPU model {key!r}: {suggest(key, models())}")

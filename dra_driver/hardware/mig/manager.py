@@ -39,10 +39,7 @@ Result = TypeVar("Result")
 
 
 class BusyRetry:
-    """One time limit for all steps of an operation. For one thread.
-
-    A monitor such as dcgm opens a GPU for moments at a time, so several short pauses succeed where one long one fails.
-    """
+    """One time limit for all steps. Several short pauses, because monitors such as dcgm open a GPU for moments."""
 
     def __init__(self, within_s: float, *, sleep: Sleep, clock: Clock) -> None:
         self._sleep = sleep
@@ -52,19 +49,14 @@ class BusyRetry:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the start."""
         return self._clock() - self._began
 
     @property
     def left_s(self) -> float:
-        """Seconds until the limit, never negative."""
         return max(self._until - self._clock(), 0.0)
 
     def attempt(self, step: Callable[[], Result]) -> Result:
-        """Return what ``step`` returns, repeating it after GpuBusyError while time is left.
-
-        ``step`` runs at least once. Raises the last GpuBusyError when time is over, and other errors at once.
-        """
+        """Return what ``step`` returns, repeated after GpuBusyError while time is left; it runs at least once."""
         backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
             try:
@@ -90,18 +82,15 @@ def what_to_do(holders: str | None) -> str:
 
 
 def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception, holders: str | None) -> str:
-    """MIG mode cannot be switched because a process uses the GPU."""
     tried = f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s"
     return f"{tried}: {error}; {what_to_do(holders)}"
 
 
 def creation_is_busy(wanted: PartitionId, waited_s: float, error: Exception, holders: str | None) -> str:
-    """A GPU instance cannot be created because a process uses the GPU."""
     return f"{wanted} cannot be created, tried for {waited_s:.0f} s: {error}; {what_to_do(holders)}"
 
 
 def mode_not_owned(gpu: GpuUuid) -> str:
-    """A claim needs the whole GPU, but an administrator switched MIG mode on."""
     return (
         f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
         f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions instead"
@@ -109,7 +98,6 @@ def mode_not_owned(gpu: GpuUuid) -> str:
 
 
 def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
-    """A claim needs the whole GPU, but GPU instances exist on it."""
     return (
         f"{gpu} cannot be used as a whole: it still has {_listed(left)}; "
         "remove instances that this driver did not create with `nvidia-smi mig -dci` and `-dgi`"
@@ -117,7 +105,6 @@ def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
 
 
 def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
-    """The partition exists already, and this driver did not create it."""
     return (
         f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
         "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled again, or "
@@ -126,13 +113,11 @@ def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
 
 
 def memory_slices_taken(wanted: PartitionId, size: int, overlapping: Sequence[MigInstance]) -> str:
-    """Other instances overlap the wanted partition."""
     last = wanted.start + size - 1
     return f"{wanted} needs memory slices {wanted.start} to {last}, and these are taken by {_listed(overlapping)}"
 
 
 def not_listed(wanted: PartitionId, gi_id: int) -> str:
-    """The NVIDIA driver reported success and does not list the instance."""
     return (
         f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable compute instance"
     )
@@ -141,13 +126,11 @@ def not_listed(wanted: PartitionId, gi_id: int) -> str:
 def partition_is_busy(
     partition: PartitionId, instance: MigInstance, waited_s: float, error: Exception, holders: str | None
 ) -> str:
-    """An instance cannot be destroyed because a process uses it."""
     tried = f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s"
     return f"{tried}: {error}; {what_to_do(holders)}"
 
 
 def cleanup_failed(first: Exception, second: Exception) -> str:
-    """Creating failed with ``first``, and removing the incomplete instance failed with ``second``."""
     return f"{first}; and the incomplete instance could not be removed, which the driver tries again: {second}"
 
 
@@ -181,9 +164,7 @@ class CreationWatch(Protocol):
         """A process kept the GPU from being cut for as long as creating was tried."""
         ...
 
-    def created(self, partition: PartitionId) -> None:
-        """The partition was created."""
-        ...
+    def created(self, partition: PartitionId) -> None: ...
 
 
 def _unknown_holders(_gpu: GpuUuid) -> None:

@@ -37,7 +37,6 @@ class CutRefusals(Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> bool:
-        """Whether partitions that do not exist yet are withheld."""
         return self.withheld_since is not None
 
 

@@ -52,10 +52,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """The child's view of the file system.
-
-    ``root`` is the driver's root, or '' for this process' own. ``parent`` is the process that creates this value.
-    """
+    """The child's view of the file system. ``root`` is the driver's root, or '' for this process's own."""
 
     pipe: Path
     log: Path
@@ -221,7 +218,6 @@ class ControlProgram(Struct, frozen=True, kw_only=True):
 
 
 def defaults(daemon: MpsDaemon) -> tuple[str, ...]:
-    """The commands that set a daemon's limits, in order."""
     percentage = daemon.default_percentage
     limits = sorted(daemon.memory_limits.items())
     return (

@@ -29,9 +29,9 @@ from dra_driver.hardware.sharing.mps_files import (
     MAX_DAEMONS,
     MAX_LIMIT_MIB,
     DaemonFolder,
+    DaemonStatus,
     MpsDaemon,
     MpsFolders,
-    Status,
 )
 
 _MIB: Final = 2**20
@@ -203,15 +203,12 @@ class MpsClient:
             log.info("MPS daemon gone", extra={"daemon": daemon_id})
 
     def daemons(self) -> tuple[str, ...]:
-        """Ids of all requested daemons that are not completely released, incomplete ones included, ascending."""
         return self._folders.ids()
 
     def daemon(self, daemon_id: str) -> MpsDaemon | None:
-        """The daemon as requested; None for an unknown id, or when the requesting process died before writing it."""
         return self._folders.of(daemon_id).read_any()
 
     def directories(self, daemon_id: str) -> MpsDirectories:
-        """The folders through which clients connect. Raises MpsUnavailableError before the daemon was first ready."""
         folder = self._folders.of(daemon_id)
         status = folder.read_status()
         if status is None or not status.shm.startswith("/"):
@@ -293,7 +290,7 @@ class MpsClient:
 _ADVICE: Final = "the daemon's log is beside its pipes on the node, the host's is that of the pod dra-driver-mps-host"
 
 
-def _said(status: Status | None) -> str:
+def _said(status: DaemonStatus | None) -> str:
     if status is None:
         return "this node's dra-driver mps-host has not taken it up"
     return f"{status.state}, {status.reason}" if status.reason else status.state

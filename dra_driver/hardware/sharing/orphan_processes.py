@@ -71,7 +71,6 @@ def _kill(pid: int, mark: str, under: Path) -> None:
 
 
 def _cgroup(proc: Path, pid: int) -> bytes | None:
-    """The cgroups of the process, as the kernel writes them; None when it has ended."""
     try:
         return _read(f"{proc}/{pid}/cgroup", _MAX_CGROUP)
     except OSError:

@@ -7,7 +7,7 @@ from dra_driver.core.telemetry import logs
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.kubeconfig import Kubeconfig
-from dra_driver.kube.rest import RestClient, Timeouts
+from dra_driver.kube.rest import RestClient, Timeouts, pages
 from dra_driver.kubectl.commands.kubeconfig import SERVICE_ACCOUNT_DIR
 
 # A prompt waits no longer than this; the API server returns the first names of a larger collection.
@@ -26,7 +26,7 @@ def names_in_cluster(kind: str, namespace: str, kubeconfig: str, context: str = 
         return chosen.names(os.environ)
     rest = RestClient(Connection.load(chosen.path, context=chosen.context), timeouts=_TIMEOUTS)
     namespace = namespace or chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
-    page = rest.get(_path(kind, namespace), {"limit": str(MOST)})
+    page = next(pages(rest.get, _path(kind, namespace), limit=MOST))
     return [str(item["metadata"]["name"]) for item in page["items"]]
 
 

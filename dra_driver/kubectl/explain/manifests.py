@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kube.state_shapes import misfit
+from dra_driver.kube.shapes import misfit
 from dra_driver.kubectl.explain.objects import Wire, name_of, namespace_of, spec_of
 
 MAX_PODS: Final = 64

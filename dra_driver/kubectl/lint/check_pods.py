@@ -31,7 +31,7 @@ class PodChecker:
         declared: dict[str, Spot | None] = {}
         classes: set[str] = set()
         for entry in pod.each("resourceClaims"):
-            fields.check(entry, "PodClaim")
+            fields.check(entry, "PodResourceClaim")
             name = entry.string("name")
             if name and name in declared:
                 message = f"two claims of the pod are named {name[:80]!r}"

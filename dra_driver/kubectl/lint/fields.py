@@ -1,67 +1,70 @@
 """Checks the fields of DRA objects: unknown fields, missing fields and wrong types.
 
-The table follows k8s.io/api resource/v1 (1.36, with alpha fields of 1.37) and v1beta1 where it differs. Of pods it has
-only the fields that name claims.
+Types are the structs of ``kube/objects/`` (1.36), with alpha fields of 1.37, and v1beta1 where it differs. Of pods only
+the fields that name claims are checked.
 """
 
 import difflib
+import types
 from collections.abc import Mapping
 from functools import cache
-from typing import Final
+from typing import Any, Final, get_args, get_origin
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.objects import core, meta, resource
+from dra_driver.kube.shapes import described
 from dra_driver.kubectl.lint.manifest import Manifest
 from dra_driver.kubectl.lint.nodes import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 
-_TOP: Final = "apiVersion:str kind:str metadata!:Meta"
-_REQUESTED: Final = (
-    "deviceClassName!:str selectors:[]Selector allocationMode:str count:int tolerations:[]Toleration"
-    " capacity:Capacity derivedAttributes:[]any"
-)
-_TYPES: Final[Mapping[str, str]] = {
-    "DeviceClass": f"{_TOP} spec:ClassSpec",
-    "ResourceClaim": f"{_TOP} spec!:ClaimSpec status:any",
-    "ResourceClaimTemplate": f"{_TOP} spec!:TemplateSpec",
-    "Meta": (
-        "name:str generateName:str namespace:str labels:map annotations:map uid:str resourceVersion:any generation:int"
-        " creationTimestamp:any deletionTimestamp:any deletionGracePeriodSeconds:int finalizers:[]str"
-        " ownerReferences:[]any managedFields:[]any selfLink:str"
-    ),
-    "ClassSpec": "selectors:[]Selector config:[]ClassConfig extendedResourceName:str",
-    "TemplateSpec": "metadata:Meta spec!:ClaimSpec",
-    "ClaimSpec": "devices:DeviceClaim",
-    "DeviceClaim": "requests:[]Request constraints:[]Constraint config:[]ClaimConfig",
-    "Request": "name!:str exactly:Exact firstAvailable:[]Subrequest",
-    "FlatRequest": f"name!:str adminAccess:bool firstAvailable:[]Subrequest {_REQUESTED.replace('!', '')}",
-    "Exact": f"adminAccess:bool {_REQUESTED}",
-    "Subrequest": f"name!:str {_REQUESTED}",
-    "Selector": "cel!:Cel",
-    "Cel": "expression!:str",
-    "Toleration": "key:str operator:str value:str effect:str tolerationSeconds:int",
-    "Capacity": "requests:quantities",
-    "Constraint": "requests:[]str matchAttribute:str distinctAttribute:str",
-    "ClaimConfig": "requests:[]str opaque!:Opaque",
-    "ClassConfig": "opaque!:Opaque",
-    "Opaque": "driver!:str parameters!:any",
-    "PodClaim": "name!:str resourceClaimName:str resourceClaimTemplateName:str",
-    "ContainerClaim": "name!:str request:str",
+_ALPHA: Final = {"derivedAttributes": ("[]any", False)}
+"""Fields of Kubernetes 1.37."""
+_MORE: Final[Mapping[str, Mapping[str, tuple[str, bool]]]] = {
+    "ExactDeviceRequest": _ALPHA,
+    "DeviceSubRequest": _ALPHA,
+    "ResourceClaim": {"status": ("any", False)},
+    "ObjectMeta": {
+        "managedFields": ("[]any", False),
+        "ownerReferences": ("[]any", False),
+        "deletionGracePeriodSeconds": ("int", False),
+        "selfLink": ("str", False),
+        **dict.fromkeys(("resourceVersion", "creationTimestamp", "deletionTimestamp"), ("any", False)),
+    },
+    "DeviceSelector": {"cel": ("CELDeviceSelector", True)},
+    "DeviceClaimConfiguration": {"opaque": ("OpaqueDeviceConfiguration", True)},
+    "DeviceClassConfiguration": {"opaque": ("OpaqueDeviceConfiguration", True)},
 }
+"""Fields that the structs lack, or that are checked in another way: another kind of selector or config is not known."""
 _WORDS: Final = {"str": "text", "int": "a whole number", "bool": "true or false", "map": "a mapping"}
+_KINDS: Final = {str: "str", int: "int", bool: "bool", dict[str, str]: "map", dict[str, meta.Quantity]: "quantities"}
 
 
 @cache
 def _fields(type_name: str) -> Mapping[str, tuple[str, bool]]:
     """Maps each field to its type and whether it is required."""
-    found = {}
-    for word in _TYPES[type_name].split():
-        name, _, kind = word.partition(":")
-        found[name.removesuffix("!")] = (kind, name.endswith("!"))
-    return found
+    if type_name == "FlatRequest":  # of v1beta1
+        flat = {name: (kind, False) for name, (kind, _) in _fields("ExactDeviceRequest").items()}
+        return {name: found for name, found in _fields("DeviceRequest").items() if name != "exactly"} | flat
+    kind = getattr(resource, type_name, None) or getattr(core, type_name, None) or getattr(meta, type_name)
+    found = {field.encode_name: (_kind(hint), field.required) for field, hint in described(kind)}
+    return found | dict(_MORE.get(type_name, {}))
+
+
+def _kind(hint: Any) -> str:
+    arguments = [each for each in get_args(hint) if each not in (types.NoneType, Ellipsis)]
+    if get_origin(hint) is tuple:
+        return f"[]{_kind(arguments[0])}"
+    if type(None) in get_args(hint):
+        (hint,) = arguments
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return hint.__name__
+    return _KINDS.get(hint, "any")
 
 
 class FieldChecker:
-    """Checks one object against the table."""
+    """Checks one object against its type."""
 
     def __init__(self, reporter: Reporter, manifest: Manifest) -> None:
         self._reporter = reporter
@@ -70,7 +73,7 @@ class FieldChecker:
 
     def check(self, spot: Spot, type_name: str) -> None:
         """Reports every invalid field of a value of this type, at any depth."""
-        if type_name == "Request" and self._flat:
+        if type_name == "DeviceRequest" and self._flat:
             type_name = "FlatRequest"
         if spot.node.kind != "map":
             self._invalid(spot, f"expected a mapping, got {spot.node.description}")
@@ -124,17 +127,21 @@ class FieldChecker:
         self._reporter.add("DRA004", self._manifest, spot, message)
 
     def _hint(self, name: str, known: Mapping[str, object], type_name: str) -> str:
-        if type_name == "Request" and name in _fields("Exact"):
+        if type_name == "DeviceRequest" and name in _fields("ExactDeviceRequest"):
             return "in resource.k8s.io/v1 it is one level deeper: put it under `exactly:`"
         if type_name == "FlatRequest" and name == "exactly":
             return "resource.k8s.io/v1beta1 has no `exactly`; set apiVersion: resource.k8s.io/v1"
-        if type_name == "Subrequest" and name == "adminAccess":
+        if type_name == "DeviceSubRequest" and name == "adminAccess":
             return "a subrequest cannot have admin access; use `exactly`"
-        if type_name in {"DeviceClaim", "ClaimSpec"} and name in {"deviceClassName", "exactly", "resourceClassName"}:
+        if type_name in {"DeviceClaim", "ResourceClaimSpec"} and name in {
+            "deviceClassName",
+            "exactly",
+            "resourceClassName",
+        }:
             return "devices are requested under spec.devices.requests[].exactly"
-        if type_name == "PodClaim" and name == "source":
+        if type_name == "PodResourceClaim" and name == "source":
             return "write resourceClaimName or resourceClaimTemplateName without `source:` (since Kubernetes 1.31)"
-        if type_name == "Selector" and name == "expression":
+        if type_name == "DeviceSelector" and name == "expression":
             return "indent it: `expression:` belongs below `cel:`"
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         return f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"

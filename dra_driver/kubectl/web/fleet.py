@@ -13,8 +13,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu
-from dra_driver.core.model.gpu_node_usage import NO_USAGE
+from dra_driver.core.model.gpu_node import NO_USAGE, GpuNodeStatus, NodeGpu
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
 from dra_driver.kube.devices import attribute_of, attribute_text, newest_slices

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 
 

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from dra_driver.node.usage.container_logs import MAX_LINKS, LogIndex, index
+from dra_driver.node.usage.containers import MAX_LINKS, LogIndex, index
 from dra_driver.node.usage.sources import Unread
 
 _Seen = tuple[int, int]

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from dra_driver.core.model.usage_findings import MAX_COMMAND
 from dra_driver.core.text import printable
-from dra_driver.node.usage.cgroups import place_of
+from dra_driver.node.usage.containers import place_of
 from dra_driver.node.usage.sources import ProcessFacts, Unread
 
 MAX_BYTES: Final = 16 * 1024

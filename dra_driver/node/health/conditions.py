@@ -1,6 +1,5 @@
 """What faults mean to those who publish them: one condition for each cause on a device, with a sentence. Pure."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
@@ -8,7 +7,6 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthFault
 from dra_driver.node.health.machine import FAILED, Moment
 from dra_driver.node.health.rules import calm_s
-from dra_driver.node.health.status import HealthState
 from dra_driver.node.health.xids import XidRecovery, xid
 
 _MOST_OTHERS: Final = 5
@@ -64,19 +62,6 @@ def unmonitored(gpu: GpuUuid, reason: str, since: float) -> HealthCondition:
         since=since,
         message=f"Errors of the GPU cannot be waited for: {reason}. What is read of it still counts.",
     )
-
-
-def state(faults: Iterable[HealthFault]) -> HealthState:
-    """The state of the device that has these faults."""
-    tainting = [
-        fault for fault in faults if fault.phase is not FaultPhase.OVER and fault.severity is not Severity.COUNTED
-    ]
-    if not tainting:
-        return HealthState.HEALTHY
-    held = [fault.severity for fault in tainting if fault.phase is FaultPhase.OPEN]
-    if not held:
-        return HealthState.RECOVERING
-    return HealthState.EVICT if Severity.EVICT in held else HealthState.NO_NEW_CLAIMS
 
 
 def _condition(gpu: GpuUuid, same: list[tuple[FaultKey, HealthFault]], at: Moment) -> HealthCondition:

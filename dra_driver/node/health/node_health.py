@@ -25,8 +25,7 @@ from dra_driver.node.health.machine import (
     after_time,
 )
 from dra_driver.node.health.merge import merged_records, same_boot, until
-from dra_driver.node.health.statistics import Statistics
-from dra_driver.node.health.status import HealthStatus
+from dra_driver.node.health.statistics import HealthStatus, Statistics
 from dra_driver.node.health.storage import HealthFile
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,62 @@
-"""Counts of XIDs and recoveries, and how long each device has had its state, for metrics."""
+"""Counts XIDs and recoveries, and how long each device has had its state, for metrics."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from msgspec import Struct
 
 from dra_driver.core.model.health import HealthCause, HealthEvent, Severity
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.conditions import state
-from dra_driver.node.health.fault import FaultPhase, Faults
-from dra_driver.node.health.status import DeviceHealth, HealthState, HealthStatus
+from dra_driver.node.health.fault import FaultPhase, Faults, HealthFault
 from dra_driver.node.health.xids import label
+
+
+class HealthState(StrEnum):
+    """The state of a GPU or GPU instance: that of its worst condition."""
+
+    HEALTHY = "healthy"
+    RECOVERING = "recovering"
+    NO_NEW_CLAIMS = "no-new-claims"
+    EVICT = "evict"
+
+
+class DeviceHealth(Struct, frozen=True, kw_only=True):
+    """The state of one GPU (``gi_id`` None) or of a GPU instance with conditions of its own.
+
+    ``seconds`` is how long it has had this state. `HealthState.RECOVERING`: recovery was seen for every condition, and
+    their calm times have not passed; the device still has its taints.
+    """
+
+    gpu_uuid: GpuUuid
+    gi_id: int | None
+    state: HealthState
+    seconds: float
+
+
+class HealthStatus(Struct, frozen=True, kw_only=True):
+    """Everything at one moment. ``xids`` counts XIDs since this process started, by GPU and number.
+
+    Numbers are texts: an XID that the table does not have is ``other``, so that there are few different ones.
+    ``recoveries`` counts conditions that ended after recovery was seen, by GPU and cause.
+    """
+
+    devices: tuple[DeviceHealth, ...] = ()
+    xids: Mapping[tuple[GpuUuid, str], int]
+    recoveries: Mapping[tuple[GpuUuid, HealthCause], int]
+
+
+def state(faults: Iterable[HealthFault]) -> HealthState:
+    """The state of the device that has these faults."""
+    tainting = [
+        fault for fault in faults if fault.phase is not FaultPhase.OVER and fault.severity is not Severity.COUNTED
+    ]
+    if not tainting:
+        return HealthState.HEALTHY
+    held = [fault.severity for fault in tainting if fault.phase is FaultPhase.OPEN]
+    if not held:
+        return HealthState.RECOVERING
+    return HealthState.EVICT if Severity.EVICT in held else HealthState.NO_NEW_CLAIMS
 
 
 class Statistics:

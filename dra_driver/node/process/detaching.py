@@ -7,12 +7,27 @@
     reattaching  the GPUs have been read     the taint is removed, prepares are admitted
 
 One thread does all of this. It looks once a second while there is a request, else when it is woken: when the Node
-object or the journal changes, and when the request's file is there. What asks: ``detach_request.py``. What is refused
-and answered meanwhile: ``node/claims/prepare_gate.py``; what is published: ``inventory_publisher.py``.
+object or the journal changes, and when the request's file exists. What is refused and answered while the driver is
+detached: ``node/claims/prepare_gate.py``; what is published: ``inventory_publisher.py``. A request comes from:
+
+===============================================================  =======================================================
+annotation ``gpu.dra-driver.io/detach: <reason>`` of the Node     at once, also while claims are prepared: a person asks
+file ``detach`` in the driver's folder, its content the reason    the same, for a node without access to the API server
+label of the Node for GPU clients or DRA drivers, see ``LABELS``  when no claim is prepared: NVIDIA's k8s-driver-manager
+===============================================================  =======================================================
+
+A request ends when annotation, file or label value is gone. An annotation or a file asks whatever it contains, except
+for the annotation's value ``false``.
+
+k8s-driver-manager (bd62ca7, cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to
+``paused-for-driver-upgrade``, and one of another value to ``<value>_paused-for-driver-upgrade``: that of GPU clients
+first, then it evicts the pods that have claims, then it sets that of DRA drivers and unloads the kernel modules.
 """
 
+import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -23,15 +38,98 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.errors import DraError
+from dra_driver.core.model.drain import DETACH_ANNOTATION, clean
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.backend import Detachable
 from dra_driver.hardware.gpu.inventory import Inventory
+from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims import PrepareGate
-from dra_driver.node.process.detach_request import FILE, DetachRequest
 from dra_driver.node.process.node_events import Tell
 
 log = logging.getLogger(__name__)
+
+ANNOTATION: Final = DETACH_ANNOTATION
+FILE: Final = "detach"
+LABELS: Final = ("nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver")
+PAUSED: Final = "paused-for-driver-upgrade"
+MAX_FILE_BYTES: Final = 4096
+# Errors of open() that say that something of that name exists. Others, such as EIO, say nothing.
+_EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})
+
+
+class DetachRequest(Struct, frozen=True, kw_only=True):
+    """``source`` is the annotation, file or label as a noun; ``ends`` says what to do to end the request."""
+
+    source: str
+    reason: str
+    ends: str
+    when_unused: bool = False
+
+    @property
+    def taint_value(self) -> str:
+        """The value of the taint of all devices while the request exists."""
+        return "driver-upgrade" if self.when_unused else "requested"
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}"
+
+
+def find_request(node: OwnNode | None, file: "str | None", path: Path) -> DetachRequest | None:
+    """The request that counts: one that asks at once before one that waits. ``file`` is the content of ``path``."""
+    if node is not None and (asked := node.annotations.get(ANNOTATION)) is not None and asked.lower() != "false":
+        return DetachRequest(
+            source=f"annotation {ANNOTATION} of node {node.name}",
+            reason=clean(asked),
+            ends=f"remove the annotation: kubectl annotate node {node.name} {ANNOTATION}-",
+        )
+    if file is not None:
+        return DetachRequest(source=f"file {path}", reason=clean(file), ends="remove the file")
+    label = next((key for key in LABELS if node is not None and PAUSED in node.labels.get(key, "")), None)
+    if node is None or label is None:
+        return None
+    return DetachRequest(
+        source=f"label {label} of node {node.name}",
+        reason=PAUSED,
+        ends="it ends with the driver upgrade, when the label is set back",
+        when_unused=True,
+    )
+
+
+class DetachFile:
+    """The file that asks. ``read`` from one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: str | None = None
+
+    def read(self) -> str | None:
+        """Its content, at most `MAX_FILE_BYTES`; None when it does not exist. What exists and cannot be read asks too.
+
+        After an error that does not tell whether it exists, the last answer counts.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._last = None
+        except OSError as error:
+            if error.errno in _EXISTS:
+                self._last = f"it cannot be read ({error.strerror})"
+        else:
+            self._last = _content(descriptor)
+        return self._last
+
+
+def _content(descriptor: int) -> str:
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return "it is no regular file"
+        return os.read(descriptor, MAX_FILE_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    finally:
+        os.close(descriptor)
+
 
 THREAD_NAME: Final = "detach"
 LOOK_S: Final = 1.0
@@ -74,7 +172,10 @@ class _State(Struct, frozen=True):
 
 
 class Detaching:
-    """``step`` before the hardware is opened, then ``start`` and ``stop`` once, by one owner; the rest from any thread.
+    """Call ``step`` before the hardware is opened, then start ``worker``; the rest from any thread.
+
+    Wake the worker when a request or the number of claims may have changed. A detached driver stays detached until the
+    process ends.
 
     ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
     ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
@@ -100,7 +201,7 @@ class Detaching:
         self._find, self._prepared, self._changed, self._tell = find, prepared, changed, tell
         self._published, self._exporter_closed, self._clock = published, exporter_closed, clock
         self._state = _State()
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "detach"), after_error_s=LOOK_S
         )
 
@@ -127,17 +228,6 @@ class Detaching:
         if state.request is None:
             return None
         return f"{_TITLES[state.phase]} ({state.request}){'; ' if state.note else ''}{state.note}"
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread. A detached driver stays detached until the process ends. Idempotent."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Check now: a request or the number of claims may have changed. Returns at once."""
-        self._worker.wake()
 
     def step(self) -> float:
         """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
@@ -186,7 +276,7 @@ class Detaching:
     def _wait_published(self) -> None:
         """The run after this one may find only the slices that this one left: they should have the taint."""
         until = self._clock() + PUBLISH_S
-        while not self._published() and self._clock() < until and not self._worker.pause(PUBLISH_LOOK_S):
+        while not self._published() and self._clock() < until and not self.worker.pause(PUBLISH_LOOK_S):
             pass
 
     def _waits_for(self, request: DetachRequest) -> str:
@@ -260,4 +350,4 @@ def _refusal(request: DetachRequest) -> str:
 def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:
     """Wake ``detaching`` while the file that requests a detach exists. For every second."""
     if os.path.lexists(plugin_dir / FILE):
-        detaching.wake()
+        detaching.worker.wake()

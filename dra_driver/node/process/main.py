@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
     free_memory.keep_large_blocks_apart()
     grpc_waits.sleep_long()
-    from dra_driver.node.process import process
+    from dra_driver.node.process import plugin
 
-    process.run(settings)
+    plugin.run(settings)
     logging.shutdown()
     # Everything is closed at this point. A normal exit would wait for worker threads; one that hangs in a call to the
     # API server or the hardware would delay it beyond the pod's grace period.

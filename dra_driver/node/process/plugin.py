@@ -20,12 +20,17 @@ Stop is the reverse, so nothing that a call needs ends before the kubelet stops 
 and the kubelet removes the slices of a driver that does not come back.
 """
 
+import faulthandler
+import gc
 import logging
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
@@ -38,6 +43,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
+from dra_driver.core.worker import Worker
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.kube.connection import Connection
@@ -46,12 +52,12 @@ from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.policy import PolicySource
-from dra_driver.node.process import assignments_file, detach_request, hardware, node_events, preflight, probe, service
+from dra_driver.node.process import assignments_file, hardware, node_events, preflight, service
 from dra_driver.node.process.claim_events import open_claim_events
 from dra_driver.node.process.claim_status import open_claim_status
-from dra_driver.node.process.detaching import Detaching, wake_for_file
+from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
-from dra_driver.node.process.endpoints import Endpoints
+from dra_driver.node.process.endpoints import Endpoints, Probe, socket_problems
 from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.free_memory import trimmer
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
@@ -64,11 +70,10 @@ from dra_driver.node.process.node_claims import open_node_claims, open_provider,
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.ownership import OwnedBackend
 from dra_driver.node.process.policy_watch import PolicyWatch
-from dra_driver.node.process.published_terms import NodeTaint, PublishedTerms
 from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
-from dra_driver.node.process.terms_resolver import TermsResolver
+from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
 
@@ -94,6 +99,8 @@ STALE_CLAIMS_EVERY_S = 600.0
 # For changes that a wakeup reports, and while it does for changes that inotify does not see, such as a mount.
 SOON_S, RESYNC_S = 1.0, 5.0
 POLICIES_FILE = "policies-in-force.json"
+# By then the first slices are written, which a full collection would hold up by 30 ms.
+SETTLED_S = 10.0
 
 
 class Component(Struct, frozen=True, kw_only=True):
@@ -213,7 +220,7 @@ class NodeProcess:
         events = EventRecorder(rest, node_events.COMPONENT, settings.node_name)
         tell = partial(node_events.tell, own_node, events)
         publisher = Publisher.connect(rest, driver, settings.node_name, events, lists=settings.numa_node_as_list)
-        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), NodeTaint()
+        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), DetachTaint()
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
 
@@ -253,20 +260,20 @@ class NodeProcess:
         )
 
         # 4. First look at the Node object, first read of the hardware, recovery
-        file = detach_request.DetachFile(plugin_dir / detach_request.FILE)
+        file = DetachFile(plugin_dir / FILE)
         detaching = Detaching(
             found.backend,
             inventory,
             gate,
-            find=lambda: detach_request.find_request(own_node.current(), file.read(), file.path),
-            prepared=lambda: journal.counts().claims,
+            find=lambda: find_request(own_node.current(), file.read(), file.path),
+            prepared=journal.count_claims,
             changed=publish,
             published=lambda: not self._has_started or publisher.published,
             tell=tell,
             exporter_closed=changes.exporter.wait_closed if settings.usage else lambda: True,
         )
-        own_node.subscribe(detaching.wake)
-        claim_released.add(detaching.wake)
+        own_node.subscribe(detaching.worker.wake)
+        claim_released.add(detaching.worker.wake)
         if not own_node.wait_first(FIRST_NODE_S):
             log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
         detaching.step()
@@ -289,7 +296,7 @@ class NodeProcess:
         streams = HealthStreams()
         handlers = [*service.handlers(claims.service, driver, prepares), *streams.handlers()]
         endpoints = Endpoints(paths, registration, handlers)
-        sockets = probe.Probe(partial(probe.problems, paths))
+        sockets = Probe(partial(socket_problems, paths))
         yield Component(
             part=endpoints,
             start=endpoints.start,
@@ -312,22 +319,15 @@ class NodeProcess:
             from dra_driver.node.process.simulated_faults import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
 
             faults = SimulatedFaults(found.faulty, own_node.current, tell)
-            own_node.subscribe(faults.wake)
-            yield Component(part=faults, start=faults.start, stop=partial(faults.stop, COMPONENT_STOP_S))
+            own_node.subscribe(faults.worker.wake)
+            yield _threaded(faults, faults.worker)
         claim_events = open_claim_events(settings, rest, journal)
         if claim_events is not None:
-            yield Component(
-                part=claim_events, start=claim_events.start, stop=partial(claim_events.stop, COMPONENT_STOP_S)
-            )
+            yield _threaded(claim_events, claim_events.worker)
         status = open_claim_status(settings, plugin_dir, rest, journal, tell)
         if status is not None:
-            claims_changed.add(status.wake)
-            yield Component(
-                part=status,
-                start=status.start,
-                stop=partial(status.stop, COMPONENT_STOP_S),
-                remarks=lambda: [status.problem] if status.problem is not None else [],
-            )
+            claims_changed.add(status.worker.wake)
+            yield _threaded(status, status.worker, remarks=lambda: [status.problem] if status.problem else [])
         held = partial(_held_gpus, claims)
         health = HealthService(
             settings,
@@ -388,15 +388,15 @@ class NodeProcess:
                 changes=changes,
             )
             claims_changed.add(assignments.claims_changed)
-            usage_changed.add(assignments.wake)
-            publish.add(assignments.wake)
-            yield Component(part=assignments, start=assignments.start, stop=partial(assignments.stop, COMPONENT_STOP_S))
+            usage_changed.add(assignments.worker.wake)
+            publish.add(assignments.worker.wake)
+            yield _threaded(assignments, assignments.worker)
         if settings.simulate is not None:
             from dra_driver.node.process import simulated_uses  # noqa: PLC0415 - real GPUs do not need it
 
             uses = simulated_uses.SimulatedUses(rest, journal.entries, plugin_dir / simulated_uses.NAME)
-            claims_changed.add(uses.wake)
-            yield Component(part=uses, start=uses.start, stop=partial(uses.stop, COMPONENT_STOP_S))
+            claims_changed.add(uses.worker.wake)
+            yield _threaded(uses, uses.worker)
         also_local: list[PeriodicTask] = []
         if settings.gpu_node:
             gpu_node = GpuNodeService(
@@ -414,7 +414,7 @@ class NodeProcess:
                 notify=claim_events.tell if claim_events is not None else None,
             )
             claims_changed.add(gpu_node.claims_changed)
-            yield Component(part=gpu_node, start=gpu_node.start, stop=partial(gpu_node.stop, COMPONENT_STOP_S))
+            yield _threaded(gpu_node, gpu_node.keeper.worker)
             also_local.append(PeriodicTask(name="gpu-node", every_s=FILES_EVERY_S, work=gpu_node.look))
 
         # 7. Maintenance
@@ -435,12 +435,7 @@ class NodeProcess:
             lambda: () if detaching.is_detached else files.bring_back(),
         )
         yield Component(part=storage, problem=lambda: storage.problem)
-        yield Component(
-            part=detaching,
-            start=detaching.start,
-            stop=partial(detaching.stop, COMPONENT_STOP_S),
-            problem=lambda: detaching.problem,
-        )
+        yield _threaded(detaching, detaching.worker, problem=lambda: detaching.problem)
 
         def report_conditions() -> None:
             """Record events for policies that are not in force and for GPUs that new claims do not get."""
@@ -473,7 +468,7 @@ class NodeProcess:
         wakeup = Wakeup([str(paths.dra.parent), str(paths.registration.parent)])
         node.call_after_changes(wakeup.notify)
         for work in (Maintenance("maintenance", local, wakeup=wakeup), Maintenance("claim-maintenance", remote)):
-            yield Component(part=work, start=work.start, stop=partial(work.stop, COMPONENT_STOP_S))
+            yield _threaded(work, work.worker)
 
     def _http(self, address: str) -> ObservabilityServer:
         try:
@@ -514,7 +509,19 @@ def _within(stop: Callable[[], object]) -> Callable[[], None]:
     return limited
 
 
-def _dead(claims: Claims, endpoints: Endpoints, sockets: probe.Probe) -> list[str]:
+def _threaded(
+    part: object,
+    worker: Worker,
+    *,
+    problem: Callable[[], str | None] = lambda: None,
+    remarks: Callable[[], Iterable[str]] = tuple,
+) -> Component:
+    """A part that runs in one thread."""
+    stop = partial(worker.stop, COMPONENT_STOP_S)
+    return Component(part=part, start=worker.start, stop=stop, problem=problem, remarks=remarks)
+
+
+def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
     found = [claims.problem] if claims.problem else []
     # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
     return found if endpoints.problem else found + sockets.problems()
@@ -522,3 +529,38 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: probe.Probe) -> list[st
 
 def _held_gpus(claims: Claims) -> set[GpuUuid]:
     return {use.gpu_uuid for use in claims.journal.uses()}
+
+
+def run(settings: NodeSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
+
+    SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
+    """
+    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
+    # for ever. SimpleQueue.put is safe in signal handlers.
+    wanted: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: wanted.put(received))
+    faulthandler.register(signal.SIGUSR2)
+    begin = time.monotonic()
+    facts = {"version": __version__, "node": settings.node_name, "driver": settings.driver_name}
+    log.info("starting", extra=facts)
+    process = NodeProcess(settings)
+    process.start()
+    log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
+    _wait(wanted)
+    begin = time.monotonic()
+    log.info("stopping; slices and prepared claims stay")
+    process.stop()
+    log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3)})
+
+
+def _wait(wanted: SimpleQueue[int]) -> None:
+    """Waits for a signal; takes the objects of the start out of garbage collection in the meantime."""
+    try:
+        wanted.get(timeout=SETTLED_S)
+    except Empty:
+        # What is there now stays: without it, each full collection would look at all modules, inside of some call.
+        gc.collect()
+        gc.freeze()
+        wanted.get()

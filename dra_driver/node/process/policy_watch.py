@@ -20,7 +20,7 @@ from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, ReflectorChange, Stream, key
-from dra_driver.kube.rest import RestClient
+from dra_driver.kube.rest import RestClient, pages
 from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
 
 THREAD_NAME: Final = "policies-watch"
@@ -184,20 +184,13 @@ class ObjectPages:
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The whole list, each object as its metadata and what is kept of it. Raises what ``rest.get`` raises."""
-        asked = {**(query or {}), "limit": str(PAGE)}
         found: dict[str, PolicyObject] = {}
-        while True:
-            page = self._rest.get(path, asked)
-            items = page.get("items")
-            for item in items if isinstance(items, list) else ():
+        page: dict[str, Any] = {}
+        for page in pages(self._rest.get, path, query, PAGE):
+            for item in page["items"]:
                 if (name := key(item)) and (one := self._keep(item, found.values())) is not None:
                     found[name] = one
-            metadata = page.get("metadata")
-            token = metadata.get("continue") if isinstance(metadata, dict) else None
-            if not isinstance(token, str) or not token:
-                kept_items = [{"metadata": {"name": name}, _KEPT: one} for name, one in found.items()]
-                return {**page, "items": kept_items}
-            asked["continue"] = token
+        return {**page, "items": [{"metadata": {"name": name}, _KEPT: one} for name, one in found.items()]}
 
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
         """As ``rest.watch``."""

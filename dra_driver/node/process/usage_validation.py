@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node_usage import (
+from dra_driver.core.model.gpu_node import (
     MAX_TOLD,
     MAX_TOLD_PODS,
     ToldForeign,

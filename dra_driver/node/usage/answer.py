@@ -8,8 +8,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.time import rfc3339
-from dra_driver.node.usage.ledger import Row, UsageLedger, device_of
-from dra_driver.node.usage.rows import RowKey
+from dra_driver.node.usage.ledger import Row, RowKey, UsageLedger, device_of
 from dra_driver.node.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows
 
 VERSION: Final = 1

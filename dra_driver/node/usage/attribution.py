@@ -9,7 +9,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import ProcessUsage
 from dra_driver.core.model.usage_findings import UsingPod
-from dra_driver.node.usage.container_logs import LogIndex
+from dra_driver.node.usage.containers import LogIndex
 from dra_driver.node.usage.sources import PodClaims, ProcessFacts
 from dra_driver.node.usage.values import AssignedUse, ContainerRef, SeenProcess
 

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, MAX_UNATTRIBUTED, Unattributed
 from dra_driver.node.usage.values import GpuUse, SeenProcess, began, step_s
 
@@ -30,7 +31,7 @@ class ForeignWatched(Struct, frozen=True, kw_only=True):
     told: Unattributed | None = None
 
 
-ForeignState = Mapping[str, ForeignWatched]
+ForeignState = Mapping[GpuUuid, ForeignWatched]
 
 
 def watch_foreign(

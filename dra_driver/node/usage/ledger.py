@@ -1,11 +1,19 @@
-"""What was in use over time: peaks and energy of a window, totals, and when a claim used its devices last. Pure.
+"""Accumulates usage over time: peaks and energy of a window, totals, and when a claim used its devices last. No I/O.
 
-The ledger has a row for each container and device of a claim. A row whose claim has ended, or whose container has gone,
-stays for a stated time, so that a scrape sees its last values, and then leaves: the number of rows is bounded.
+The ledger has a row for each container and device of a claim. A row whose claim has ended, or whose container no longer
+exists, stays for a stated time, so that a scrape sees its last values, and then leaves: the number of rows is bounded.
 Time is counted by a clock that does not jump; times of day are for people.
+
+Hardware counts only the energy of whole GPUs. A claim that has a GPU alone has all of it, what the GPU takes when idle
+too. Between several users of one GPU it is divided in proportion to their utilisation, those that belong to no claim
+included; where nothing computes, or utilisation is not known, by what each has of the GPU's memory, and the rest is no
+claim's. That is an estimate, and named so.
+
+A value that cannot be divided between several containers is in a row of its own without pod and container, so that the
+sum over a claim's rows is right.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -14,10 +22,142 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.node.usage.energy import EnergyUser, divided, joules_since
 from dra_driver.node.usage.idle import device_used
-from dra_driver.node.usage.rows import RowKey, RowUse, rows_of
-from dra_driver.node.usage.values import AssignedUse, DeviceUse, GpuUse, JoinedUsage, step_s
+from dra_driver.node.usage.values import (
+    AssignedUse,
+    Basis,
+    ContainerRef,
+    DeviceUse,
+    GpuUse,
+    JoinedUsage,
+    SeenProcess,
+    step_s,
+)
+
+
+class RowKey(Struct, frozen=True, order=True):
+    """Labels of one row. ``share`` is "" without one; ``pod`` and ``container`` are "" for the device as a whole."""
+
+    namespace: str
+    claim: str
+    uid: str
+    request: str
+    pool: str
+    device: str
+    share: str
+    pod: str
+    container: str
+
+
+class RowUse(Struct, frozen=True, kw_only=True):
+    """What is in use at one look. ``sm_percent`` is of the whole GPU, and for partitions of the instance. Each None
+    where it is not known."""
+
+    used_bytes: int | None = None
+    sm_percent: int | None = None
+    processes: int | None = None
+    is_used: bool | None = None
+
+
+def rows_of(use: DeviceUse) -> dict[RowKey, RowUse]:
+    """The rows of a device; at least one."""
+    places = dict.fromkeys((each.pod.name, each.container) for each in _containers(use))
+    if len(places) == 1 or (not places and use.shared_processes == 0):
+        pod, container = next(iter(places), ("", ""))
+        return {_key(use, pod, container): _whole(use)}
+    found = {_key(use, *place): _part(use, place) for place in places}
+    if use.basis is Basis.DEVICE or use.assigned.form is Form.PARTITION:
+        # Memory or utilisation is the device's alone.
+        used = use.used_bytes if use.basis is Basis.DEVICE else None
+        found[_key(use, "", "")] = RowUse(used_bytes=used, sm_percent=use.sm_percent)
+    return found or {_key(use, "", ""): RowUse()}
+
+
+def _containers(use: DeviceUse) -> Iterable[ContainerRef]:
+    yield from use.containers or ()
+    yield from (each.container for each in use.processes or () if each.container is not None)
+
+
+def _key(use: DeviceUse, pod: str, container: str) -> RowKey:
+    claim, device = use.claim, use.assigned
+    share = device.share_id or ""
+    return RowKey(
+        claim.namespace, claim.name, claim.uid, device.request, device.pool, device.device, share, pod, container
+    )
+
+
+def _whole(use: DeviceUse) -> RowUse:
+    return RowUse(
+        used_bytes=use.used_bytes,
+        sm_percent=use.sm_percent,
+        processes=None if use.processes is None else len(use.processes) + use.shared_processes,
+        is_used=device_used(use),
+    )
+
+
+def _part(use: DeviceUse, place: tuple[str, str]) -> RowUse:
+    if use.processes is None or use.shared_processes or use.basis is Basis.DEVICE:
+        return RowUse()
+    own = [each for each in use.processes if each.container is not None and _place(each.container) == place]
+    percents = [each.sm_percent for each in own if each.sm_percent is not None]
+    is_known = len(percents) == len(own) and use.assigned.form is not Form.PARTITION
+    return RowUse(
+        used_bytes=_memory(own),
+        sm_percent=min(100, sum(percents)) if is_known else None,
+        processes=len(own),
+        is_used=any(percents) if is_known else None,
+    )
+
+
+def _place(container: ContainerRef) -> tuple[str, str]:
+    return container.pod.name, container.container
+
+
+def _memory(processes: Iterable[SeenProcess]) -> int | None:
+    sizes = [each.memory_bytes for each in processes]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+MOST_WATTS: Final = 5000.0
+"""More than a GPU takes: a counter that jumps further is not believed."""
+
+
+class EnergyUser(Struct, frozen=True, kw_only=True):
+    """One row. ``weight`` is its part of the GPU's utilisation (0 to 100), None where it is not known; ``part`` of its
+    memory (0 to 1). ``is_alone``: its claim has the whole GPU."""
+
+    weight: float | None
+    part: float
+    is_alone: bool = False
+
+
+def joules_since(before_mj: int | None, now_mj: int | None, power_mw: int | None, elapsed_s: float) -> float | None:
+    """The energy that a GPU took in ``elapsed_s``; None where nothing tells.
+
+    A counter that went back began at 0 meanwhile: the driver was loaded anew. Without a counter, by the power now.
+    """
+    if now_mj is None:
+        return None if power_mw is None else power_mw / 1000 * max(0.0, elapsed_s)
+    if before_mj is None:
+        return 0.0
+    joules = (now_mj - before_mj if now_mj >= before_mj else now_mj) / 1000
+    return joules if joules <= MOST_WATTS * max(elapsed_s, 0.0) else 0.0
+
+
+def divided(joules: float, users: Sequence[EnergyUser], foreign_weight: float) -> list[float]:
+    """The energy of each user, in their order; together at most ``joules``."""
+    weights = [user.weight for user in users]
+    known = [weight for weight in weights if weight is not None]
+    alone = [user.is_alone for user in users]
+    total = sum(known) + (0.0 if any(alone) else foreign_weight)
+    if len(known) == len(users) and total > 0:
+        return [joules * weight / total for weight in known]
+    if any(alone):
+        return [joules / sum(alone) if is_alone else 0.0 for is_alone in alone]
+    parts = sum(user.part for user in users)
+    scale = 1.0 if parts <= 1.0 else 1.0 / parts
+    return [joules * user.part * scale for user in users]
+
 
 MAX_ROWS: Final = 4096
 """A node has at most some hundred pods; a scrape of all rows is about 6 MiB."""
@@ -181,14 +321,14 @@ def _joules(ledger: UsageLedger, joined: JoinedUsage, uses: Sequence[_Use]) -> d
 
 
 def _user(gpu: GpuUse, use: DeviceUse, seen: RowUse, rows: int) -> EnergyUser:
-    part = _part(gpu, use) / rows
+    part = _memory_part(gpu, use) / rows
     weight = None if seen.sm_percent is None else float(seen.sm_percent)
     if weight is not None and use.assigned.form is Form.PARTITION:
-        weight *= _part(gpu, use)
+        weight *= _memory_part(gpu, use)
     return EnergyUser(weight=weight, part=part, is_alone=use.assigned.form is Form.WHOLE)
 
 
-def _part(gpu: GpuUse, use: DeviceUse) -> float:
+def _memory_part(gpu: GpuUse, use: DeviceUse) -> float:
     """What the device is of the GPU, by memory: 0 to 1."""
     reading, device = gpu.reading, use.assigned
     if device.form is Form.WHOLE:

@@ -10,8 +10,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from dra_driver.node.usage.ledger import Row, UsageLedger
-from dra_driver.node.usage.rows import RowKey
+from dra_driver.node.usage.ledger import Row, RowKey, UsageLedger
 from dra_driver.node.usage.values import GpuUse, JoinedUsage
 
 Kind = Literal["gauge", "counter"]

@@ -6,8 +6,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from dra_driver.core.model.usage import GpuUsage
-from dra_driver.node.usage.cgroups import CgroupPlace
-from dra_driver.node.usage.container_logs import LogIndex
+from dra_driver.node.usage.containers import CgroupPlace, LogIndex
 from dra_driver.node.usage.values import Assignments
 
 

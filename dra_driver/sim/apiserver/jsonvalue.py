@@ -1,4 +1,4 @@
-"""JSON objects as plain Python values: copying, reading nested fields, time stamps.
+"""JSON objects as plain Python values: copying, reading nested fields.
 
 Objects in the store are never changed in place: copy an object with `copy_json` before changing it.
 """
@@ -15,21 +15,6 @@ Clock = Callable[[], datetime]
 def utc_now() -> datetime:
     """The current time with a time zone, which every clock passed to this package must return."""
     return datetime.now(UTC)
-
-
-def rfc3339(moment: datetime) -> str:
-    """``2026-01-31T12:00:00Z``: whole seconds, as metav1.Time is written."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_time(text: object) -> datetime | None:
-    """A metav1.Time or MicroTime as a datetime; None for anything else."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def copy_json(value: Any) -> Any:

@@ -11,8 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConflictError
+from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, dump, entries, mapping, rfc3339, utc_now
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, dump, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import POD_DISRUPTION_BUDGETS, PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
 from dra_driver.sim.apiserver.pod_logs import Line

@@ -9,13 +9,13 @@ import base64
 import json
 import struct
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from dra_driver.core.time import rfc3339, rfc3339_micro
 from dra_driver.sim.apiserver.api_errors import bad_request
-from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
 from dra_driver.sim.apiserver.schema import type_of
 
@@ -188,5 +188,4 @@ def _time(parts: dict[int, int | bytes], *, micro: bool) -> str | None:
     seconds, nanos = parts.get(1, 0), parts.get(2, 0)
     if not isinstance(seconds, int) or not isinstance(nanos, int) or not seconds or seconds >> 63:
         return None  # Go's zero time is before 1970
-    whole = rfc3339(datetime.fromtimestamp(seconds, UTC))
-    return f"{whole[:-1]}.{nanos // 1000:06d}Z" if micro else whole
+    return rfc3339_micro(seconds + nanos // 1000 / 1e6) if micro else rfc3339(seconds)

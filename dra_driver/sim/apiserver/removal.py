@@ -12,8 +12,9 @@ from datetime import timedelta
 from msgspec import Struct
 
 from dra_driver.core.errors import NotFoundError
+from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.api_errors import forbidden, not_found, precondition_failed
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.state import Key, ObjectState, Record

@@ -13,8 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.time import parse_time, rfc3339, rfc3339_micro
 from dra_driver.sim.apiserver.api_errors import bad_request
-from dra_driver.sim.apiserver.jsonvalue import Obj, parse_time, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
 
 ANY = "any"
@@ -27,7 +28,7 @@ _OWN: dict[str, dict[str, Any]] = {
         f"{_OWN_GROUP}.GpuNode": {**_OWN_KIND, "status": "any"},
     },
 }
-"""This project's own kinds: `rules/own.py` validates what is below spec."""
+"""This project's own kinds: `rules/core.py` validates what is below spec."""
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -167,10 +168,9 @@ def _canonical(value: Any, type_name: str) -> Any:
             raise bad_request(f"quantities must match the regular expression {rule}: {error}") from error
     if type_name in {"Time", "MicroTime"}:
         moment = parse_time(value)
-        if moment is None or moment.tzinfo is None:
+        if moment is None:
             raise bad_request(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": it is not an RFC 3339 time')
-        whole = rfc3339(moment)
-        return whole if type_name == "Time" else f"{whole[:-1]}.{moment.microsecond:06d}Z"
+        return rfc3339(moment) if type_name == "Time" else rfc3339_micro(moment)
     return value
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.api_errors import (
     already_exists,
     bad_request,
@@ -19,7 +20,7 @@ from dra_driver.sim.apiserver.api_errors import (
     not_found,
     status_error,
 )
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping
 from dra_driver.sim.apiserver.kind import ResourceKind, Review
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.removal import Removal

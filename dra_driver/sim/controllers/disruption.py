@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from datetime import timedelta
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, mapping, parse_time, utc_now
+from dra_driver.core.time import parse_time
+from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import JOBS, POD_DISRUPTION_BUDGETS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.selectors import object_match
 from dra_driver.sim.apiserver.store import Store

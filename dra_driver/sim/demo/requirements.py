@@ -12,7 +12,6 @@ Examples with the same requirements share a cluster.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from msgspec import Struct
@@ -104,9 +103,7 @@ class ClusterPool:
     def __enter__(self) -> "ClusterPool":
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.stop()
 
     def cluster(self, requirements: Requirements) -> Cluster:

@@ -5,14 +5,11 @@ pkg/kubelet/cm/dra/state): it is written before a driver is called, and does not
 that a restarted kubelet calls the driver again.
 """
 
-import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec import Struct, field, json
 
 from dra_driver.core.errors import RetryableError, StorageError
 
@@ -38,12 +35,14 @@ class DeviceResponse(Struct, frozen=True, kw_only=True):
 
 
 class ClaimInfo(Struct):
-    """A claim on this node. ``prepared`` is not in the file."""
-
     claim: NodeClaim
     pods: set[str] = field(default_factory=set)
     devices: dict[str, tuple[DeviceResponse, ...]] = field(default_factory=dict)
-    prepared: bool = False
+
+
+class _File(Struct):
+    claims: list[ClaimInfo]
+    version: int = 1
 
 
 class KubeletState:
@@ -53,6 +52,7 @@ class KubeletState:
         self._path = path
         self._lock = threading.Lock()  # guards the entries and the file
         self._entries = _load(path)
+        self._prepared: set[str] = set()
 
     def add_user(self, claim: NodeClaim, pod_uid: str) -> None:
         """Record the pod as a user. Raises RetryableError while an older claim of the same name is not unprepared."""
@@ -72,13 +72,14 @@ class KubeletState:
             if entry is None:
                 return
             entry.devices[driver] = devices
-            entry.prepared = set(entry.claim.drivers) <= entry.devices.keys()
+            if set(entry.claim.drivers) <= entry.devices.keys():
+                self._prepared.add(uid)
             self._save()
 
     def is_prepared(self, uid: str) -> bool:
         """Whether the claim was prepared since this kubelet started."""
         with self._lock:
-            return uid in self._entries and self._entries[uid].prepared
+            return uid in self._prepared
 
     def devices(self, uid: str) -> tuple[DeviceResponse, ...]:
         """All devices of the claim; empty for an unknown claim."""
@@ -89,7 +90,8 @@ class KubeletState:
     def devices_of(self, namespace: str, name: str) -> tuple[DeviceResponse, ...]:
         """All devices of the claim of that name; empty for an unknown claim."""
         with self._lock:
-            uids = [uid for uid, entry in self._entries.items() if _is_named(entry.claim, namespace, name)]
+            named = (namespace, name)
+            uids = [uid for uid, e in self._entries.items() if (e.claim.namespace, e.claim.name) == named]
         return self.devices(uids[0]) if uids else ()
 
     def claims_of(self, pod_uid: str) -> list[NodeClaim]:
@@ -104,10 +106,11 @@ class KubeletState:
         with self._lock:
             last = []
             for entry in self._entries.values():
-                if pod_uid in entry.pods and len(entry.pods) == 1:
-                    entry.prepared = False
+                if entry.pods == {pod_uid}:
+                    self._prepared.discard(entry.claim.uid)
                     last.append(entry.claim)
-                entry.pods = entry.pods if len(entry.pods) == 1 else entry.pods - {pod_uid}
+                else:
+                    entry.pods.discard(pod_uid)
             self._save()
             return last
 
@@ -115,6 +118,7 @@ class KubeletState:
         with self._lock:
             for uid in uids:
                 self._entries.pop(uid, None)
+                self._prepared.discard(uid)
             self._save()
 
     def pods(self) -> frozenset[str]:
@@ -122,41 +126,19 @@ class KubeletState:
             return frozenset(pod for entry in self._entries.values() for pod in entry.pods)
 
     def _save(self) -> None:
-        entries = [
-            {
-                "claim": asdict(e.claim),
-                "pods": sorted(e.pods),
-                "devices": {d: [asdict(x) for x in v] for d, v in e.devices.items()},
-            }
-            for e in self._entries.values()
-        ]
         temporary = self._path.with_suffix(".new")
         try:
-            temporary.write_text(json.dumps({"version": 1, "claims": entries}))
+            temporary.write_bytes(json.encode(_File(list(self._entries.values())), order="sorted"))
             temporary.replace(self._path)
         except OSError as error:
             raise StorageError(f"the simulated kubelet cannot write {self._path}: {error.strerror}") from error
 
 
-def _is_named(claim: NodeClaim, namespace: str, name: str) -> bool:
-    return (claim.namespace, claim.name) == (namespace, name)
-
-
 def _load(path: Path) -> dict[str, ClaimInfo]:
     try:
-        document = json.loads(path.read_text())
+        document = json.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise StorageError(f"the simulated kubelet cannot read its state {path}: {error}") from error
-    entries = {}
-    for item in document["claims"]:
-        claim = NodeClaim(**{**item["claim"], "drivers": tuple(item["claim"]["drivers"])})
-        devices = {driver: tuple(map(_device, listed)) for driver, listed in item["devices"].items()}
-        entries[claim.uid] = ClaimInfo(claim, set(item["pods"]), devices)
-    return entries
-
-
-def _device(item: dict[str, Any]) -> DeviceResponse:
-    lists = {name: tuple(item[name]) for name in ("request_names", "cdi_ids")}
-    return DeviceResponse(**{**item, **lists})
+    return {entry.claim.uid: entry for entry in document.claims}

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.core.errors import AlreadyExistsError, DraError, NotFoundError
+from dra_driver.core.time import rfc3339
 from dra_driver.scheduler.allocation import MAX_PODS
-from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
+from dra_driver.sim.apiserver.jsonvalue import Obj, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.loop import Controller

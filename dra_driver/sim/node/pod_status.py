@@ -9,7 +9,8 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, parse_time, rfc3339
+from dra_driver.core.time import parse_time, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.objects import set_condition
 
 

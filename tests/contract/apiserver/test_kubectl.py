@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.apiserver.kinds import EVENTS, JOBS, NODES, PODS, REPLICA_SETS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import EVENTS, JOBS, NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 
 OLDEST_MINOR = 34  # resource.k8s.io/v1 is in client-go's scheme since then
@@ -101,21 +101,6 @@ def kubectl(api: ApiServer, kubectl_path: str, tmp_path: Path) -> Kubectl:
     return run
 
 
-def test_the_kubeconfig_is_for_its_owner_only_and_the_token_is_needed(
-    api: ApiServer, kubectl: Kubectl, kubectl_path: str, tmp_path: Path
-) -> None:
-    """Other users of the machine cannot read the token, and requests without it are refused."""
-    assert (tmp_path / "kubeconfig").stat().st_mode & 0o777 == 0o600
-    assert kubectl("get", "--raw", "/readyz") == "ok"
-    config = json.loads((tmp_path / "kubeconfig").read_text())
-    config["users"][0]["user"]["token"] = "wrong"
-    (tmp_path / "wrong").write_text(json.dumps(config))
-    command = [kubectl_path, "--kubeconfig", str(tmp_path / "wrong"), "get", "pods"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert "You must be logged in to the server" in done.stderr
-
-
 def test_discovery_names_what_is_served(kubectl: Kubectl) -> None:
     """api-resources, version, cluster-info and auth can-i work, with short names."""
     resources = kubectl("api-resources")
@@ -148,17 +133,6 @@ def test_apply_removes_fields_that_the_manifest_dropped(kubectl: Kubectl) -> Non
     assert json.loads(kubectl("get", "cm", "c", "-o", "jsonpath={.data}")) == {"x": "1", "z": "3"}
 
 
-def test_server_side_apply_reports_conflicts_and_takes_over_by_force(kubectl: Kubectl) -> None:
-    """Two managers, one field: refused with the other manager's name, then forced."""
-    manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {x: '1'}\n"
-    other = manifest.replace("'1'", "'2'")
-    kubectl("apply", "--server-side", "--field-manager=one", "-f", "-", stdin=manifest)
-    refused = kubectl("apply", "--server-side", "--field-manager=two", "-f", "-", stdin=other, code=1)
-    assert 'conflict with "one": .data.x' in refused
-    kubectl("apply", "--server-side", "--field-manager=two", "--force-conflicts", "-f", "-", stdin=other)
-    assert kubectl("get", "cm", "c", "-o", "jsonpath={.data.x}") == "2"
-
-
 def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> None:
     """--dry-run=server replies as the write would; diff uses it."""
     kubectl("apply", "--dry-run=server", "-f", "-", stdin=MANIFEST)
@@ -166,18 +140,6 @@ def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> N
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     changed = kubectl("diff", "-f", "-", stdin=MANIFEST.replace("replicas: 2", "replicas: 5"), code=1)
     assert "+  replicas: 5" in changed
-
-
-def test_unknown_fields_are_refused(kubectl: Kubectl) -> None:
-    """kubectl asks for strict validation: a typing mistake in a manifest is an error that names the field."""
-    refused = kubectl("apply", "-f", "-", stdin=MANIFEST.replace("deviceClassName", "deviceclassname"), code=1)
-    assert 'unknown field "spec.devices.requests[0].exactly.deviceclassname"' in refused
-
-
-def test_validation_names_the_field(kubectl: Kubectl) -> None:
-    """A claim without a class is invalid, with the real server's message."""
-    refused = kubectl("apply", "-f", "-", stdin=MANIFEST.replace("{deviceClassName: gpu.example.com}", "{}"), code=1)
-    assert "spec.devices.requests[0].exactly.deviceClassName: Required value" in refused
 
 
 def test_get_shows_tables_and_every_output_format(api: ApiServer, kubectl: Kubectl) -> None:
@@ -319,50 +281,6 @@ def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kube
     assert "condition met" in kubectl("wait", "--for=delete", "pod/trainer", "--timeout=10s")
     ready.join()
     gone.join()
-
-
-def test_deleting_a_running_pod_waits_for_its_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
-    """A bound pod stays Terminating until a client deletes it with grace period 0; --force does so at once."""
-    kubectl("apply", "-f", "-", stdin=MANIFEST)
-    api.store.bind("default", "trainer", "n1")
-    kubectl("delete", "pod", "trainer", "--wait=false", "--grace-period=20")
-    assert re.search(r"^trainer +0/2 +Terminating", kubectl("get", "pods"), re.MULTILINE)
-    assert api.store.get(PODS, "trainer", "default")["metadata"]["deletionGracePeriodSeconds"] == 20
-    kubectl("delete", "pod", "trainer", "--force")
-    assert "NotFound" in kubectl("get", "pod", "trainer", code=1)
-
-
-@pytest.mark.parametrize(("policy", "left"), [("background", 0), ("foreground", 0), ("orphan", 1)])
-def test_delete_policies_decide_about_dependents(api: ApiServer, kubectl: Kubectl, policy: str, left: int) -> None:
-    """Dependents are deleted with their owner, before it, or stay."""
-    kubectl("apply", "-f", "-", stdin=MANIFEST)
-    owner = json.loads(kubectl("get", "deploy", "server", "-o", "json"))
-    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "server", "uid": owner["metadata"]["uid"]}
-    replica_set = {
-        "metadata": {
-            "name": "server-1",
-            "namespace": "default",
-            "ownerReferences": [reference | {"blockOwnerDeletion": True}],
-        },
-        "spec": owner["spec"] | {"strategy": None, "progressDeadlineSeconds": None, "revisionHistoryLimit": None},
-    }
-    api.store.create(REPLICA_SETS, replica_set)
-    kubectl("delete", "deploy", "server", f"--cascade={policy}")
-    remaining = api.store.list(REPLICA_SETS).items
-    assert len(remaining) == left
-    assert not any("ownerReferences" in item["metadata"] for item in remaining)
-
-
-def test_a_claim_stays_until_its_last_finalizer_is_removed(api: ApiServer, kubectl: Kubectl) -> None:
-    """delete returns, and the claim shows as deleted until then."""
-    kubectl("apply", "-f", "-", stdin=MANIFEST)
-    kubectl(
-        "patch", "resourceclaim", "shared", "--type=merge", "-p", '{"metadata":{"finalizers":["example.com/busy"]}}'
-    )
-    kubectl("delete", "resourceclaim", "shared", "--wait=false")
-    assert re.search(r"^shared +deleted", kubectl("get", "resourceclaims"), re.MULTILINE)
-    kubectl("patch", "resourceclaim", "shared", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-    assert api.store.find(RESOURCE_CLAIMS, "shared", "default") is None
 
 
 def test_a_job_gets_its_selector_and_deletes_by_label(api: ApiServer, kubectl: Kubectl) -> None:

@@ -61,11 +61,6 @@ def test_the_certificate_verifies_strictly(api: ApiServer) -> None:
         context.wrap_socket(raw, server_hostname="example.com")
 
 
-def test_two_servers_have_two_certificates() -> None:
-    """Each server generates its own key."""
-    assert ApiServer().certificate != ApiServer().certificate
-
-
 def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
     """Every request needs the token, also for health."""
     assert urlsplit(api.url).hostname == "127.0.0.1"

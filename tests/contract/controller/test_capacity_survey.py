@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.controller.capacity_document import decode
-from dra_driver.controller.capacity_survey import survey, survey_command
+from dra_driver.controller.capacity import decode, survey, survey_command
 from dra_driver.core.errors import CommandError
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes import chart

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.node.process.detach_request import LABELS, PAUSED
+from dra_driver.node.process.detaching import LABELS, PAUSED
 from dra_driver.scheduler.allocation.nodes import NodeUsage, unfit_reason
 from tests.fakes import chart
 

@@ -293,7 +293,7 @@ def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
             time.sleep(0.01)
         began = time.monotonic()
         reflector.stop()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
         assert not any(thread.name == "reflector" for thread in threading.enumerate())
 
 

@@ -3,15 +3,16 @@
 import json
 from typing import Any
 
-from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
-from dra_driver.config.schemas.policy_status import PolicyStatusModel
-from dra_driver.config.status import node_status, node_status_of, policy_status
+from msgspec import convert
+
+from dra_driver.config.status import node_status, node_status_of
 from dra_driver.core.model.gpu_node import (
     GpuNodeStatus,
     HealthWord,
     NodeGpu,
     NodePolicy,
     NodeProblem,
+    NodeTaint,
     PolicyCount,
     PolicyOrigin,
     PolicyPlace,
@@ -19,7 +20,7 @@ from dra_driver.core.model.gpu_node import (
     PolicyStatus,
     PublishedForm,
 )
-from dra_driver.core.model.terms import Taint
+from dra_driver.core.wire import to_wire
 
 AT = "2026-03-01T10:00:00Z"
 GPU = NodeGpu(
@@ -33,7 +34,7 @@ GPU = NodeGpu(
     health=HealthWord.UNHEALTHY,
     causes=("xid",),
     message="XID 79",
-    taints=(Taint(key="gpu.dra-driver.io/xid", value="79", effect="NoSchedule"),),
+    taints=(NodeTaint(key="gpu.dra-driver.io/xid", value="79", effect="NoSchedule"),),
 )
 POLICY = NodePolicy(
     name="mps-pool",
@@ -56,7 +57,7 @@ STATUS = GpuNodeStatus(
 
 
 def valid(written: dict[str, Any]) -> dict[str, Any]:
-    GpuNodeStatusModel.model_validate(json.loads(json.dumps(written)))
+    convert(json.loads(json.dumps(written)), GpuNodeStatus)
     return written
 
 
@@ -127,7 +128,7 @@ def test_nonsense_is_no_status_and_entries_that_make_no_sense_are_left_out() -> 
 def test_the_status_of_a_policy_fits_its_schema() -> None:
     place = PolicyPlace(node="n", gpus=("gpu-0",), claims=("ns/claim",) * 50, policies=("q",), message="y" * 5000)
     count = PolicyCount(nodes=10_000, gpus=80_000, places=(place,) * 40)
-    written = policy_status(PolicyStatus(observed_generation=2, selected=count, waiting=count))
-    PolicyStatusModel.model_validate(written)
+    written = to_wire(PolicyStatus(observed_generation=2, selected=count, waiting=count))
+    convert(written, PolicyStatus)
     assert written["inForce"] == {"nodes": 0, "gpus": 0}
     assert len(written["selected"]["places"]) == 20

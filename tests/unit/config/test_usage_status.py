@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import convert
 from msgspec.structs import replace
 
-from dra_driver.config.schemas.gpu_node_usage import ToldUsageModel
-from dra_driver.config.usage_status import usage_in_words, usage_status, usage_status_of
-from dra_driver.core.model.gpu_node_usage import MAX_TOLD, NO_USAGE, ToldForeign, ToldPod, ToldUsage
+from dra_driver.config.status import node_status_of, usage_in_words
+from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, ToldPod, ToldUsage
+from dra_driver.core.wire import to_wire
 from tests.unit.node.process.test_usage_events import FOREIGN, IDLE
 from tests.unit.node.process.test_usage_validation import TOLD
 
@@ -18,15 +19,21 @@ ALL = ToldUsage(over_grant=(TOLD,), idle=(IDLE,), unattributed=(FOREIGN,), check
 
 
 def valid(told: ToldUsage) -> Any:
-    written = json.loads(json.dumps(usage_status(told)))
-    ToldUsageModel.model_validate(written)
+    written = json.loads(json.dumps(to_wire(told)))
+    convert(written, ToldUsage)
     return written
 
 
+def read(written: object) -> ToldUsage:
+    status = node_status_of({"status": {"driverName": "d", "usage": written}})
+    assert status is not None
+    return status.usage
+
+
 def test_what_is_written_fits_and_is_read_back() -> None:
-    assert usage_status_of(valid(ALL)) == ALL
-    assert usage_status(NO_USAGE) is None
-    assert usage_status_of(None) == NO_USAGE
+    assert read(valid(ALL)) == ALL
+    assert to_wire(NO_USAGE) == {}
+    assert read(None) == NO_USAGE
 
 
 def test_the_largest_fits_the_schema() -> None:
@@ -61,14 +68,14 @@ def test_an_entry_that_makes_no_sense_is_left_out(section: str, changed: dict[st
     """A grace time that cannot be read is not one of 0 seconds."""
     written = valid(ALL)
     written[section][0] |= changed
-    found = usage_status_of(written)
+    found = read(written)
     assert {"overGrant": found.over_grant, "idle": found.idle, "unattributed": found.unattributed}[section] == ()
 
 
 def test_an_unknown_action_asks_for_nothing() -> None:
     written = valid(ALL)
     written["overGrant"][0]["action"] = written["idle"][0]["action"] = "Delete"
-    assert not usage_status_of(written).asks
+    assert not read(written).asks
 
 
 JSON = st.recursive(
@@ -81,8 +88,8 @@ JSON = st.recursive(
 @given(st.sampled_from(["overGrant", "unattributed", "idle", "checkedAt"]), st.sampled_from(["pods", "since"]), JSON)
 def test_no_value_anywhere_breaks_the_reader(section: str, field: str, value: Any) -> None:
     """The controller reads what any node has written."""
-    usage_status_of(valid(ALL) | {section: value})
+    read(valid(ALL) | {section: value})
     written = valid(ALL)
     if section != "checkedAt":
         written[section][0][field] = value
-        usage_status_of(written)
+        read(written)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dra_driver.controller.special_claims import EXTENDED_CLAIM_ANNOTATION
+from dra_driver.controller.pending_evictions import EXTENDED_CLAIM_ANNOTATION
 
 DRIVER = "gpu.nvidia.com"
 POOL = f"gpu-a/{DRIVER}"
@@ -50,6 +50,7 @@ def special_claim_object(
     ]
     return {
         "metadata": {"name": name, "namespace": "team", "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"}},
+        "spec": {},
         "status": {
             "allocation": {"devices": {"results": results}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"}],

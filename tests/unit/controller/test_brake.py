@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.controller.brake import BrakeRules, brake_state, pace_s
+from dra_driver.controller.brake import BrakeRules, Pace, brake_state
 from dra_driver.controller.fleet import Fleet, fleet_of, slice_view
 from tests.unit.controller.objects import at, device, resource_slice, taint
 
@@ -85,5 +85,5 @@ def test_one_hundred_percent_switches_it_off() -> None:
 
 
 def test_the_pace_spreads_a_minute_evenly() -> None:
-    assert pace_s(10) == 6.0
-    assert pace_s(600) == 0.1
+    assert Pace(10, lambda: None, lambda: 0.0).left_s() == 6.0
+    assert Pace(600, lambda: None, lambda: 0.0).left_s() == 0.1

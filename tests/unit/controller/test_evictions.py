@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import FIRST_RETRY_S, EvictionRules, Evictions
 from dra_driver.controller.fleet import SliceView, slice_view
-from dra_driver.controller.special_claims import SpecialClaim, special_claim
+from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
 from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,
@@ -30,7 +30,7 @@ from tests.unit.controller.objects import (
     taint,
 )
 
-RULES = EvictionRules(grace_s=60, per_minute=10, brake=BrakeRules(percent=20, window_s=600))
+RULES = EvictionRules(grace_s=60, brake=BrakeRules(percent=20, window_s=600))
 
 
 class World:
@@ -52,7 +52,8 @@ class World:
 
     def controller(self, rules: EvictionRules = RULES) -> Evictions:
         events = EvictionEvents(self, {"kind": "Lease", "name": "dra-driver-controller"})
-        return Evictions(self, self, self, rules, events, clock=lambda: self.seconds, now=self.now)
+        pace = Pace(10, self.led_for_s, lambda: self.seconds)
+        return Evictions(self, self, self, rules, events, pace=pace, clock=lambda: self.seconds, now=self.now)
 
     def now(self) -> datetime:
         return at(self.seconds)

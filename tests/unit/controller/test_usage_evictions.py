@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules
-from dra_driver.controller.pace import Pace
-from dra_driver.controller.usage_cases import FRESH_S, NodeUse, node_use
-from dra_driver.controller.usage_events import UsageEvictionEvents
+from dra_driver.controller.brake import BrakeRules, Pace
+from dra_driver.controller.eviction_events import UsageEvictionEvents
 from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
+from dra_driver.controller.usage_requests import FRESH_S, NodeUse, node_use
 from dra_driver.core.errors import ApiUnreachableError, DraError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
@@ -38,7 +37,7 @@ class World:
     def controller(self, *, over_grant: bool = True, idle: bool = True, per_minute: int = 60) -> UsageEvictions:
         rules = UsageEvictionRules(driver=DRIVER, over_grant=over_grant, idle=idle, brake=BRAKE)
         events = UsageEvictionEvents(self, {"kind": "Lease", "name": "lease"})
-        pace = Pace(per_minute, self, lambda: self.seconds)
+        pace = Pace(per_minute, self.led_for_s, lambda: self.seconds)
         return UsageEvictions(self, self, self, rules, events, pace=pace, clock=lambda: self.seconds)
 
     def tell(self, *entries: Mapping[str, Any], node: str = "gpu-a", kind: str = "overGrant", gpus: int = 8) -> None:
@@ -262,7 +261,15 @@ def test_an_idle_claim_is_reclaimed_after_as_many_minutes_more(world: World) -> 
     assert [name for _, name in world.evicted] == ["llm-0", "llm-1"]
 
 
-@pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "x"}], [{"kind": "X", "controller": False}]])
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{"kind": "Node", "name": "x", "uid": "u"}],
+        [{"kind": "X", "name": "x", "uid": "u", "controller": False}],
+        [{"kind": "X", "controller": True}],
+    ],
+)
 def test_an_idle_pod_without_a_controller_is_never_evicted(world: World, owners: Any) -> None:
     """It would not come back. Nor are others of its claim, which stays in use by it."""
     world.claims["llm"] = claim_object("llm", pods=("llm-1", "llm-0"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.special_claims import SpecialClaim, special_claim
+from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
 from dra_driver.controller.watches import ReducedLists
 from dra_driver.core.errors import ApiUnreachableError
 from tests.unit.controller.objects import DRIVER, special_claim_object
@@ -23,7 +23,7 @@ class Pages:
         raise NotImplementedError
 
 
-def reduced(pages: Pages) -> ReducedLists:
+def reduced(pages: Pages) -> ReducedLists[Any]:
     return ReducedLists(pages, lambda item: special_claim(item, DRIVER))
 
 

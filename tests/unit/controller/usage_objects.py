@@ -52,17 +52,19 @@ def gpu_node(name: str = "gpu-a", *, gpus: int = 8, checked: Any = "t0", **usage
 
 
 def claim_object(name: str = "llm", *, node: str = "gpu-a", device: str = "gpu-0", pods: tuple[str, ...] = ()) -> Any:
+    result = {"request": "gpu", "driver": DRIVER, "pool": f"{node}/{DRIVER}", "device": device}
     return {
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}"},
+        "spec": {},
         "status": {
-            "allocation": {"devices": {"results": [{"driver": DRIVER, "pool": f"{node}/{DRIVER}", "device": device}]}},
+            "allocation": {"devices": {"results": [result]}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods or (f"{name}-0",)],
         },
     }
 
 
 def pod(name: str = "llm-0", *, node: str = "gpu-a", **metadata: Any) -> dict[str, Any]:
-    owner = [{"kind": "ReplicaSet", "name": "llm", "controller": True}]
+    owner = [{"kind": "ReplicaSet", "name": "llm", "uid": "uid-set", "controller": True}]
     return {
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owner} | metadata,
         "spec": {"nodeName": node},

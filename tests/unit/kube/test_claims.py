@@ -75,6 +75,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return document
 
 
+OTHER = {"request": "r", "driver": "other", "pool": "p", "device": "d"}
 RESULT = "status.allocation.devices.results.2"
 CONFIG = "status.allocation.devices.config.2"
 
@@ -119,15 +120,15 @@ def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, valu
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("metadata", 7, "metadata is 7, expected an object"),
-        ("status", "x", "status is 'x'"),
-        ("status.allocation", [], "status.allocation is []"),
-        ("status.allocation.devices", "x", "status.allocation.devices is 'x'"),
-        ("status.allocation.devices.results", {}, "results is {}, expected a list"),
-        ("status.allocation.devices.results", [{}] * 33, "33 entries long', expected at most 32"),
-        (RESULT, "x", "results[2] is 'x'"),
-        (f"{RESULT}.driver", 3, "results[2].driver is 3"),
-        (f"{RESULT}.request", ..., "results[2].request is None"),
+        ("metadata", 7, "metadata: expected an object, got a number"),
+        ("status", "x", "status: expected an object, got text"),
+        ("status.allocation", [], "status.allocation: expected an object, got a list"),
+        ("status.allocation.devices", "x", "status.allocation.devices: expected an object, got text"),
+        ("status.allocation.devices.results", {}, "results: expected a list, got an object"),
+        ("status.allocation.devices.results", [OTHER] * 33, "33 entries long', expected at most 32"),
+        (RESULT, "x", "results[2]: expected an object, got text"),
+        (f"{RESULT}.driver", 3, "results[2].driver: expected text, got a number"),
+        (f"{RESULT}.request", ..., "results[2].request: missing"),
         (f"{RESULT}.request", "a/b/c", "expected a request name"),
         (f"{RESULT}.request", "../etc", "expected a request name"),
         (f"{RESULT}.pool", "", "results[2].pool is ''"),
@@ -136,23 +137,23 @@ def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, valu
         (f"{RESULT}.device", "GPU_0", "expected a DNS label"),
         (f"{RESULT}.device", "../../passwd", "expected a DNS label"),
         (f"{RESULT}.device", "gpu-0\n", "expected a DNS label"),
-        (f"{RESULT}.device", ["gpu-0"], "results[2].device is ['gpu-0']"),
-        (f"{RESULT}.adminAccess", "true", "adminAccess is 'true', expected true or false"),
+        (f"{RESULT}.device", ["gpu-0"], "results[2].device: expected text, got a list"),
+        (f"{RESULT}.adminAccess", "true", "adminAccess: expected true or false, got text"),
         (f"{RESULT}.shareID", "not-a-uuid", "expected a UUID in lower case"),
         (f"{RESULT}.shareID", SHARE.upper(), "expected a UUID in lower case"),
-        (f"{RESULT}.shareID", 5, "shareID is 5"),
-        (f"{RESULT}.consumedCapacity", [], "consumedCapacity is []"),
+        (f"{RESULT}.shareID", 5, "shareID: expected text, got a number"),
+        (f"{RESULT}.consumedCapacity", [], "consumedCapacity: expected an object, got a list"),
         (f"{RESULT}.consumedCapacity", {"memory": 5}, "expected capacity names with quantities"),
         (f"{RESULT}.consumedCapacity", {"memory": "9" * 4000}, "expected capacity names with quantities"),
         (f"{RESULT}.consumedCapacity", {"a=b": "1"}, "expected capacity names with quantities"),
         (f"{RESULT}.consumedCapacity", {f"c{n}": "1" for n in range(33)}, "at most 32"),
-        ("status.allocation.devices.config", "x", "config is 'x', expected a list"),
-        ("status.allocation.devices.config", [{}] * 65, "at most 64"),
+        ("status.allocation.devices.config", "x", "config: expected a list, got text"),
+        ("status.allocation.devices.config", [{"source": "FromClass"}] * 65, "at most 64"),
         (f"{CONFIG}.source", "FromNowhere", "expected FromClass or FromClaim"),
-        (f"{CONFIG}.requests", "gpu", "requests is 'gpu', expected a list"),
-        (f"{CONFIG}.requests", [1], "requests[0] is 1"),
-        (f"{CONFIG}.opaque", [], "opaque is []"),
-        (f"{CONFIG}.opaque.driver", None, "opaque.driver is None"),
+        (f"{CONFIG}.requests", "gpu", "requests: expected a list, got text"),
+        (f"{CONFIG}.requests", [1], "requests[0]: expected text, got a number"),
+        (f"{CONFIG}.opaque", [], "opaque: expected an object, got a list"),
+        (f"{CONFIG}.opaque.driver", None, "opaque.driver: missing"),
         (f"{CONFIG}.opaque.parameters", None, "parameters is None, expected an object"),
         (f"{CONFIG}.opaque.parameters", "x", "parameters is 'x', expected an object"),
         (f"{CONFIG}.opaque.parameters", {"x": "é" * 6000}, "expected at most 10240"),
@@ -174,7 +175,7 @@ def test_deeply_nested_parameters_are_refused() -> None:
         deep = {"a": deep}
     with pytest.raises(ClaimError, match="nested at most 32"):
         allocated_claim(changed(f"{CONFIG}.opaque.parameters", deep), REF, DRIVER)
-    with pytest.raises(ClaimError, match="a nested dict"):
+    with pytest.raises(ClaimError, match="expected text, got an object"):
         allocated_claim(changed(f"{RESULT}.device", deep), REF, DRIVER)
 
 

@@ -15,9 +15,9 @@ from dra_driver.core.errors import (
     NotFoundError,
     StorageError,
 )
+from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import ClusterState, read_cluster, with_objects
 from dra_driver.kube.state_file import dump, load, objects_of, read_documents
-from dra_driver.kube.state_shapes import misfit
 
 Obj = dict[str, Any]
 SECRET = "hunter2"

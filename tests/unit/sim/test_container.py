@@ -37,11 +37,10 @@ def smi(folder: Path, body: str) -> dict[str, Any]:
 def test_common_edits_of_a_document_apply_once_and_first(tmp_path: Path) -> None:
     """Two devices of one document add its common edits once, before their own."""
     devices = {"a": {"env": ["WHO=a"], "deviceNodes": [node("/dev/n0")]}, "b": {"deviceNodes": [node("/dev/n1")]}}
-    write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"], "hooks": [{"hookName": "h", "path": "/h"}]})
+    write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"]})
     edits = inject([tmp_path], [f"{KIND}=a", f"{KIND}=b", f"{KIND}=a"])
     assert edits.env == {"WHO": "a", "ALL": "1"}
     assert list(edits.device_nodes) == ["/dev/n0", "/dev/n1"]
-    assert len(edits.hooks) == 1
 
 
 def test_unresolvable_devices_have_containerds_message(tmp_path: Path) -> None:
@@ -109,33 +108,6 @@ def test_the_log_ends_with_cuda_variables(tmp_path: Path) -> None:
     ]
 
 
-def test_capability_nodes_and_folders_of_a_partition_under_mps(tmp_path: Path) -> None:
-    """Two partitions of one parent and the daemon's folders: only the allocated nodes, and the host's pipes."""
-    for folder in ("pipe", "shm"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "pipe" / "control").touch()
-    mounts = [
-        {"hostPath": str(tmp_path / "pipe"), "containerPath": "/tmp/nvidia-mps", "options": ["rw", "bind"]},
-        {"hostPath": str(tmp_path / "shm"), "containerPath": "/dev/shm", "options": ["rw", "bind"]},
-    ]
-    caps = {
-        name: [node(f"/dev/nvidia-caps/nvidia-cap{cap}") for cap in pair]
-        for name, pair in {"a": (12, 13), "b": (21, 22)}.items()
-    }
-    parent = node("/dev/nvidia0")
-    devices = {name: {"deviceNodes": [parent, *pair], "mounts": mounts} for name, pair in caps.items()}
-    devices["c"] = {"deviceNodes": [parent, node("/dev/nvidia-caps/nvidia-cap30")]}
-    write(tmp_path / "cdi", "x.json", devices)
-    view = ContainerView(tmp_path / "view")
-    view.create({"name": "m"}, [f"{KIND}=a", f"{KIND}=b"], [tmp_path / "cdi"])
-    assert sorted(path.name for path in (view.rootfs / "dev/nvidia-caps").iterdir()) == [
-        f"nvidia-cap{cap}" for cap in (12, 13, 21, 22)
-    ]
-    assert (view.rootfs / "tmp/nvidia-mps/control").exists()
-    view.remove()
-    assert (tmp_path / "pipe" / "control").exists()
-
-
 def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
     """A real runtime would hide the device; the simulated one refuses the mount."""
     (tmp_path / "shm").mkdir()
@@ -143,21 +115,6 @@ def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "cdi", "x.json", {"a": {"mounts": mounts, "deviceNodes": [node("/dev/shm/x")]}})
     with pytest.raises(RetryableError, match="has a device or another mount in it already"):
         ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
-
-
-def test_a_failed_check_is_a_failed_container(tmp_path: Path) -> None:
-    """The exit status of nvidia-smi is the container's."""
-    write(tmp_path / "cdi", "x.json", {"a": {"mounts": [smi(tmp_path, "echo No devices were found; exit 6")]}})
-    view = ContainerView(tmp_path / "view")
-    view.create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
-    assert view.check().exit_code == 6
-
-
-def test_a_container_without_devices_succeeds_without_output(tmp_path: Path) -> None:
-    """Pods that use no GPU run as well."""
-    view = ContainerView(tmp_path / "view")
-    view.create({"name": "m"}, [], [])
-    assert view.check().output == ""
 
 
 @pytest.mark.parametrize(
@@ -238,9 +195,3 @@ def test_extended_resources_follow_the_pods_mappings(name: str, asked: list[str]
     )
     container = {"name": name, "resources": {"requests": dict.fromkeys(asked, "1")}}
     assert extended_cdi_names(container, STATUS, devices) == expected
-
-
-def test_a_pod_without_extended_resources_has_no_mappings() -> None:
-    """Without mappings no device is injected."""
-    container = {"name": "m", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
-    assert extended_cdi_names(container, {}, (_device("x", "container-0-request-0"),)) == []

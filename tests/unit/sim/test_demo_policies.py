@@ -2,15 +2,12 @@
 
 import pytest
 
-from dra_driver.config.policy import policy_problems
 from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.policies import (
     last_gpu,
     not_said_by_node,
     not_said_by_status,
-    offer_of,
-    policy_for,
     unlike_policy,
 )
 
@@ -33,14 +30,6 @@ def test_the_policy_is_for_the_last_whole_gpu() -> None:
     assert last_gpu(slices) == ("b", "gpu-1", "GPU-b")
     with pytest.raises(RetryableError, match="no node publishes a whole GPU"):
         last_gpu([published("a", PART)])
-
-
-def test_the_policy_is_valid() -> None:
-    assert not policy_problems(policy_for("GPU-1e586fcf-b031-51f9-a132-c7993a006a27"))
-
-
-def test_an_offer_is_a_gpu_with_its_parts() -> None:
-    assert offer_of([published("a", WHOLE, PART, OTHER)], "GPU-a") == {"gpu-0": WHOLE, "gpu-0-mig-1g": PART}
 
 
 def test_an_offer_meets_the_policy_whole_alone_and_with_the_team() -> None:

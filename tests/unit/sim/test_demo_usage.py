@@ -6,8 +6,6 @@ from dra_driver.sim.demo.usage import (
     disturbed,
     not_found_idle,
     not_idle_yet,
-    not_running,
-    not_told,
     unlike_used,
     used_by_pod,
 )
@@ -38,12 +36,6 @@ def test_the_claim_is_unused_for_a_while_before_it_is_asked_for(seconds: list[in
     assert found is None if said is None else said in str(found)
 
 
-def test_every_event_is_expected() -> None:
-    assert not_told({"A": "x", "B": "y"}, "A", "B") is None
-    assert not_told({"A": "x"}, "A", "B") == "no event B, only A"
-    assert not_told({}, "A") == "no event A, only none"
-
-
 @pytest.mark.parametrize(
     ("now", "said"),
     [
@@ -54,16 +46,6 @@ def test_every_event_is_expected() -> None:
 )
 def test_a_pod_that_goes_on_is_the_same_pod(now: dict[str, str], said: str | None) -> None:
     assert disturbed({"a": "1", "b": "2", "evicted": "0"}, now, {"a": 0, "b": 0}) == said
-
-
-def test_all_pods_run_before_the_chapter_goes_on() -> None:
-    """Their claims are seen as soon as they are prepared, which is earlier."""
-    assert not_running({"a": "1", "b": "2"}, {"a": 0, "b": 0}) is None
-    assert not_running({"a": "1"}, {"c": 0, "b": 0, "a": 0}) == "b, c"
-
-
-def test_a_pod_that_did_not_run_before_does_not_go_on() -> None:
-    assert disturbed({}, {}, {"a": 0}) == "a ended or restarted"
 
 
 IDLE = "NAMESPACE  CLAIM      IDLE  FINDING  PODS\nns         sleepy-x   39s   idle     sleepy\n"

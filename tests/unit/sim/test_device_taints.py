@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, rfc3339
+from dra_driver.core.time import rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.device_taints import DeviceTaintController

@@ -89,45 +89,6 @@ def test_one_claim_serves_all_containers_of_a_pod(store: RefusingStore) -> None:
     }
 
 
-def test_every_class_has_an_implicit_resource_name(store: RefusingStore) -> None:
-    """It needs no extendedResourceName in the class and no limit in the pod."""
-    resources = {"requests": {f"deviceclass.resource.kubernetes.io/{DRIVER}": 2}}
-    container = {"name": "main", "image": "i", "resources": resources}
-    store.create(PODS, {"metadata": {"name": "p"}, "spec": {"containers": [container]}}, namespace="default")
-    EmbeddedScheduler(store).step()
-    (claim,) = claims(store)
-    assert [item["device"] for item in claim["status"]["allocation"]["devices"]["results"]] == ["gpu-0", "gpu-1"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"nvidia.com/gpu": 3}, "1 cannot allocate all claims"),
-        ({"nvidia.com/other": 1}, "1 Insufficient nvidia.com/other"),
-        ({"nvidia.com/gpu": 1, "cpu": "9"}, "1 Insufficient cpu"),
-    ],
-)
-def test_no_claim_is_created_for_a_pod_that_does_not_fit(
-    store: RefusingStore, asked: dict[str, Any], said: str
-) -> None:
-    """It stays Pending with the scheduler's usual message, and nothing is written for it."""
-    pod(store, "p", asked)
-    EmbeddedScheduler(store).step()
-    assert said in message_of(store, "p")
-    assert not claims(store)
-
-
-def test_a_node_that_offers_the_resource_itself_needs_no_claim(store: RefusingStore) -> None:
-    """A device plugin wins over devices of claims, node by node."""
-    plugin = store.get(NODES, "a")
-    plugin["status"]["allocatable"]["nvidia.com/gpu"] = "4"
-    store.update_status(NODES, plugin)
-    pod(store, "p", {"nvidia.com/gpu": 3})
-    EmbeddedScheduler(store).step()
-    assert dig(store.get(PODS, "p", "default"), "spec", "nodeName") == "a"
-    assert not claims(store)
-
-
 def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: RefusingStore) -> None:
     """The next attempt deletes the claim of a failed one before it allocates, so no device is allocated twice."""
     store.refusals = 1
@@ -141,19 +102,6 @@ def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: Refus
     bound = store.get(PODS, "p", "default")
     assert bound["spec"]["nodeName"] == "a"
     assert extended_claim_name(bound) == second["metadata"]["name"]
-
-
-def test_extended_resources_and_claims_in_one_pod(store: RefusingStore) -> None:
-    """Together they get every device at most once."""
-    body = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
-    store.create(RESOURCE_CLAIMS, {"metadata": {"name": "own"}, "spec": body}, namespace="default")
-    pod(store, "p", {"nvidia.com/gpu": 1}, resourceClaims=[{"name": "own", "resourceClaimName": "own"}])
-    EmbeddedScheduler(store).step()
-    held = {
-        result["device"] for claim in claims(store) for result in claim["status"]["allocation"]["devices"]["results"]
-    }
-    assert len(claims(store)) == 2
-    assert held == {"gpu-0", "gpu-1"}
 
 
 @pytest.mark.parametrize("end", ["deleted", "finished"])

@@ -7,7 +7,7 @@ from typing import Any
 from dra_driver.node.exporter.log_links import LogLinks
 from dra_driver.node.exporter.pod_resources import claims_of
 from dra_driver.node.exporter.proc import ProcReader
-from dra_driver.node.usage.container_logs import LogIndex
+from dra_driver.node.usage.containers import LogIndex
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 from dra_driver.sim.node.made_processes import MadeProcesses, container_id

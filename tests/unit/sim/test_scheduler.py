@@ -5,7 +5,6 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.scheduler import EmbeddedScheduler
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
 
@@ -153,23 +152,3 @@ def test_first_come_first_served(store: Store) -> None:
         pod(store, name, name, **where)
     EmbeddedScheduler(store).step()
     assert [node_of(store, name) for name in ("zz", "mm", "aa")] == ["a", "a", ""]
-
-
-def test_generated_claims_are_waited_for_and_used(store: Store) -> None:
-    """Until the controller has created a template's claim, the pod waits without a condition."""
-    from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIM_TEMPLATES
-
-    store.create(
-        RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": "t"}, "spec": {"spec": claim("x")["spec"]}}, namespace="default"
-    )
-    container = {"name": "main", "image": "i"}
-    claims = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
-    body = {"metadata": {"name": "p"}, "spec": {"containers": [container], "resourceClaims": claims}}
-    store.create(PODS, body, namespace="default")
-    scheduler, controller = EmbeddedScheduler(store), ClaimController(store)
-    scheduler.step()
-    assert node_of(store, "p") == ""
-    assert message_of(store, "p") == ""
-    controller.step()
-    scheduler.step()
-    assert node_of(store, "p") == "a"

@@ -9,13 +9,12 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.scheduler.allocation import MAX_PODS, NodeUsage, unfit_reason
 from dra_driver.sim import client as manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
+from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import Cluster, check_cel
-from dra_driver.sim.demo.chapter import table
+from dra_driver.sim.loop import StoreEventRecorder
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import condition, set_condition
-from dra_driver.sim.recorder import StoreEventRecorder
 from tests.fakes.dra_objects import node
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -131,14 +130,6 @@ def test_repeated_events_count_up() -> None:
     assert [event["count"] for event in events] == [3, 1]
     assert len(events[0]["message"]) == 1024
     assert events[0]["involvedObject"]["uid"] == subject["metadata"]["uid"]
-
-
-def test_tables_look_like_kubectls() -> None:
-    """The columns are the API server's, aligned, without those of -o wide."""
-    text = table(NODES, [{**node("node-with-a-long-name"), "spec": {}, "status": {}}], NOW)
-    head, row = text.splitlines()
-    assert head.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]
-    assert row.index("Unknown") == head.index("STATUS")
 
 
 def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:

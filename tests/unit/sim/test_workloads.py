@@ -152,16 +152,6 @@ def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
     assert len(world.pods()) == 2
 
 
-def test_parallel_runs(world: World) -> None:
-    """Parallelism is the number of pods at once, limited by the missing completions."""
-    _job(world, completions=3, parallelism=2)
-    assert len(world.pods()) == 2
-    for pod in world.pods():
-        world.set_phase(pod, "Succeeded")
-    world.settle()
-    assert len(world.pods()) == 3
-
-
 def test_a_job_ends_at_its_deadline(world: World) -> None:
     """Its pods are deleted, and the step says when it has to be called again."""
     _job(world, activeDeadlineSeconds=60)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dra_driver.core.errors import ConflictError, InvalidObjectError, KubernetesApiError
+from dra_driver.core.errors import InvalidObjectError, KubernetesApiError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.patching import APPLY_PATCH, Patch, apply_json_patch, merge, strategic_merge
 from dra_driver.sim.apiserver.schema import type_of
 from dra_driver.sim.apiserver.store import Store
-from tests.unit.sim_apiserver.builders import Obj, claim, pod
+from tests.unit.sim_apiserver.builders import Obj, claim
 
 
 def test_json_patch_operations() -> None:
@@ -131,17 +131,6 @@ def test_apply_creates_owns_and_removes_fields() -> None:
     assert _apply(store, "two", {"z": "2"})["data"] == {"x": "1", "z": "2"}
 
 
-def test_apply_conflicts_name_the_field_and_its_manager() -> None:
-    """With force the field is taken over."""
-    store = Store()
-    _apply(store, "one", {"x": "1"})
-    with pytest.raises(ConflictError, match=r'conflict with "one": .data.x'):
-        _apply(store, "two", {"x": "2"})
-    forced = _apply(store, "two", {"x": "2"}, force=True)
-    owners = {entry["manager"]: entry["fieldsV1"] for entry in forced["metadata"]["managedFields"]}
-    assert owners == {"two": {"f:data": {"f:x": {}}}}
-
-
 def test_applying_the_same_again_changes_nothing() -> None:
     """The resourceVersion also stays: a controller may apply in a loop."""
     store = Store()
@@ -169,21 +158,3 @@ def test_apply_merges_device_status_by_driver_pool_and_device() -> None:
         made = store.patch(RESOURCE_CLAIMS, "c", patch, namespace="default", subresource="status")
     values = {item["driver"]: item["data"]["value"] for item in made["status"]["devices"]}
     assert values == {"a.example.com": 3, "b.example.com": 2}
-
-
-def test_apply_needs_a_manager_and_clean_metadata() -> None:
-    """Both are checked before anything is stored."""
-    store = Store()
-    with pytest.raises(InvalidObjectError, match="fieldManager"):
-        _apply(store, "", {})
-    body = {"metadata": {"name": "c", "managedFields": [{}]}}
-    with pytest.raises(InvalidObjectError, match="managedFields must be nil"):
-        store.patch(CONFIG_MAPS, "c", Patch(body=body, type=APPLY_PATCH, manager="m"), namespace="default")
-
-
-def test_a_patch_may_carry_a_precondition() -> None:
-    """A resourceVersion in a merge patch is checked as in an update."""
-    store = Store()
-    store.create(PODS, pod())
-    with pytest.raises(ConflictError):
-        store.patch(PODS, "p", Patch(body={"metadata": {"resourceVersion": "1"}}), namespace="default")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dra_driver.sim.apiserver.jsonvalue import rfc3339
+from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, JOBS, NODES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.printers import duration
 from dra_driver.sim.apiserver.views import table

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.core.errors import ConflictError, ForbiddenError, NotFoundError
+from dra_driver.core.errors import ForbiddenError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, SECRETS
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.store import Patch, Store
@@ -15,17 +15,6 @@ def _family(store: Store, **reference: bool) -> Obj:
     metadata = {"name": "child", "namespace": "default", "ownerReferences": [owned_by(owner, **reference)]}
     store.create(SECRETS, {"metadata": metadata})
     return owner
-
-
-def test_preconditions_protect_against_deleting_a_successor() -> None:
-    """Another UID or resourceVersion is a conflict, and nothing is deleted."""
-    store = Store()
-    store.create(CONFIG_MAPS, config_map("a"))
-    with pytest.raises(ConflictError, match="the UID in the precondition"):
-        store.delete(CONFIG_MAPS, "a", "default", DeleteOptions(uid="other"))
-    with pytest.raises(ConflictError, match="the ResourceVersion in the precondition"):
-        store.delete(CONFIG_MAPS, "a", "default", DeleteOptions(resource_version="1"))
-    assert store.find(CONFIG_MAPS, "a", "default")
 
 
 def test_dependents_are_deleted_with_their_last_owner() -> None:
@@ -85,17 +74,6 @@ def test_orphans_stay_without_their_reference() -> None:
     assert "ownerReferences" not in store.get(SECRETS, "child", "default")["metadata"]
 
 
-def test_an_object_is_removed_with_its_last_finalizer() -> None:
-    """The delete marks it; the update that removes the finalizer removes it, with one DELETED event."""
-    store = Store()
-    store.create(CONFIG_MAPS, config_map("a", finalizers=["a.io/b"]))
-    store.delete(CONFIG_MAPS, "a", "default")
-    assert "deletionTimestamp" in store.get(CONFIG_MAPS, "a", "default")["metadata"]
-    store.patch(CONFIG_MAPS, "a", Patch(body={"metadata": {"finalizers": []}}), namespace="default")
-    with pytest.raises(NotFoundError):
-        store.get(CONFIG_MAPS, "a", "default")
-
-
 def test_a_running_pod_is_removed_by_its_kubelet() -> None:
     """It is marked with its grace period; a second delete can only shorten it; grace period 0 removes."""
     store = Store()
@@ -140,12 +118,6 @@ def test_deleting_a_namespace_deletes_its_contents() -> None:
         store.create(CONFIG_MAPS, {"metadata": {"name": "b", "namespace": "team"}})
     store.delete(PODS, "p", "team", DeleteOptions(grace_period_s=0))
     assert store.find(NAMESPACES, "team") is None
-
-
-def test_the_first_namespaces_stay() -> None:
-    """default cannot be deleted."""
-    with pytest.raises(ForbiddenError, match="may not be deleted"):
-        Store().delete(NAMESPACES, "default")
 
 
 def test_logs_are_dropped_with_their_pod() -> None:

@@ -86,19 +86,6 @@ def test_references_in_openapi_resolve() -> None:
     assert refs <= schemas
 
 
-def test_clients_discover_group_by_group() -> None:
-    """There are lists of groups and resources; the kind of a scale has a group of its own."""
-    store = Store()
-    assert _json(_ask(store, "GET", "/api"))["versions"] == ["v1"]
-    groups = {group["name"] for group in _json(_ask(store, "GET", "/apis"))["groups"]}
-    assert "resource.k8s.io" in groups
-    names = [item["name"] for item in _json(_ask(store, "GET", "/apis/resource.k8s.io/v1"))["resources"]]
-    assert "resourceclaims/status" in names
-    assert _json(_ask(store, "GET", "/apis/apps"))["preferredVersion"]["version"] == "v1"
-    apps = {item["name"]: item for item in _json(_ask(store, "GET", "/apis/apps/v1"))["resources"]}
-    assert apps["deployments/scale"]["group"] == "autoscaling"
-
-
 def test_methods_that_do_not_exist_are_not_allowed() -> None:
     """405, not 404 and not 500."""
     for method, path in (

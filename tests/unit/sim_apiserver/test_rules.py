@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.kinds import DAEMON_SETS, EVENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, SECRETS
-from dra_driver.sim.apiserver.rules.pods import qos_class
+from dra_driver.sim.apiserver.rules.workloads import qos_class
 from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod, resource_slice
 
@@ -156,3 +156,12 @@ def test_events_of_cluster_objects_live_in_default() -> None:
     assert Store().create(EVENTS, event)
     event["metadata"] = {"name": "e", "namespace": "kube-public"}
     assert "does not match event.namespace" in _problems(Store(), EVENTS, event)
+
+
+def test_a_device_may_select_its_nodes_by_label() -> None:
+    """In a slice with node selection per device."""
+    term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+    one = resource_slice(devices=[{"name": "a", "nodeSelector": {"nodeSelectorTerms": [term]}}])
+    del one["spec"]["nodeName"]
+    one["spec"]["perDeviceNodeSelection"] = True
+    assert Store().create(RESOURCE_SLICES, one)

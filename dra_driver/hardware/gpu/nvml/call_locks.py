@@ -88,7 +88,6 @@ class CallLock:
             raise YieldToWriter
 
     def is_stuck(self) -> bool:
-        """Whether the thread that has it has had it for so long that its call hangs."""
         since = self._since
         return since is not None and time.monotonic() - since >= self._patience.stuck_s
 
@@ -117,8 +116,6 @@ class NoAnswerError(Exception):
 
 
 class Reads(Generic[T]):
-    """For one caller at a time."""
-
     def __init__(self) -> None:
         self._stuck: dict[int, tuple[threading.Thread, float]] = {}  # since when, by index
 
@@ -127,7 +124,6 @@ class Reads(Generic[T]):
         return self.stuck_s(index) > 0
 
     def stuck_s(self, index: int) -> float:
-        """For how long that read has not returned, 0 when it has."""
         thread, since = self._stuck.get(index, (None, 0.0))
         return time.monotonic() - since if thread is not None and thread.is_alive() else 0.0
 

@@ -113,11 +113,9 @@ class EventSet:
         return False
 
     def covered(self, generation: int) -> frozenset[int]:
-        """NVML indexes of the GPUs whose events are reported in that session."""
         return self._covered if generation == self._generation and not self._stale.is_set() else frozenset()
 
     def renew(self) -> None:
-        """Register again before the next slice: the GPUs or a MIG mode changed."""
         self._stale.set()
         self._session.waits.interrupt()
 
@@ -148,7 +146,6 @@ class EventSet:
                     self._go.set()
 
     def _acquire(self) -> bool:
-        """The lock, from a thread that waits."""
         deadline = time.monotonic() + PAUSE_TIMEOUT_S
         while not self._lock.acquire(timeout=REPEAT_S):
             if time.monotonic() > deadline:
@@ -276,7 +273,6 @@ def mig_events(session: Session, reading: TakeCallLock, renewed: Callable[[], No
 
 
 def _register_mig(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
-    """Register the GPU at ``index`` for MIG changes; whether it has such events."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     if optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle)) is None:
         return False
@@ -362,7 +358,6 @@ class HealthEvents:
             return self._registered(gpu, handle, events)
 
     def _registered(self, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t, events: pynvml.c_nvmlEventSet_t) -> bool:
-        """Whether the GPU has such events. Raises DeviceLostError."""
         try:
             reason = _register(handle, events)
         except DeviceLostError as error:
@@ -436,5 +431,4 @@ def _register(handle: pynvml.c_nvmlDevice_t, events: pynvml.c_nvmlEventSet_t) ->
 
 
 def _address(handle: pynvml.c_nvmlDevice_t) -> int:
-    """What identifies a handle: ctypes' pointers are equal to themselves only."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

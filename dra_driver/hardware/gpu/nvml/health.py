@@ -149,7 +149,6 @@ def _fabric(handle: Handle) -> str | None:
 
 
 def fabric_trouble(mask: int) -> str:
-    """The fabric's health mask in words; "" when nothing is wrong."""
     found = [words for shift, words in FABRIC_FLAGS if mask >> shift & 3 == 1]
     shift, bits = FABRIC_CONFIGURATION
     configuration = mask >> shift & bits
@@ -172,8 +171,6 @@ class _Seen(Struct):
 
 
 class HealthLooks:
-    """For one thread at a time, but for ``forget``."""
-
     def __init__(self, session: Session, node: Node, sysfs_root: str, patience: Patience) -> None:
         self._session, self._node, self._patience = session, node, patience
         self._pci_devices = Path(sysfs_root, PCI_DEVICES)

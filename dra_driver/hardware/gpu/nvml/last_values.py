@@ -58,7 +58,6 @@ class LastValues:
         self._kept: Gpu | None = None
 
     def renew(self, generation: int) -> None:
-        """Set the number of the NVML session that reads now."""
         self._generation = generation
 
     def read(self, function: str, call: Callable[[], T], *, needed: bool = False) -> T | None:

@@ -128,7 +128,6 @@ def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: 
 
 
 def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, Info]]:
-    """Number and data of each profile of the GPU."""
     found: list[tuple[int, Info]] = []
     for number in range(MAX_PROFILES):
         try:
@@ -213,12 +212,10 @@ def _slices(profiles: dict[int, MigProfile]) -> int:
 
 
 def memory_of(megabytes: int) -> int | None:
-    """Megabytes as bytes; None where NVML has no value."""
     return None if megabytes & NOT_AVAILABLE == NOT_AVAILABLE else megabytes * 2**20
 
 
 def count_of(value: int) -> int | None:
-    """The count; None where NVML has no value."""
     return None if value == NOT_AVAILABLE else value
 
 
@@ -238,7 +235,6 @@ def _resetless(handle: pynvml.c_nvmlDevice_t, architecture: int | None, facts: M
 
 
 def _is_guest(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> bool:
-    """Whether the GPU is virtual (vGPU); only the host can change its partitions."""
     mode = _read(facts, "nvmlDeviceGetVirtualizationMode", partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
     return mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
 

@@ -36,10 +36,7 @@ ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 def read_topology(pci_bus_id: str, sysfs_root: str = "/sys") -> tuple[str | None, int | None]:
-    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None where sysfs has no value. Raises nothing.
-
-    The kernel writes -1 as the NUMA node where firmware gives none (one-socket machines, most virtual machines).
-    """
+    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None where sysfs has no value, or -1 as the NUMA node."""
     link = Path(sysfs_root, "bus/pci/devices", pci_bus_id)
     return _pcie_root(link, Path(sysfs_root)), _numa_node(link)
 
@@ -61,10 +58,7 @@ def _numa_node(link: Path) -> int | None:
 
 
 def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
-    """``0000:65:00.0``: NVML prints a domain of eight digits in upper case, sysfs at least four in lower case.
-
-    Raises ValueError for a text that is no address.
-    """
+    """``0000:65:00.0`` of NVML's eight digits in upper case. Raises ValueError for a text that is no address."""
     bus_id = info.busId
     domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
@@ -141,7 +135,6 @@ def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | Non
 
 
 def read_links(handle: pynvml.c_nvmlDevice_t) -> NvLinks:
-    """The links that are up now. Raises pynvml.NVMLError where the GPU does not answer."""
     ends = Counter(_link_ends(handle))
     switch_links = ends.pop(_SWITCH, 0)
     peers = (NvLinkPeer(pci_bus_id=address, links=links) for address, links in sorted(ends.items()))

@@ -66,7 +66,6 @@ class Waits:
 
     @property
     def slice_s(self) -> float:
-        """How long one wait may be."""
         return SLICE_S if self._can_interrupt else SHORT_SLICE_S
 
     @contextlib.contextmanager
@@ -148,7 +147,6 @@ class DriverEnvironment(Struct, frozen=True, kw_only=True):
         return None
 
     def replaced(self, now: "DriverEnvironment") -> bool:
-        """Whether the library's file is another one."""
         return self.library is not None and now.library is not None and now.library != self.library
 
 
@@ -229,12 +227,10 @@ class Session:
         self._before_end.append(callback)
 
     def open(self) -> None:
-        """Open a session if none is open. Raises DriverUnavailableError."""
         with self._turn:
             self._begin()
 
     def close(self) -> None:
-        """End the session when its last user has left. Idempotent."""
         with self._turn:
             generation = self._generation
             self._end()
@@ -271,7 +267,6 @@ class Session:
 
     @property
     def detached(self) -> str | None:
-        """Why no session may begin; None when one may."""
         return self._detached
 
     def outlook(self) -> tuple[int, DriverEnvironment, DriverEnvironment] | None:

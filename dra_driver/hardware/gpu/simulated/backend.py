@@ -92,7 +92,6 @@ class SimulatedHealth(SimulatedHardware):
         self._edit(lambda injected: (*(one for one in injected if one.source != source), *added))
 
     def injected(self, source: str) -> tuple[GpuFault, ...]:
-        """The present faults of that source."""
         return tuple(one for one in self._store.read().injected if one.source == source)
 
     def devices(self) -> Mapping[DeviceName, tuple[GpuUuid, int | None]]:

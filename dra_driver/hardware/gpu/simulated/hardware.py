@@ -50,7 +50,6 @@ class Attachment:
 
     @property
     def detached(self) -> str | None:
-        """The reason given to ``detach``; None while calls are allowed."""
         return self._detached
 
     def detach(self, reason: str, timeout_s: float) -> bool:
@@ -66,7 +65,6 @@ class Attachment:
             self._close_if_unused()
 
     def reattach(self) -> None:
-        """Allow calls again."""
         with self._turn:
             self._detached = None
             self._turn.notify_all()
@@ -248,7 +246,6 @@ class SimulatedHardware:
             self._store.write(replace(self._store.read(), faults=()))
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        """Run one call of the interface: check that the driver may be used and can be, and apply faults."""
         with self._attachment.use():
             return self._attached_call(method, gpu, work)
 
@@ -347,7 +344,6 @@ class SimulatedHardware:
         )
 
     def _announce(self) -> None:
-        """Notify of a change; the caller holds the lock."""
         if self._on_change is not None:
             try:
                 self._on_change(self._snapshot())
@@ -356,7 +352,6 @@ class SimulatedHardware:
         self._wake()
 
     def _wake(self) -> None:
-        """Let ``await_change`` look again."""
         with self._changed:
             self._change_count += 1
             self._changed.notify_all()
@@ -374,7 +369,6 @@ class SimulatedHardware:
         return changed
 
     def _current(self) -> NodeSpec:
-        """The node as described now; the caller holds the lock."""
         if self._file is not None:
             try:
                 self.reload()
@@ -385,7 +379,6 @@ class SimulatedHardware:
         return self._node
 
     def reload(self) -> None:
-        """Read the spec file if it changed. Raises ConfigurationError that names the file."""
         if self._file is None:
             return
         try:

@@ -83,7 +83,6 @@ MINORS = "proc/driver/nvidia-caps/mig-minors"
 
 
 def instance_minor(gpu_minor: int, gi_id: int, ci_id: int | None = None) -> int:
-    """Minor number of a GPU instance's node, or of a compute instance's node."""
     minor = FIRST + gpu_minor * GPU_INSTANCES * STEP + gi_id * STEP
     return minor if ci_id is None else minor + 1 + ci_id
 
@@ -203,7 +202,6 @@ def _proc_devices(root: Path) -> str:
 
 
 def smi_script(snapshot: Snapshot) -> str:
-    """The text of ``nvidia-smi`` for the GPUs of ``snapshot``, in order of minor."""
     cuda = snapshot.cuda_driver_version
     return (
         SMI_TEMPLATE.read_text(encoding="ascii")

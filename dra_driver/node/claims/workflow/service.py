@@ -15,10 +15,9 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.hardware.orphans import reclaim_orphans
 from dra_driver.node.claims.waiting import CallBudget
-from dra_driver.node.claims.workflow.outdated_files import OutdatedFiles
 from dra_driver.node.claims.workflow.prepare import Preparer
 from dra_driver.node.claims.workflow.rebuild import RebuildRetry
-from dra_driver.node.claims.workflow.recover import RecoveryResult, recover, rewrite_files
+from dra_driver.node.claims.workflow.recover import OutdatedFiles, RecoveryResult, recover, rewrite_files
 from dra_driver.node.claims.workflow.stale_claims import StaleClaimCollector
 from dra_driver.node.claims.workflow.teardown import unprepare_claim
 from dra_driver.node.claims.workflow.whole_gpus import Beginning, forget_whole_gpus, prepare_whole_gpus

@@ -6,12 +6,14 @@ node-allocatable mappings are dropped.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from dra_driver.core.quantity import Quantity
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc3339
+from dra_driver.core.time import rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.rules.dra import (
     binding_conditions,
@@ -19,6 +21,7 @@ from dra_driver.sim.apiserver.rules.dra import (
     each,
     each_unique,
     label_name,
+    node_selector_problems,
     pool_name,
     qualified_name,
     taint,
@@ -28,17 +31,15 @@ from dra_driver.sim.apiserver.validation import (
     dns_subdomain,
     forbidden_field,
     invalid,
-    label_key,
     required,
     too_long,
     too_many,
-    unsupported,
 )
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_TAINTS_OR_COUNTERS = 64
 MAX_COUNTER_SETS = 8
-MAX_COUNTERS_PER_SET = 32
+MAX_COUNTERS = 32
 _LIST_ATTRIBUTES = ("bools", "ints", "strings", "versions")
 
 
@@ -78,44 +79,66 @@ def _immutable(spec: Obj, old: Obj) -> list[StatusCause]:
     return [invalid(path, new, "field is immutable") for path, new, before in pairs if new != before]
 
 
-def _node_selection(spec: Obj, path: str) -> list[StatusCause]:
+def _node_selection(
+    owner: Obj, path: str, fields: Sequence[str], *, empty: str, none: str, many: str
+) -> list[StatusCause]:
+    """Problems of a slice's or device's choice of nodes; the texts are for an empty nodeName, no field and several."""
     problems: list[StatusCause] = []
     chosen: list[str] = []
-    if "nodeName" in spec:
-        if spec["nodeName"]:
-            chosen.append("`nodeName`")
-            problems += [
-                invalid(f"{path}.nodeName", spec["nodeName"], text) for text in dns_subdomain(spec["nodeName"])
-            ]
-        else:
-            problems.append(invalid(f"{path}.nodeName", "", "must be either unset or set to a non-empty string"))
-    if "nodeSelector" in spec:
-        chosen.append("`nodeSelector`")
-        problems += node_selector_problems(spec["nodeSelector"], f"{path}.nodeSelector")
-        terms = entries(spec, "nodeSelector", "nodeSelectorTerms")
-        if len(terms) != 1:
-            text = "must have exactly one node selector term"
-            problems.append(invalid(f"{path}.nodeSelector.nodeSelectorTerms", terms, text))
-    for field in ("allNodes", "perDeviceNodeSelection"):
-        if spec.get(field):
+    for field in fields:
+        if field not in owner:
+            continue
+        value, where = owner[field], f"{path}.{field}"
+        if value or field == "nodeSelector":
             chosen.append(f"`{field}`")
-        elif field in spec:
-            problems.append(invalid(f"{path}.{field}", False, "must be either unset or set to true"))
-    text = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
+        if field == "nodeSelector":
+            problems += node_selector_problems(value, where)
+        elif field == "nodeName":
+            problems += [invalid(where, value, text) for text in (dns_subdomain(value) if value else [empty])]
+        elif not value:
+            problems.append(invalid(where, False, "must be either unset or set to true"))
     if not chosen:
-        problems.append(required(path, text))
+        problems.append(required(path, none))
     elif len(chosen) > 1:
-        problems.append(invalid(path, f"{{{', '.join(chosen)}}}", f"{text}, but multiple fields are set"))
+        problems.append(invalid(path, f"{{{', '.join(chosen)}}}", many))
     return problems
 
 
-def _counter_set(item: Obj, path: str) -> list[StatusCause]:
-    name, counters = item.get("name", ""), mapping(item, "counters")
-    problems = label_name(name, f"{path}.name") if name else [required(f"{path}.name")]
+def _slice_node_selection(spec: Obj, path: str) -> list[StatusCause]:
+    fields = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
+    text = f"exactly one of {', '.join(f'`{field}`' for field in fields)} is required"
+    empty, many = "must be either unset or set to a non-empty string", f"{text}, but multiple fields are set"
+    problems = _node_selection(spec, path, fields, empty=empty, none=text, many=many)
+    terms = entries(spec, "nodeSelector", "nodeSelectorTerms")
+    if "nodeSelector" in spec and len(terms) != 1:
+        text = "must have exactly one node selector term"
+        problems.append(invalid(f"{path}.nodeSelector.nodeSelectorTerms", terms, text))
+    return problems
+
+
+def _device_node_selection(device: Obj, path: str, *, per_device: bool) -> list[StatusCause]:
+    fields = ("nodeName", "nodeSelector", "allNodes")
+    if per_device:
+        text = (
+            "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when "
+            "`perDeviceNodeSelection` is set to true in the ResourceSlice spec"
+        )
+        return _node_selection(device, path, fields, empty="must not be empty", none=text, many=text)
+    text = (
+        "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` "
+        "is set to true in the ResourceSlice spec"
+    )
+    return [invalid(path, None, text)] if any(field in device for field in fields) else []
+
+
+def _counters(item: Obj, path: str, name_field: str) -> list[StatusCause]:
+    """Problems of a counter set, or of what a device consumes of one."""
+    name, counters = item.get(name_field, ""), mapping(item, "counters")
+    problems = label_name(name, f"{path}.{name_field}") if name else [required(f"{path}.{name_field}")]
     if not counters:
         return [*problems, required(f"{path}.counters")]
-    if len(counters) > MAX_COUNTERS_PER_SET:
-        return [*problems, too_many(f"{path}.counters", len(counters), MAX_COUNTERS_PER_SET)]
+    if len(counters) > MAX_COUNTERS:
+        return [*problems, too_many(f"{path}.counters", len(counters), MAX_COUNTERS)]
     return problems + [problem for counter in counters for problem in label_name(counter, f"{path}.counters")]
 
 
@@ -131,7 +154,7 @@ def _validate(obj: Obj, review: Review) -> list[StatusCause]:
     if review.old is not None:
         problems += _immutable(spec, mapping(review.old, "spec"))
         old_devices = {device.get("name"): device for device in entries(review.old, "spec", "devices")}
-    problems += _node_selection(spec, path)
+    problems += _slice_node_selection(spec, path)
     if "sharedCounters" in spec and "devices" in spec:
         problems.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
     devices, per_device = entries(spec, "devices"), bool(spec.get("perDeviceNodeSelection"))
@@ -142,7 +165,9 @@ def _validate(obj: Obj, review: Review) -> list[StatusCause]:
 
     problems += each_unique(devices, limit, check, f"{path}.devices")
     sets = entries(spec, "sharedCounters")
-    return problems + each_unique(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters")
+    return problems + each_unique(
+        sets, MAX_COUNTER_SETS, partial(_counters, name_field="name"), f"{path}.sharedCounters"
+    )
 
 
 SLICE_RULES = WriteRules(
@@ -157,14 +182,12 @@ MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_VALUE_BYTES = 64
 MAX_TAINTS = 16
 MAX_COUNTER_CONSUMPTIONS = 2
-MAX_COUNTERS_PER_CONSUMPTION = 32
 MAX_VALID_VALUES = 10
 
 _NUMBER = r"(0|[1-9]\d*)"
 _PRE = r"(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)"
 _BUILD = r"[0-9a-zA-Z-]+"
 _SEMVER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+{_BUILD}(\.{_BUILD})*)?", re.ASCII)
-_SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[StatusCause]:
@@ -180,9 +203,8 @@ def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool
     if old is None or old.get("taints") != device.get("taints"):
         problems += each(entries(device, "taints"), MAX_TAINTS, taint, f"{path}.taints")
     consumed, where = entries(device, "consumesCounters"), f"{path}.consumesCounters"
-    problems += each_unique(
-        consumed, MAX_COUNTER_CONSUMPTIONS, _consumption, where, lambda item: item.get("counterSet", "")
-    )
+    check = partial(_counters, name_field="counterSet")
+    problems += each_unique(consumed, MAX_COUNTER_CONSUMPTIONS, check, where, lambda item: item.get("counterSet", ""))
     return problems + _device_node_selection(device, path, per_device=per_device) + binding_conditions(device, path)
 
 
@@ -289,70 +311,4 @@ def _steps(
         if not size or (value.as_int() - low) % size:
             text = f"value is not a multiple of a given step ({step}) from ({bounds['min']})"
             problems.append(invalid(path, str(value), text))
-    return problems
-
-
-def _consumption(item: Obj, path: str) -> list[StatusCause]:
-    name, counters = item.get("counterSet", ""), mapping(item, "counters")
-    problems = label_name(name, f"{path}.counterSet") if name else [required(f"{path}.counterSet")]
-    if not counters:
-        return [*problems, required(f"{path}.counters")]
-    if len(counters) > MAX_COUNTERS_PER_CONSUMPTION:
-        return [*problems, too_many(f"{path}.counters", len(counters), MAX_COUNTERS_PER_CONSUMPTION)]
-    return problems + [problem for counter in counters for problem in label_name(counter, f"{path}.counters")]
-
-
-def _device_node_selection(device: Obj, path: str, *, per_device: bool) -> list[StatusCause]:
-    fields = ("nodeName", "nodeSelector", "allNodes")
-    chosen = [f"`{field}`" for field in fields if device.get(field) not in {"", False, None}]
-    if not per_device:
-        text = (
-            "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` "
-            "is set to true in the ResourceSlice spec"
-        )
-        return [invalid(path, None, text)] if any(field in device for field in fields) else []
-    problems: list[StatusCause] = []
-    if "nodeName" in device:
-        if not device["nodeName"]:
-            problems.append(invalid(f"{path}.nodeName", "", "must not be empty"))
-        else:
-            problems += [invalid(f"{path}.nodeName", device["nodeName"], t) for t in dns_subdomain(device["nodeName"])]
-    if "nodeSelector" in device:
-        problems += node_selector_problems(device["nodeSelector"], f"{path}.nodeSelector")
-    if device.get("allNodes") is False:
-        problems.append(invalid(f"{path}.allNodes", device["allNodes"], "must be either unset or set to true"))
-    text = (
-        "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when "
-        "`perDeviceNodeSelection` is set to true in the ResourceSlice spec"
-    )
-    if not chosen:
-        problems.append(required(path, text))
-    elif len(chosen) > 1:
-        problems.append(invalid(path, f"{{{', '.join(chosen)}}}", text))
-    return problems
-
-
-def node_selector_problems(selector: Any, path: str) -> list[StatusCause]:
-    """Problems of a core/v1 NodeSelector: no terms, unknown operators, missing or surplus values."""
-    terms = entries(selector, "nodeSelectorTerms")
-    if not terms:
-        return [required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")]
-    problems: list[StatusCause] = []
-    for at, term in enumerate(terms):
-        for field in ("matchExpressions", "matchFields"):
-            for index, item in enumerate(entries(term, field)):
-                problems += _requirement(item, f"{path}.nodeSelectorTerms[{at}].{field}[{index}]")
-    return problems
-
-
-def _requirement(item: Obj, path: str) -> list[StatusCause]:
-    operator, values = item.get("operator", ""), entries(item, "values")
-    problems = [invalid(f"{path}.key", item.get("key", ""), text) for text in label_key(item.get("key", ""))]
-    if operator in {"In", "NotIn"} and not values:
-        problems.append(required(f"{path}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
-    elif operator in {"Exists", "DoesNotExist"} and values:
-        text = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
-        problems.append(forbidden_field(f"{path}.values", text))
-    elif operator not in _SELECTOR_OPERATORS:
-        problems.append(unsupported(f"{path}.operator", operator, _SELECTOR_OPERATORS))
     return problems

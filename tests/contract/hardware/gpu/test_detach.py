@@ -105,10 +105,9 @@ def test_a_call_that_does_not_return_keeps_detach_from_saying_that_nothing_is_op
     """Otherwise the kernel module would be removed under it; the end of the call ends the session. Also where this
     process cannot see its device files."""
     shutil.rmtree(state.path.parent / "dev")
-    call = slow_call(backend, state, 0.5)
-    begin = time.monotonic()
+    call = slow_call(backend, state, 1.0)
     assert not backend.detach(REASON, timeout_s=0.05)
-    assert time.monotonic() - begin < 0.4
+    assert call.is_alive(), "it waited for the call"
     with pytest.raises(DetachedError):
         backend.snapshot()
     call.join(WAIT_S)

@@ -145,13 +145,12 @@ def test_trouble_with_the_reserved_memory_keeps_gpu_and_value(nvml: NvmlBackend,
 
 
 @pytest.mark.parametrize("function", [*OPTIONAL, *FACTS, COMPUTE])
-@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
 def test_trouble_that_lasts_keeps_the_last_value_and_is_logged_once(
-    nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str, code: int
+    nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
     """For hours, if need be; also over a new session, in which everything is read again."""
     before = nvml.snapshot()
-    state.inject(function, code)
+    state.inject(function, codes.UNKNOWN)
     for _ in range(last_values.KEPT_LOOKS + 2):
         assert nvml.snapshot() == before
     nvml.close()
@@ -160,7 +159,7 @@ def test_trouble_that_lasts_keeps_the_last_value_and_is_logged_once(
     assert len(logged) == len(set(logged)) > 0
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.NOT_SUPPORTED])
 @pytest.mark.parametrize("function", [*DRIVER, *PROPERTIES, *FACTS])
 def test_what_was_never_known_is_absent_and_the_gpu_is_published(
     nvml: NvmlBackend, state: State, node: NodeSpec, function: str, code: int
@@ -183,29 +182,27 @@ def known(snapshot: Snapshot) -> list[tuple[object, ...]]:
     return [of(gpu) for gpu in snapshot.gpus]
 
 
-@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
 @pytest.mark.parametrize("function", [MODE, *INSTANCES, COMPUTE])
 def test_the_unknown_state_of_a_partitioned_gpu_is_tried_again(
-    nvml: NvmlBackend, state: State, node: NodeSpec, function: str, code: int
+    nvml: NvmlBackend, state: State, node: NodeSpec, function: str
 ) -> None:
     """At the start of the process, one failed call must not withdraw what an earlier process published."""
-    state.inject(function, code, device=0, times=last_values.FIRST_TRIES - 1)
+    state.inject(function, codes.UNKNOWN, device=0, times=last_values.FIRST_TRIES - 1)
     assert [gpu.mig_instances for gpu in nvml.snapshot().gpus] == [item.gpu.mig_instances for item in node.gpus]
 
 
-@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
 @pytest.mark.parametrize("function", [MODE, *INSTANCES, COMPUTE])
 def test_a_partitioned_gpu_whose_state_stays_unknown_is_left_out(
-    nvml: NvmlBackend, state: State, node: NodeSpec, function: str, code: int
+    nvml: NvmlBackend, state: State, node: NodeSpec, function: str
 ) -> None:
     """Without the mode and the instances, a GPU that is in use could be offered as free."""
-    state.inject(function, code, device=0)
+    state.inject(function, codes.TIMEOUT, device=0)
     snapshot = nvml.snapshot()
     assert [gpu.uuid for gpu in snapshot.gpus] == [node.gpus[1].gpu.uuid]
     assert f"{function} failed" in snapshot.left_out[0].reason
 
 
-@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT, codes.NOT_SUPPORTED])
+@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("function", [*WHOLE, "nvmlDeviceGetUUID"])
 def test_a_gpu_that_fails_as_a_whole_stays_for_three_looks(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str, code: int
@@ -279,15 +276,14 @@ def test_mig_facts_that_could_not_be_read_are_read_again(
     ]
 
 
-@pytest.mark.parametrize("code", [codes.GPU_IS_LOST, codes.RESET_REQUIRED])
 @pytest.mark.parametrize("function", FACTS)
 def test_a_gpu_that_is_lost_while_its_mig_facts_are_read_is_left_out(
-    nvml: NvmlBackend, state: State, function: str, code: int
+    nvml: NvmlBackend, state: State, function: str
 ) -> None:
     """They are read at the start of a session."""
     before = nvml.snapshot()
     nvml.close()
-    state.inject(function, code, device=0)
+    state.inject(function, codes.GPU_IS_LOST, device=0)
     found = nvml.snapshot()
     assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
 
@@ -314,21 +310,18 @@ def test_an_instance_that_another_program_destroyed_is_dropped(nvml: NvmlBackend
     assert (after.mig_enabled, after.mig_instances) == (False, ())
 
 
-@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
-def test_a_look_that_fails_as_a_whole_changes_nothing_in_the_inventory(
-    nvml: NvmlBackend, state: State, code: int
-) -> None:
+def test_a_look_that_fails_as_a_whole_changes_nothing_in_the_inventory(nvml: NvmlBackend, state: State) -> None:
     """The count of GPUs fails once: the inventory goes on with its last snapshot, says why and counts it."""
     inventory = Inventory(nvml, 3600.0)
     assert inventory._poll() == 3600.0
     before = inventory.current()
     assert len(before.gpus) == 2
-    state.inject("nvmlDeviceGetCount_v2", code, times=1)
+    state.inject("nvmlDeviceGetCount_v2", codes.TIMEOUT, times=1)
     with counted("driver") as failures:
         inventory._poll()
         assert failures() == 1
     assert inventory.current() == before
-    assert f"(NVML code {code})" in (inventory.problem or "")
+    assert f"(NVML code {codes.TIMEOUT})" in (inventory.problem or "")
     inventory._poll()
     assert (inventory.current(), inventory.problem) == (before, None)
 
@@ -346,14 +339,11 @@ def test_a_mode_without_profiles_is_no_mig_on_boards_that_never_have_it(nvml: Nv
     assert state.calls("nvmlDeviceGetGpuInstanceProfileInfoV") == calls
 
 
-@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
-def test_profiles_that_cannot_be_read_do_not_make_a_gpu_one_without_mig(
-    nvml: NvmlBackend, state: State, code: int
-) -> None:
+def test_profiles_that_cannot_be_read_do_not_make_a_gpu_one_without_mig(nvml: NvmlBackend, state: State) -> None:
     """Only a plain answer counts."""
     state.set_node(parse_document("gpus: [{model: l40s-48gb}]", "n"))
     state.configure(0, mig_current=0, mig_pending=0)
-    state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", code, times=1)
+    state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", codes.UNKNOWN, times=1)
     assert nvml.snapshot().gpus[0].mig_capable
     assert not nvml.snapshot().gpus[0].mig_capable
 

@@ -27,7 +27,7 @@ def until(holds: Callable[[], object], within_s: float = 10.0) -> None:
     while not holds():
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {within_s} s")
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 class Node:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError
-from dra_driver.core.model.gpu_node_usage import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory

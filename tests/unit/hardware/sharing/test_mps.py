@@ -9,7 +9,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode
 from dra_driver.hardware.sharing import mps
 from dra_driver.hardware.sharing.mps import MpsClient, MpsDaemon
-from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, Status
+from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, DaemonStatus
 from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes
 
 G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number in (1, 2))
@@ -145,7 +145,7 @@ def test_readiness_of_another_generation_does_not_count(world: World) -> None:
     """A status that is left over from other limits says nothing about these."""
     folder = world.host.folders.of("one")
     folder.make()
-    world.clock.while_asleep = lambda: folder.write_status(Status(generation="old", state="ready", shm="/x"))
+    world.clock.while_asleep = lambda: folder.write_status(DaemonStatus(generation="old", state="ready", shm="/x"))
     with pytest.raises(MpsUnavailableError, match="not ready in time"):
         world.client.ensure(DAEMON, within_s=1.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import StorageError
-from dra_driver.hardware.sharing.mps_files import MpsDaemon, MpsFolders, Status, make_own
+from dra_driver.hardware.sharing.mps_files import DaemonStatus, MpsDaemon, MpsFolders, make_own
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from tests.fakes.sharing import FakeHost
 
@@ -100,7 +100,7 @@ def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
 def test_status_comes_back(tmp_path: Path) -> None:
     folder = MpsFolders(tmp_path).of("one")
     folder.make()
-    status = Status(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
+    status = DaemonStatus(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
     folder.write_status(status)
     assert folder.read_status() == status
     folder.clear_status()
@@ -166,7 +166,7 @@ def test_a_host_lives_while_it_holds_the_lock(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "daemons").write_text("a file in the way")
     folder = MpsFolders(tmp_path).of("one")
-    status = Status(generation="", state="ready")
+    status = DaemonStatus(generation="", state="ready")
     for call in (folder.make, lambda: folder.write_desired(DAEMON), lambda: folder.write_status(status)):
         with pytest.raises(StorageError, match=f"cannot (create|write) .*{folder.path}.*: Not a directory"):
             call()

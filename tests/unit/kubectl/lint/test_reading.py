@@ -92,6 +92,7 @@ def test_documents_after_a_broken_one_are_still_read() -> None:
     assert [problem.line for problem in problems] == [4, 7]
 
 
+@pytest.mark.slow
 def test_too_many_values_stop_the_reading_of_a_file() -> None:
     documents, problems = trees("a: 1\n---\n[" + "x," * MAX_NODES + "]\n---\nb: 2\n")
     assert documents == [{"a": 1}]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dra_driver.core.model.terms import Terms
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
+from dra_driver.node.claims.entry import Entry
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import RetryPolicy
@@ -33,7 +35,9 @@ from tests.fakes.claims import (
     FakeSlicer,
     machine,
     part,
+    uid,
 )
+from tests.fakes.memory import memory_folder
 
 
 @dataclass
@@ -144,10 +148,23 @@ class Run:
         assert list(answers) == [of.uid]
         return answers[of.uid]
 
+    def entry(self, number: int) -> Entry:
+        """The entry of a claim that has to be in the journal."""
+        found = self.journal.entry(uid(number))
+        assert found is not None
+        return found
+
     def unprepare(self, of: ClaimRef) -> DraError | None:
         answers = self.service.unprepare([of])
         assert list(answers) == [of.uid]
         return answers[of.uid]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: a journal waits for the disk at each durable step, and these tests are not about disks."""
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -127,15 +127,12 @@ def share(node: KillableNode) -> AllocatedClaim:
 MPS = SharingTerms(strategy=Strategy.MPS)
 SLICED = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT)
 CASES: list[Any] = [  # the claim, how its GPU is shared, and claims beside it
-    (partition, None, ()),
     pytest.param(partition, None, ("1g.10gb",), marks=pytest.mark.slow),
     (four_partitions, None, ()),
     (partition_under_mps, None, ()),
     (gpus_under_mps, None, ()),
     (gpu_with_a_time_slice, None, ()),
-    (share, MPS, ()),
     (share, MPS, ("share",)),
-    pytest.param(share, SLICED, (), marks=pytest.mark.slow),
     (share, SLICED, ("share",)),
 ]
 

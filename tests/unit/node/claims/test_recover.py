@@ -1,7 +1,5 @@
 """Recovery at start: reboots, interrupted calls, missing files, lost journals."""
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -234,16 +232,6 @@ def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> No
     assert not run.journal.rebuild_pending
 
 
-def test_a_damaged_journal_is_rebuilt(node: ClaimsNode) -> None:
-    """Prepared claims are adopted as after a loss."""
-    node.run("run-1").prepare(claim(1))
-    node.opened[0].close()
-    Path(node.folder / "state.db").write_bytes(b"damaged" * 1000)
-    run = node.run("run-2")
-    assert run.journal.set_aside is not None
-    assert run.journal.uids() == {uid(1)}
-
-
 def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> None:
     """The API server knows the claims; a file whose claim is gone or on another node is orphaned."""
     first = node.run("run-1")
@@ -337,20 +325,6 @@ def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> N
     node.hardware = hardware
     run.service.maintain()
     assert run.journal.uids() == {uid(1)}
-
-
-def test_calls_work_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
-    """Claims are prepared, repeated and unprepared before the rebuild is complete."""
-    answer = node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    node.api.outage = ApiUnreachableError("down")
-    run = node.run("run-2")
-    node.api.outage = None
-    assert run.prepare(ref(1)) == answer
-    assert run.unprepare(ref(1)) is None
-    run.service.maintain()
-    assert not run.journal.rebuild_pending
-    assert node.writer.files == {}
 
 
 def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> None:

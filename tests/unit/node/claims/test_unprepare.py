@@ -55,9 +55,7 @@ def test_a_read_only_disk_is_an_error_and_the_next_call_continues(run: Run) -> N
     run.prepare(claim(1))
     run.node.writer.failure = StorageError("read-only")
     assert isinstance(run.unprepare(ref(1)), StorageError)
-    entry = run.journal.entry(uid(1))
-    assert entry is not None
-    assert entry.state is State.UNPREPARING
+    assert run.entry(1).state is State.UNPREPARING
     run.node.writer.failure = None
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()

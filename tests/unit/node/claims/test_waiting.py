@@ -53,10 +53,3 @@ def test_wake_all_ends_a_wait() -> None:
         clock.wake_all()
         waiter.join(0.001)
     assert clock.now() - begin < 30
-
-
-def test_a_wait_ends_by_itself() -> None:
-    """Without `wake_all`, after its seconds."""
-    clock = MonotonicClock()
-    clock.wait(0.001)
-    assert clock.now() > 0

@@ -15,8 +15,7 @@ from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWri
 from dra_driver.node.exporter.pod_resources import PodResourcesReader, claims_of
 from dra_driver.node.exporter.proc import FRESH_S, ProcReader
 from dra_driver.node.process.gpu_changes import ExporterLock
-from dra_driver.node.usage.cgroups import CgroupPlace
-from dra_driver.node.usage.container_logs import LogIndex
+from dra_driver.node.usage.containers import CgroupPlace, LogIndex
 from dra_driver.node.usage.sources import ProcessFacts, Unread
 from dra_driver.node.usage.values import AssignedGpu, Assignments
 from tests.unit.node.exporter.fakes import FakeGpus, FakeProc

@@ -31,7 +31,7 @@ from dra_driver.node.process.claim_events import (
     told_objects,
 )
 from dra_driver.node.process.health_events import Notice
-from dra_driver.node.process.usage_events import ClaimNotice
+from dra_driver.node.process.usage_report import ClaimNotice
 from tests.fakes.entries import device, entry
 from tests.fakes.stand_in import stand_in
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
@@ -176,7 +176,10 @@ def test_notices_that_nothing_takes_in_do_not_pile_up(node: Node) -> None:
     """The thread may wait for the API server while GPUs report without end."""
     for _ in range(MAX_NOTICES + 5):
         node.events.tell(BEGUN)
-    node.events.stop(0.0)
+    taken = 0
+    while node.events.step() is not None:
+        taken += 1
+    assert taken == MAX_NOTICES
 
 
 def test_a_claim_that_is_gone_or_unreadable_does_not_stop_the_others(node: Node) -> None:

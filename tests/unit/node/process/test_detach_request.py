@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.core.model.drain import MAX_REASON, clean
 from dra_driver.kube.own_node import OwnNode
-from dra_driver.node.process.detach_request import (
+from dra_driver.node.process.detaching import (
     ANNOTATION,
     LABELS,
     MAX_FILE_BYTES,

@@ -17,8 +17,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
-from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm
-from dra_driver.core.model.gpu_node_usage import ToldUsage
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm, ToldUsage
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
@@ -320,7 +319,7 @@ def test_health_of_gpus() -> None:
         (HealthWord.UNKNOWN, ("unmonitored",)),
         (HealthWord.UNHEALTHY, ("lost",)),
     ]
-    assert found[0].taints == (taint,)
+    assert [(each.key, each.value, each.effect) for each in found[0].taints] == [(taint.key, "79", "NoSchedule")]
     off = status_of(facts(watches_health=False), "d", Versions(node_process="1")).gpus
     assert {each.health for each in off} == {HealthWord.UNKNOWN}
 

@@ -1,6 +1,6 @@
 """How long a good answer of the liveness probe counts."""
 
-from dra_driver.node.process.probe import GOOD_S, Probe
+from dra_driver.node.process.endpoints import GOOD_S, Probe
 
 
 class Sockets:

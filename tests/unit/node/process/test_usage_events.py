@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node_usage import NO_USAGE, ToldForeign, ToldIdle, ToldUsage
+from dra_driver.core.model.gpu_node import NO_USAGE, ToldForeign, ToldIdle, ToldUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.usage_events import QUIET_S, ClaimNotice, UsageEvents
+from dra_driver.node.process.usage_report import QUIET_S, ClaimNotice, UsageEvents
 from tests.unit.node.process.test_usage_validation import TOLD
 
 IDLE = ToldIdle(

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import encode
-from dra_driver.core.model.gpu_node_usage import NO_USAGE
+from dra_driver.core.model.gpu_node import NO_USAGE
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, UsageFindings, UsingPod
 from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules

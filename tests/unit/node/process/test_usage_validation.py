@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.gpu_node_usage import (
+from dra_driver.core.model.gpu_node import (
     MAX_TOLD,
     ToldForeign,
     ToldIdle,

@@ -11,7 +11,7 @@ from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
-from dra_driver.node.process.published_terms import PublishedTerms
+from dra_driver.node.process.terms_resolver import PublishedTerms
 from dra_driver.node.process.withholding import TAINT, PartitionWithholding
 from tests.fakes.stand_in import stand_in
 

@@ -88,15 +88,6 @@ def test_before_the_first_snapshot_nothing_is_written() -> None:
     assert bench.api.writes == []
 
 
-def test_a_node_without_gpus_publishes_an_empty_slice() -> None:
-    """The pool is then known to be empty."""
-    bench = Bench()
-    bench.publisher.set_snapshot(snapshot())
-    bench.run(0)
-    assert len(bench.api.objects) == 1
-    assert bench.devices() == []
-
-
 def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
     """A rolling update of the driver must cost the API server nothing."""
     first = Bench().published(8)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.node.usage.cgroups import CgroupPlace, place_of
+from dra_driver.node.usage.containers import CgroupPlace, place_of
 
 UID = "fd698699-eabf-4c23-92ef-cf0bbdb78261"
 SLICE = UID.replace("-", "_")

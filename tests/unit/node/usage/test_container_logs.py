@@ -1,8 +1,7 @@
 """The kubelet's links to logs join a container's id with names."""
 
 from dra_driver.core.model.usage_findings import UsingPod
-from dra_driver.node.usage.cgroups import CgroupPlace
-from dra_driver.node.usage.container_logs import index
+from dra_driver.node.usage.containers import CgroupPlace, index
 from dra_driver.node.usage.values import ContainerRef
 
 UID = "fd698699-eabf-4c23-92ef-cf0bbdb78261"

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
-from dra_driver.node.usage.cgroups import CgroupPlace
-from dra_driver.node.usage.container_logs import index
+from dra_driver.node.usage.containers import CgroupPlace, index
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.sources import ClaimedDevice, Look, PodClaims, ProcessFacts, Unread
 from dra_driver.node.usage.values import (

@@ -8,9 +8,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.node.usage.answer import document
-from dra_driver.node.usage.energy import EnergyUser, divided, joules_since
-from dra_driver.node.usage.ledger import Row, UsageLedger, fold
-from dra_driver.node.usage.rows import RowUse
+from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, GpuUse, JoinedUsage, Knows, SeenProcess
 from tests.unit.node.usage.claims import GIB, NOW, claim, pod
 from tests.unit.node.usage.test_join import GPU, share, use

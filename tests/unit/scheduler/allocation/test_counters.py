@@ -51,13 +51,6 @@ def test_partitions_of_one_gpu_share_its_counters() -> None:
     assert taken(claim("c", exactly(count=4)), on=offered) is None
 
 
-def test_allocated_partitions_reduce_the_counters() -> None:
-    """A partition that needs more than an allocated one leaves of its GPU does not fit."""
-    offered = slices(partition("small", 2), partition("large", 7), partition("other", 8, "1"), parents=2)
-    held = [allocated(claim("x"), "small", node_name="a")]
-    assert taken(claim("c"), on=offered, held=held) == [["other"]]
-
-
 def test_an_overdrawn_counter_blocks_the_whole_pool() -> None:
     """Allocated partitions of GPU 0 exceed its counters, so no partition of GPU 1 in the same pool is allocated.
 
@@ -134,39 +127,8 @@ def test_shares_add_up_to_the_capacity() -> None:
     assert allocator.allocate(node("a"), [claim("x", share("4Gi")), claim("y")]).allocations is None
 
 
-@pytest.mark.parametrize(
-    ("policy", "wanted", "consumed"),
-    [
-        ({"default": "2Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}, None, "2Gi"),
-        ({"default": "2Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}, "1500Mi", "2Gi"),
-        ({"default": "2Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}, "1", "1Gi"),
-        ({"default": "2Gi", "validRange": {"min": "1Gi", "max": "4Gi"}}, "5Gi", None),
-        ({"default": "2Gi", "validValues": ["2Gi", "4Gi"]}, "3Gi", "4Gi"),
-        ({"default": "2Gi", "validValues": ["2Gi", "4Gi"]}, "5Gi", None),
-        (None, None, "10Gi"),
-        (None, "0.5Gi", "512Mi"),
-    ],
-)
-def test_policies_round_requests_up(policy: Obj | None, wanted: str | None, consumed: str | None) -> None:
-    """A request gets the next larger amount that the policy allows, or does not fit."""
-    request = share(wanted) if wanted else exactly()
-    offered = [resource_slice("a", shared("gpu-0", policy=policy))]
-    allocator = Allocator(slices=offered, classes=[device_class()], allocated=[])
-    allocations = allocator.allocate(node("a"), [claim("c", request)]).allocations
-    found = allocations[0]["devices"]["results"][0]["consumedCapacity"]["memory"] if allocations else None
-    assert found == consumed
-
-
 def test_a_policy_that_the_api_refuses_is_an_error() -> None:
     """A step of zero raises AllocationError, not ZeroDivisionError."""
     policy = {"default": "2Gi", "validRange": {"min": "1Gi", "step": "0"}}
     with pytest.raises(AllocationError, match="step 0"):
         taken(claim("c", share("3Gi")), on=[resource_slice("a", shared("gpu-0", policy=policy))])
-
-
-def test_counters_of_a_shared_gpu_are_charged_once() -> None:
-    """Two shares of a GPU fit its counters; a claim that also needs a partition of the GPU does not fit."""
-    offered = slices(shared("gpu-0", consumesCounters=partition("x", 8)["consumesCounters"]), partition("mig", 4))
-    two = claim("c", share("1Gi", "one"), share("1Gi", "two"))
-    assert taken(two, on=offered) == [["gpu-0", "gpu-0"]]
-    assert taken(two, claim("d", exactly(count=2)), on=offered) is None

@@ -27,16 +27,20 @@ Obj = dict[str, Any]
 @pytest.mark.parametrize(
     ("path", "value", "what"),
     [
-        (("slices", 0, "spec", "devices", 0, "name"), [], r"slices\[0\].spec.devices\[0\].name is list, expected a te"),
-        (("slices", 0, "spec", "pool"), None, r"slices\[0\].spec.pool is missing"),
-        (("claims", 0, "spec", "devices", "requests"), 5, r"requests is 5, expected a list"),
+        (
+            ("slices", 0, "spec", "devices", 0, "name"),
+            [],
+            r"slices\[0\].spec.devices\[0\].name: expected text, got a list",
+        ),
+        (("slices", 0, "spec", "pool"), None, r"slices\[0\].spec.pool: missing"),
+        (("claims", 0, "spec", "devices", "requests"), 5, r"requests: expected a list, got a number"),
         (
             ("claims", 0, "spec", "devices", "requests", 0, "exactly", "count"),
             "1",
-            "count is '1', expected a whole numb",
+            "count: expected a number, got text: '1'",
         ),
-        (("classes", 0, "spec"), [], r"classes\[0\].spec is list, expected an object"),
-        (("node", "metadata"), "x", "node.metadata is 'x', expected an object"),
+        (("classes", 0, "spec"), [], r"classes\[0\].spec: expected an object, got a list"),
+        (("node", "metadata"), "x", "node.metadata: expected an object, got text: 'x'"),
     ],
 )
 def test_a_malformed_field_is_named(path: tuple[Any, ...], value: Any, what: str) -> None:

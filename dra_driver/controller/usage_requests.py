@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from dra_driver.config.status import node_status_of
 from dra_driver.controller.brake import LEAST_GPUS, BrakeRules
-from dra_driver.controller.special_claims import PodRef
-from dra_driver.core.model.gpu_node_usage import ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.controller.pending_evictions import PodRef
+from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 
 CaseKind = Literal["over-grant", "idle"]
@@ -31,7 +31,7 @@ class NodeUse(Struct, frozen=True, kw_only=True):
     told: ToldUsage
 
 
-class UsageCase(Struct, frozen=True, kw_only=True):
+class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
     """A claim of ``node`` whose pods are to leave, when this was so for ``wait_s`` after it was announced.
 
     ``device`` and ``pods`` are those of a claim over its grant, the pod with most memory first; for an idle claim
@@ -57,7 +57,6 @@ CaseKey = tuple[str, str, str, str]
 
 
 def node_use(item: Mapping[str, Any]) -> NodeUse | None:
-    """From the API object; None for one without a status."""
     status, metadata = node_status_of(item), item.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if status is None or not isinstance(name, str):
@@ -65,9 +64,9 @@ def node_use(item: Mapping[str, Any]) -> NodeUse | None:
     return NodeUse(name=name, gpus=len(status.gpus), told=status.usage)
 
 
-def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> list[UsageCase]:
+def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> list[UsageEvictionRequest]:
     """All cases of the kinds that are switched on, each once, in the order of names."""
-    found: dict[CaseKey, UsageCase] = {}
+    found: dict[CaseKey, UsageEvictionRequest] = {}
     for node in nodes:
         for case in _cases(node, over_grant=over_grant, idle=idle):
             found.setdefault(case.key, case)
@@ -75,7 +74,11 @@ def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> li
 
 
 def is_braked(
-    cases: Iterable[UsageCase], announced: Mapping[CaseKey, float], gpus: int, rules: BrakeRules, now_s: float
+    cases: Iterable[UsageEvictionRequest],
+    announced: Mapping[CaseKey, float],
+    gpus: int,
+    rules: BrakeRules,
+    now_s: float,
 ) -> bool:
     """Whether too many cases of one kind are new. ``announced`` has when each was, by the clock of ``now_s``.
 
@@ -89,7 +92,7 @@ def is_braked(
     return any(len(found) >= LEAST_GPUS and len(found) * 100 > rules.percent * gpus for found in recent.values())
 
 
-def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageCase]:
+def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageEvictionRequest]:
     for told in node.told.over_grant if over_grant else ():
         if told.action is OverGrantAction.EVICT and told.pods:
             yield _of_over_grant(node.name, told)
@@ -98,8 +101,8 @@ def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageCase
             yield _of_idle(node.name, each)
 
 
-def _of_over_grant(node: str, told: ToldOverGrant) -> UsageCase:
-    return UsageCase(
+def _of_over_grant(node: str, told: ToldOverGrant) -> UsageEvictionRequest:
+    return UsageEvictionRequest(
         kind="over-grant",
         node=node,
         namespace=told.namespace,
@@ -113,8 +116,8 @@ def _of_over_grant(node: str, told: ToldOverGrant) -> UsageCase:
     )
 
 
-def _of_idle(node: str, told: ToldIdle) -> UsageCase:
-    return UsageCase(
+def _of_idle(node: str, told: ToldIdle) -> UsageEvictionRequest:
+    return UsageEvictionRequest(
         kind="idle",
         node=node,
         namespace=told.namespace,

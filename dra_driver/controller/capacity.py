@@ -1,0 +1,267 @@
+"""Survey free, fragmented and stranded capacity, and publish it as gauges, in a separate thread.
+
+`kubectl dra capacity -o json` runs as a child process, which returns the allocator's memory when it ends: expressions,
+the allocator and every device of the cluster need ten times the memory of the controller. The child has its own limit
+(RLIMIT_DATA), so that a large cluster fails its survey and not the controller. The fields of the report are those of
+``kubectl/capacity/report.py``, whose schema only grows; entries of another shape are omitted. Models and requests are
+bounded, so that series are.
+
+Only the leader surveys the cluster: the other replicas have no series, and sums over all replicas hold. After a failed
+survey the previous numbers stay, with the time of their survey.
+"""
+
+import contextlib
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from msgspec import Struct
+
+from dra_driver.controller.election import Leadership
+from dra_driver.core.errors import CommandError
+from dra_driver.core.telemetry import capacity_metrics, controller_metrics
+from dra_driver.core.text import printable
+from dra_driver.core.worker import Worker
+
+MAX_OUTPUT: Final = 8 << 20
+"""Bytes of a report without single nodes: some kilobytes for each model."""
+SURVEY_S: Final = 300.0
+_STEP_S: Final = 1.0
+
+
+def survey_command(driver: str, kubeconfig: str | None) -> list[str]:
+    """The program that prints the report of all nodes together."""
+    where = [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
+    flags = ["capacity", "-o", "json", "--totals", f"--driver={driver}", *where]
+    return [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *flags]
+
+
+def survey(
+    command: list[str],
+    *,
+    memory_mib: int,
+    beat: Callable[[], bool],
+    limit_s: float = SURVEY_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> bytes:
+    """The output of the program. ``beat`` is called each second; the program is ended when it returns False.
+
+    Raises CommandError when the program cannot run, fails, takes longer than ``limit_s`` or is ended.
+    """
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise CommandError(f"the survey of free capacity cannot be started: {error}") from error
+    try:
+        _limit_memory(child.pid, memory_mib)
+        out, said = _waited(child, beat, clock() + limit_s, clock)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+    if child.returncode != 0:
+        words = said.decode("utf-8", "replace").strip()[-300:]
+        memory = f"; it may use {memory_mib} MiB (--capacity-memory)" if "MemoryError" in words or not words else ""
+        raise CommandError(f"the survey of free capacity ended with status {child.returncode}{memory}: {words}")
+    if len(out) > MAX_OUTPUT:
+        raise CommandError(f"the survey of free capacity printed more than {MAX_OUTPUT >> 20} MiB")
+    return out
+
+
+def _limit_memory(pid: int, memory_mib: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or this system forbids it
+        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))
+
+
+def _waited(
+    child: "subprocess.Popen[bytes]", beat: Callable[[], bool], until: float, clock: Callable[[], float]
+) -> tuple[bytes, bytes]:
+    while True:
+        try:
+            return child.communicate(timeout=_STEP_S)
+        except subprocess.TimeoutExpired as error:
+            if not beat():
+                raise CommandError(
+                    "the survey of free capacity was given up: this replica stops or leads no more"
+                ) from error
+            if clock() > until:
+                raise CommandError("the survey of free capacity did not end in time: the API server is slow") from error
+
+
+MAX_MODELS: Final = 64
+MAX_REQUESTS: Final = 64
+_MAX_NAME: Final = 100
+_MOST: Final = 2**62
+_STATES: Final = ("free", "used", "fragmented", "unavailable")
+
+
+class RequestCount(Struct, frozen=True, kw_only=True):
+    """Claims for one request, such as ``2 GPUs`` or ``3g.40gb``: how many fit, and how many are stranded."""
+
+    request: str
+    fits: int
+    stranded: int
+
+
+class ModelCount(Struct, frozen=True, kw_only=True):
+    """GPUs of one model by state, memory in bytes by state (``free``, ``fragmented``, ``taken``), and requests."""
+
+    model: str
+    gpus: Mapping[str, int]
+    memory_bytes: Mapping[str, int]
+    requests: Sequence[RequestCount]
+
+
+def decode(text: bytes) -> tuple[ModelCount, ...]:
+    """The models of a report. Raises ValueError where it is no report, or says that its devices are not known."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the survey's output is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("kind") != "CapacityReport":
+        raise ValueError("the survey's output is no CapacityReport")
+    gaps = [gap for gap in _list(document.get("gaps")) if isinstance(gap, str)]
+    if gaps:
+        raise ValueError(f"the survey lacks {gaps[0][:300]}")
+    found: dict[str, ModelCount] = {}
+    for item in _list(document.get("models")):
+        name = _name(item.get("model")) if isinstance(item, dict) else ""
+        if name and name not in found and len(found) < MAX_MODELS:
+            found[name] = _model(name, item)
+    return tuple(found.values())
+
+
+def _model(name: str, item: Mapping[str, Any]) -> ModelCount:
+    gpus, memory = _mapping(item.get("gpus")), _mapping(item.get("memoryBytes"))
+    free, fragmented = _count(memory.get("free")), _count(memory.get("fragmented"))
+    return ModelCount(
+        model=name,
+        gpus={state: _count(gpus.get(state)) for state in _STATES},
+        memory_bytes={
+            "free": free,
+            "fragmented": fragmented,
+            "taken": max(0, _count(memory.get("total")) - free - fragmented),
+        },
+        requests=tuple(islice(_requests(_list(item.get("requests"))), MAX_REQUESTS)),
+    )
+
+
+def _requests(items: Sequence[Any]) -> Iterator[RequestCount]:
+    seen = set[str]()
+    for item in items:
+        if isinstance(item, dict) and (name := _name(item.get("request"))) and name not in seen:
+            seen.add(name)
+            yield RequestCount(request=name, fits=_count(item.get("fits")), stranded=_count(item.get("stranded")))
+
+
+def _name(value: Any) -> str:
+    text = value if isinstance(value, str) else ""
+    return printable(text[:_MAX_NAME])
+
+
+def _count(value: Any) -> int:
+    """What is no number from 0 to `_MOST` counts as 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and 0 <= value <= _MOST else 0
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "capacity"
+_WAITING_S: Final = 5.0
+
+
+Survey = Callable[[Callable[[], bool]], bytes]
+"""Runs one survey; the argument is called now and then, and the survey is given up when it returns False."""
+
+
+class CapacityGauges:
+    def __init__(
+        self,
+        survey: Survey,
+        leadership: Leadership,
+        *,
+        interval_s: float,
+        clock: Callable[[], float],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._survey, self._leadership, self._now = survey, leadership, now
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next_s = 0.0  # of the thread alone, as the next
+        self._shown = False
+        self.worker = Worker(
+            THREAD_NAME,
+            self.step,
+            on_error=partial(controller_metrics.internal_error, THREAD_NAME),
+            after_error_s=interval_s,
+            period_s=_WAITING_S,
+            clock=clock,
+        )
+
+    def step(self) -> float:
+        """Survey if it is due. Returns seconds until the next look: often, for the probe and for the leadership."""
+        if not self._leadership.leads():
+            self._forget()
+            return _WAITING_S
+        if self._clock() >= self._next_s:
+            self._next_s = self._clock() + self._interval_s
+            self._take()
+        return _WAITING_S
+
+    def _take(self) -> None:
+        try:
+            models = decode(self._survey(self._goes_on))
+        except (CommandError, ValueError) as error:
+            capacity_metrics.surveys_total.labels("failed").inc()
+            log.warning("free capacity not surveyed", extra={"reason": str(error)})
+            return
+        capacity_metrics.surveys_total.labels("done").inc()
+        show(models)
+        capacity_metrics.survey_timestamp.set(self._now())
+        self._shown = True
+
+    def _goes_on(self) -> bool:
+        self.worker.beat()
+        return not self.worker.is_stopping and self._leadership.leads()
+
+    def _forget(self) -> None:
+        self._next_s = 0.0
+        if self._shown:
+            show(())
+            capacity_metrics.survey_timestamp.set(0)
+            self._shown = False
+
+
+def show(models: Sequence[ModelCount]) -> None:
+    """Sets every gauge to these numbers and removes the series of all other models and requests."""
+    for gauge in (
+        capacity_metrics.gpus,
+        capacity_metrics.memory_bytes,
+        capacity_metrics.fits,
+        capacity_metrics.stranded,
+    ):
+        gauge.clear()
+    for model in models:
+        for state, count in model.gpus.items():
+            capacity_metrics.gpus.labels(model.model, state).set(count)
+        for state, size in model.memory_bytes.items():
+            capacity_metrics.memory_bytes.labels(model.model, state).set(size)
+        for request in model.requests:
+            capacity_metrics.fits.labels(model.model, request.request).set(request.fits)
+            capacity_metrics.stranded.labels(model.model, request.request).set(request.stranded)
