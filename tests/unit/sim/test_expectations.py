@@ -144,7 +144,6 @@ def test_same_and_different(store: Store) -> None:
     ],
 )
 def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
-    """A workload is complete when its own condition says so."""
     template: Obj = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
     spec: Obj = {"template": template}
     if kind is JOBS:
