@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.apiserver.kinds import EVENTS, JOBS, NODES, PODS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 
 OLDEST_MINOR = 34  # resource.k8s.io/v1 is in client-go's scheme since then
@@ -277,16 +277,6 @@ def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kube
     assert "condition met" in kubectl("wait", "--for=delete", "pod/trainer", "--timeout=10s")
     ready.join()
     gone.join()
-
-
-def test_a_job_gets_its_selector_and_deletes_by_label(api: ApiServer, kubectl: Kubectl) -> None:
-    kubectl("create", "job", "once", "--image=busybox:1")
-    assert api.store.get(JOBS, "once", "default")["spec"]["selector"]["matchLabels"]
-    kubectl("apply", "-f", "-", stdin=MANIFEST)
-    kubectl("delete", "pods", "-l", "app=trainer")
-    assert kubectl("get", "pods", "-o", "name") == ""
-    kubectl("delete", "jobs", "--all")
-    assert api.store.list(JOBS).items == []
 
 
 BASE = Path(__file__).parents[3] / "deploy" / "base"

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
-from dra_driver.sim.apiserver.store import DeleteOptions, Store
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.workloads import DeploymentController, JobController, ReplicaSetController
 from dra_driver.sim.objects import condition
 
@@ -81,16 +81,6 @@ def test_a_deployment_becomes_available_with_its_pods(world: World) -> None:
     world.run_all()
     assert condition(world.deployment(), "Available") == "True"
     assert world.deployment()["status"]["availableReplicas"] == 2
-
-
-def test_a_lost_pod_is_replaced(world: World) -> None:
-    _deploy(world)
-    gone = world.pods()[0]["metadata"]["name"]
-    world.store.delete(PODS, gone, "default", DeleteOptions(grace_period_s=0))
-    world.settle()
-    names = [pod["metadata"]["name"] for pod in world.pods()]
-    assert len(names) == 2
-    assert gone not in names
 
 
 def test_scaling_down_deletes_pods(world: World) -> None:

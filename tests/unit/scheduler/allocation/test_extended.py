@@ -71,14 +71,3 @@ def test_a_resource_of_the_node_needs_no_device() -> None:
     with_plugin = {**node("a"), "status": {"allocatable": {GPU: "8"}}}
     assert asked(pod(container("x", gpu="1")), with_plugin) is None
     assert asked(pod(container("x", cpu="1"))) is None
-
-
-def test_the_claim_belongs_to_the_pod() -> None:
-    made = extended_claim(pod(container("x", gpu="1")), node("a"), resource_classes([device_class("gpu", GPU)]))
-    assert made is not None
-    metadata = made.claim["metadata"]
-    assert metadata["generateName"] == "p-extended-resources-"
-    assert metadata["annotations"] == {"resource.kubernetes.io/extended-resource-claim": "true"}
-    assert metadata["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": True}
-    ]
