@@ -1,4 +1,5 @@
-"""Compile the modules of an image into a folder of their own (PYTHONPYCACHEPREFIX).
+"""Remove the rooms that no process of the image imports, and compile the rest into a folder of their own
+(PYTHONPYCACHEPREFIX).
 
 Compiled files hold neither times nor hashes that are checked (PEP 552, unchecked), so that the same sources make the
 same bytes and a start reads no source. Parts of the standard library that a server never imports are left out: they are
@@ -10,13 +11,28 @@ usage: compile_image.py FOLDER
 import compileall
 import py_compile
 import re
+import shutil
 import sys
 import sysconfig
+from pathlib import Path
 
 NEVER_IMPORTED = re.compile(
     r"/(site-packages/(pip|setuptools|_distutils_hack)|test|tests|idlelib|tkinter|turtledemo|lib2to3|ensurepip|pydoc_data"
     r"|distutils|turtle\.py|config-[^/]+)(/|$)"
 )
+
+LEFT_OUT = (
+    "conformance",
+    "config/schemas",
+    "diagnose/smoke",
+    "kubectl/drain",
+    "kubectl/lint",
+    "kubectl/migrate",
+    "kubectl/usage",
+    "kubectl/web",
+    "sim",
+)
+"""Parts of ``dra_driver/`` for people's commands. tests/contract/deploy/test_image.py compares them with imports."""
 
 
 def main(argv: list[str]) -> int:
@@ -26,6 +42,8 @@ def main(argv: list[str]) -> int:
     sys.pycache_prefix = argv[1]
     # The standard library's folder may hold the site-packages of the base image, which nothing here imports.
     paths = sysconfig.get_paths()
+    for name in LEFT_OUT:
+        shutil.rmtree(Path(paths["purelib"], "dra_driver", name))
     return 0 if all([compile_folder(paths["stdlib"], site=False), compile_folder(paths["purelib"], site=True)]) else 1
 
 

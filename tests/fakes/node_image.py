@@ -1,7 +1,9 @@
-"""An installation with the Python packages of the image alone, for processes that have to run from it."""
+"""An installation with the packages and rooms of the image, for processes that have to run from it."""
 
 import importlib.metadata
 import re
+import runpy
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +18,13 @@ def locked(name: str) -> set[str]:
     return {normal(line.partition("==")[0]) for line in lines if re.match(r"[A-Za-z0-9]", line)}
 
 
+def left_out() -> tuple[str, ...]:
+    """The rooms that scripts/compile_image.py removes from the image."""
+    script = runpy.run_path(str(ROOT / "scripts" / "compile_image.py"))
+    found: tuple[str, ...] = script["LEFT_OUT"]
+    return found
+
+
 def normal(name: str) -> str:
     """The normal form of a package's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -24,7 +33,9 @@ def normal(name: str) -> str:
 def packages_folder(folder: Path, packages: Iterable[str]) -> Path:
     """A folder with links to the installed files of these packages and of this project, as a ``PYTHONPATH``."""
     folder.mkdir()
-    (folder / "dra_driver").symlink_to(ROOT / "dra_driver")
+    shutil.copytree(ROOT / "dra_driver", folder / "dra_driver", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in left_out():
+        shutil.rmtree(folder / "dra_driver" / name)
     for package in packages:
         installed = importlib.metadata.distribution(package)
         for top in {Path(str(file)).parts[0] for file in installed.files or () if ".." not in Path(str(file)).parts}:

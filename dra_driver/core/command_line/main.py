@@ -40,7 +40,7 @@ SUBCOMMANDS: Final = {
 EXTRAS: Final = {
     **dict.fromkeys(("kubernetes", "urllib3", "re2", "jinja2", "starlette", "uvicorn"), ""),
     **dict.fromkeys(("grpc", "google", "pynvml"), "node"),
-    **dict.fromkeys(("trustme",), "sim"),
+    **dict.fromkeys(("trustme", "dra_driver"), "sim"),  # the image lacks rooms (scripts/compile_image.py)
 }
 
 
@@ -53,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]], arguments: list[str]) -> int:
     """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
-    parser, loaded = parser_of(program, about, subcommands, {wanted})
-    args, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}; see {program} {args.command} --help")
     try:
+        parser, loaded = parser_of(program, about, subcommands, {wanted})
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}; see {program} {args.command} --help")
         status = int(loaded[args.command].run(args))
         sys.stdout.flush()
     except ConfigurationError as error:
@@ -75,7 +75,7 @@ def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]]
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        print(f"{program}: {missing(args.command, package)}", file=sys.stderr)
+        print(f"{program}: {missing(str(wanted), str(error.name))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -131,13 +131,15 @@ def parser_of(
     return parser, loaded
 
 
-def missing(command: str, package: str) -> str:
-    """The sentence for a package that this installation lacks."""
-    extra = f"[{EXTRAS[package]}]" if EXTRAS[package] else ""
+def missing(command: str, module: str) -> str:
+    """The message for a package, or a room of this project, that this installation lacks."""
+    package = module.partition(".")[0]
+    named = module if package == "dra_driver" else package
+    extra = f"'.[{EXTRAS[package]}]'" if EXTRAS[package] else "."
     return (
-        f"{command} needs the package {package}, which is not installed here (the image for nodes has only what node "
+        f"{command} needs the package {named}, which is not installed here (the image for nodes has only what node "
         "processes and the controller import, and an installation for people only what kubectl dra imports): in a "
-        f"checkout of this project, run pip install " + (f"'.{extra}'" if extra else ".")
+        f"checkout of this project, run pip install {extra}"
     )
 
 

@@ -19,7 +19,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.fakes.node_image import ROOT, locked, normal, packages_folder, run_with
+from tests.fakes.node_image import ROOT, left_out, locked, normal, packages_folder, run_with
 from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -27,6 +27,10 @@ COMMANDS: tuple[str, ...] = tuple(
     f"dra_driver.{room}.main" for room in ("node.process", "node.exporter", "hardware.sharing", "controller")
 )
 COMMANDS += ("dra_driver.kubectl.capacity",)  # which the controller runs as a child process
+ON_A_NODE = tuple(
+    f"dra_driver.diagnose.{name}"
+    for name in ("doctor.main", "hardware.main", "node_state.main", "node_state.cleanup_main", "policy_check")
+)
 # Kubeconfigs with exec plugins, OIDC and passwords, and proxies: `kube.connection` says what is missing.
 LIBRARY = {"dra_driver.kube.library"}
 POLICY = ROOT / "tests" / "e2e" / "policies" / "evict-xid-79.yaml"
@@ -60,6 +64,15 @@ def test_the_image_has_those_packages_and_what_they_require(imported: set[str]) 
         waiting += found - wanted
         wanted |= found
     assert locked("node") == wanted
+
+
+def test_image_lacks_only_rooms_that_its_commands_do_not_import() -> None:
+    """`dra-driver doctor`, `state`, `cleanup`, `hardware-check` and `policy` run in the node's pod, too."""
+    graph = grimp.build_graph("dra_driver")
+    needed = {module for command in (*COMMANDS, *ON_A_NODE) for module in graph.find_upstream_modules(command)}
+    removed = tuple(f"dra_driver.{name.replace('/', '.')}" for name in left_out())
+    assert not {module for module in needed if module.startswith(removed)}
+    assert all((ROOT / "dra_driver" / name).is_dir() for name in left_out())
 
 
 def test_locked_versions_are_those_of_the_tests() -> None:
@@ -127,6 +140,7 @@ def test_the_processes_run_from_the_packages_of_the_image(packages: Path, short_
     ("arguments", "where"),
     [
         (["sim", "demo"], "run pip install '.[sim]'"),
+        (["conformance", "--simulate=1xl4-24gb"], "run pip install '.[sim]'"),
         (["controller", "--evict-extended-resource-pods=true"], "run this where pip or pipx installed this project"),
     ],
 )
