@@ -50,8 +50,8 @@ class PodPlace(Struct, frozen=True, kw_only=True):
 
     command: str
     node: str
-    namespace: str
-    daemon_set: str
+    namespace: str = "dra-driver"
+    daemon_set: str = "dra-driver-node"
     keep: bool = False
     namespace_flag: str = "--namespace"
 

@@ -8,10 +8,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from dra_driver.core.errors import DraError
+import yaml
+
+from dra_driver.core.errors import DraError, NotFoundError
+from dra_driver.kube.paths import GPU_API
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import (
@@ -28,6 +31,7 @@ from dra_driver.sim.objects import claim_names, extended_claim_name
 from tests.e2e.gates import gates_of, missing, read_gates
 
 DRIVER = "gpu.nvidia.com"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ROOT / "deploy" / "base" / "deviceclasses.yaml"
 # A failed prepare makes the kubelet wait for its next look at the pod, which takes up to 90 s. And kube-scheduler 1.36
@@ -55,6 +59,38 @@ def _said(complaint: Complaint) -> str | None:
         return complaint()
     except DraError as error:
         return str(error)
+
+
+def unread(rest: RestClient, path: str) -> str | None:
+    """A complaint while the path answers with 404."""
+    try:
+        rest.get(path)
+    except NotFoundError as error:
+        return str(error)
+    return None
+
+
+def still_there(rest: RestClient, path: str) -> str | None:
+    """A complaint until the path answers with 404."""
+    return None if unread(rest, path) else f"{path} is there"
+
+
+@contextmanager
+def crd_served(rest: RestClient, plural: str) -> Iterator[None]:
+    """The CustomResourceDefinition exists; it is deleted again, with its finalizer, if it did not before."""
+    crd = yaml.safe_load((ROOT / "crds" / f"gpu.dra-driver.io_{plural}.yaml").read_text())
+    path = f"{CRDS}/{crd['metadata']['name']}"
+    is_new = unread(rest, path) is not None
+    if is_new:
+        rest.create(CRDS, crd)
+    try:
+        wait(lambda: unread(rest, f"{GPU_API}/{plural}"), 30.0)
+        yield
+    finally:
+        if is_new:
+            rest.delete(path)
+            for gone in (path, f"{GPU_API}/{plural}"):  # it is served for a moment longer
+                wait(partial(still_there, rest, gone), 60.0)
 
 
 class RealCluster:

@@ -29,10 +29,12 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, wait
+from tests.e2e.forms import Forms
 from tests.e2e.gates import read_gates, why_skipped
 from tests.e2e.host import Host
 from tests.e2e.node import Folders, driver_runs_here, folders, local_node
 from tests.fakes.node_process import NodeProcess
+from tests.rights.figures import Figures
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 600
@@ -92,6 +94,12 @@ def node(cluster: RealCluster) -> str | None:
     return local_node(cluster.nodes())
 
 
+@pytest.fixture
+def node_name(node: str | None) -> str:
+    assert node is not None
+    return node
+
+
 @pytest.fixture(scope="session")
 def host(
     cluster: RealCluster, kubeconfig: str, node: str | None, tmp_path_factory: pytest.TempPathFactory
@@ -149,17 +157,9 @@ def node_folders(node: str | None) -> Folders | None:
 
 @pytest.fixture
 def requirements(request: pytest.FixtureRequest) -> Requirements:
-    """GPUs and policies that a test requires: its parameter, or REQUIREMENTS of its file, or the file's own fixture."""
+    """GPUs and policies that a test requires: its parameter, or REQUIREMENTS of its file. Files may override this."""
     found: Requirements = getattr(request, "param", getattr(request.module, "REQUIREMENTS", Requirements()))
     return found
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path, for the sockets in it."""
-    made = Path(tempfile.mkdtemp(prefix="dra-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture
@@ -186,3 +186,27 @@ def namespace(
         wait(lambda: kept.left_of_others(cluster.claim_uids()), GONE_S)
     if host is not None:
         wait(host.hardware.traces, GONE_S)
+
+
+@pytest.fixture
+def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Forms]:
+    with Forms(cluster, namespace).cleared() as found:
+        yield found
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, for the sockets in it."""
+    made = Path(tempfile.mkdtemp(prefix="dra-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def figures(admin: RestClient, request: pytest.FixtureRequest) -> Iterator[Figures]:
+    """The figures of a file about rights, with its VALUES of the chart, as the PART of docs/rights.md."""
+    found = Figures(version=str(admin.get("/version")["gitVersion"]))
+    yield found
+    print(found.table())  # noqa: T201 - for `pytest -s`
+    if target := os.environ.get("E2E_RIGHTS_FILE"):
+        found.write(Path(target), request.module.VALUES, request.module.PART)

@@ -5,10 +5,11 @@ label, because the kubelet deletes slices with its node name when it starts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS, missing
+from tests.e2e.objects import pod
 
 Obj = dict[str, Any]
 
@@ -42,15 +43,13 @@ class Case:
             spec["resourceClaims"] = [{"name": "gpu", **entry}]
         if self.requests:
             devices = {"requests": list(self.requests), "constraints": list(self.constraints)}
-            made.append(
-                {
-                    "apiVersion": "resource.k8s.io/v1",
-                    "kind": "ResourceClaimTemplate",
-                    "metadata": {"name": self.name},
-                    "spec": {"spec": {"devices": devices}},
-                }
-            )
-        return [*made, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": spec}]
+            header = {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaimTemplate",
+                "metadata": {"name": self.name},
+            }
+            made.append({**header, "metadata": {"name": self.name}, "spec": {"spec": {"devices": devices}}})
+        return [*made, pod(self.name, spec)]
 
 
 class Cluster:
@@ -129,22 +128,16 @@ class Cluster:
 
     def _fitting(self) -> list[Case]:
         model = self.attribute("model")
-        no_b200 = {
-            "name": "best",
-            "deviceClassName": self.whole,
-            "selectors": [{"cel": {"expression": f'{model} == "B200"'}}],
-        }
-        a100 = {
-            "name": "next",
-            "deviceClassName": self.whole,
-            "selectors": [{"cel": {"expression": f'{model} == "A100"'}}],
-        }
+        either = [
+            {"name": name, "deviceClassName": self.whole, "selectors": [{"cel": {"expression": f'{model} == "{of}"'}}]}
+            for name, of in (("best", "B200"), ("next", "A100"))
+        ]
         tolerated = {"key": "example.com/broken", "operator": "Exists"}
         named = self.attribute("name")
         share = {"requests": {"memory": "8Gi"}}
         return [
             Case(name="one-gpu", requests=[self.request(self.whole, f'{model} == "A100"')]),
-            Case(name="second-best", requests=[{"name": "gpu", "firstAvailable": [no_b200, a100]}]),
+            Case(name="second-best", requests=[{"name": "gpu", "firstAvailable": either}]),
             Case(name="share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
             Case(name="another-share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
             Case(
@@ -168,72 +161,36 @@ class Cluster:
     def _possible(self, cases: Iterable[Case]) -> list[Case]:
         return [case for case in cases if not missing(case.needs, self._gates)]
 
+    def _short(self, name: str, code: str, expression: str, *, of: str = "", needs: str = "", **request: Any) -> Case:
+        """A pod that the scheduler cannot place because of the devices of class ``of``, by default the whole ones."""
+        return Case(
+            name=name,
+            code=code,
+            scheduler="cannot allocate all claims",
+            requests=[self.request(of or self.whole, *filter(None, [expression]), **request)],
+            needs=frozenset({needs} if needs else ()),
+        )
+
     def _devices_short(self) -> list[Case]:
         model, named = self.attribute("model"), self.attribute("name")
         capacity = f'device.capacity["{self.driver}"].memory'
-        cannot = "cannot allocate all claims"
+        too_much = {"requests": {"memory": "16Gi"}}
         return [
-            Case(
-                name="in-use", code="inUse", scheduler=cannot, requests=[self.request(self.whole, f'{model} == "A100"')]
-            ),
-            Case(
-                name="tainted",
-                code="tainted",
-                scheduler=cannot,
-                requests=[self.request(self.whole, f'{named} == "h100-2"')],
-                needs=frozenset({TAINTS}),
-            ),
-            Case(
-                name="too-small",
-                code="requestSelector",
-                scheduler=cannot,
-                requests=[self.request(self.whole, f'{capacity}.compareTo(quantity("100Gi")) >= 0')],
-            ),
-            Case(
-                name="other-class",
-                code="classSelector",
-                scheduler=cannot,
-                requests=[self.request(self.part, f'{named} == "a100-0"')],
-            ),
-            Case(
-                name="counters",
-                code="counterShort",
-                scheduler=cannot,
-                requests=[self.request(self.part, f'{named} == "part-b"')],
-                needs=frozenset({PARTITIONS}),
-            ),
-            Case(
-                name="capacity",
-                code="capacityShort",
-                scheduler=cannot,
-                requests=[self.request(self.shared, capacity={"requests": {"memory": "16Gi"}})],
-                needs=frozenset({SHARES}),
-            ),
+            self._short("in-use", "inUse", f'{model} == "A100"'),
+            self._short("tainted", "tainted", f'{named} == "h100-2"', needs=TAINTS),
+            self._short("too-small", "requestSelector", f'{capacity}.compareTo(quantity("100Gi")) >= 0'),
+            self._short("other-class", "classSelector", f'{named} == "a100-0"', of=self.part),
+            self._short("counters", "counterShort", f'{named} == "part-b"', of=self.part, needs=PARTITIONS),
+            self._short("capacity", "capacityShort", "", of=self.shared, needs=SHARES, capacity=too_much),
         ]
 
     def _combinations(self) -> list[Case]:
         model = self.attribute("model")
-        cannot = "cannot allocate all claims"
+        linked = self._short("constraint", "constraint", f'{model} == "L4"', count=2)
         return [
-            Case(
-                name="constraint",
-                code="constraint",
-                scheduler=cannot,
-                requests=[self.request(self.whole, f'{model} == "L4"', count=2)],
-                constraints=[{"matchAttribute": f"{self.driver}/root"}],
-            ),
-            Case(
-                name="too-many",
-                code="requestSelector",
-                scheduler=cannot,
-                requests=[self.request(self.whole, f'{model} == "L4"', count=3)],
-            ),
-            Case(
-                name="all",
-                code="inUse",
-                scheduler=cannot,
-                requests=[self.request(self.whole, f'{model} == "A100"', allocationMode="All")],
-            ),
+            replace(linked, constraints=[{"matchAttribute": f"{self.driver}/root"}]),
+            self._short("too-many", "requestSelector", f'{model} == "L4"', count=3),
+            self._short("all", "inUse", f'{model} == "A100"', allocationMode="All"),
         ]
 
     def _never_evaluated(self) -> list[Case]:
@@ -267,41 +224,41 @@ class Cluster:
         ]
 
     def _not_caused_by_devices(self) -> list[Case]:
-        root = self.attribute("root")
+        requests = [self.request(self.whole, f'{self.attribute("root")} == "r2"')]
+
+        def volume(claim: str) -> Obj:
+            return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}
+
         return [
             Case(
                 name="elsewhere",
                 code="nodesUnfit",
                 scheduler="node affinity/selector",
-                requests=[self.request(self.whole, f'{root} == "r2"')],
+                requests=requests,
                 pod={"nodeSelector": {"example.com/nowhere": "true"}},
             ),
             Case(
                 name="no-cpu",
                 code="nodesUnfit",
                 scheduler="Insufficient cpu",
-                requests=[self.request(self.whole, f'{root} == "r2"')],
+                requests=requests,
                 resources={"requests": {"cpu": "4k"}},
             ),
             Case(
                 name="gated",
                 code="schedulingGates",
-                requests=[self.request(self.whole, f'{root} == "r2"')],
+                requests=requests,
                 pod={"schedulingGates": [{"name": "example.com/wait"}]},
             ),
             Case(
-                name="no-volume",
-                code="volumeWaiting",
-                scheduler="not found",
-                requests=[self.request(self.whole, f'{root} == "r2"')],
-                pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "missing"}}]},
+                name="no-volume", code="volumeWaiting", scheduler="not found", requests=requests, pod=volume("missing")
             ),
             Case(
                 name="volume",
                 code="volumeWaiting",
                 scheduler="unbound immediate PersistentVolumeClaims",
-                requests=[self.request(self.whole, f'{root} == "r2"')],
-                pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+                requests=requests,
+                pod=volume("data"),
                 others=[_volume_claim("data")],
             ),
         ]

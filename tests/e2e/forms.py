@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from dra_driver.kube.published.listing import Devices, difference, observed_devices
 from dra_driver.kube.rest import RestClient
@@ -11,8 +10,8 @@ from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.demo.expectations import allocated_devices, why_unscheduled
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
+from tests.e2e.objects import STAY, pod, pod_spec, template
 
-STAY = "trap 'exit 0' TERM; sleep infinity & wait"
 LIST = "nvidia-smi -L; env | grep ^CUDA_MPS"
 SHAREABLE = "device.allowMultipleAllocations"
 
@@ -54,27 +53,8 @@ class Forms:
 
         ``exists``: the device is there already, and so published whatever the feature gates.
         """
-        devices = {"devices": {"requests": [{"name": "device", "exactly": request}]}}
-        template: dict[str, Any] = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": name},
-            "spec": {"spec": devices},
-        }
-        container = {
-            "name": "main",
-            "image": "ubuntu:24.04",
-            "command": ["bash", "-c", f"{command}; {STAY}"],
-            "resources": {"claims": [{"name": "device"}]},
-        }
-        claims = [{"name": "device", "resourceClaimTemplateName": name}]
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name},
-            "spec": {"containers": [container], "resourceClaims": claims, "hostUsers": host_users},
-        }
-        self.cluster.apply([template, pod], self.namespace, needs=() if exists else None)
+        spec = pod_spec(name, f"{command}; {STAY}", hostUsers=host_users)
+        self.cluster.apply([template(name, request), pod(name, spec)], self.namespace, needs=() if exists else None)
 
     def get(self, name: str) -> Obj:
         return self.cluster.pod(name, self.namespace)

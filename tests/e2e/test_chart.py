@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.contract.deploy.test_manifests import EVERYTHING
 from tests.contract.deploy.test_presets import NAMES, rendered
-from tests.e2e.cluster import wait
+from tests.e2e.cluster import CRDS, still_there, unread, wait
 from tests.e2e.helm_release import NAME, NAMESPACE, Release, release
 from tests.fakes import chart
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 LISTS = {
     "DaemonSet": "/apis/apps/v1/daemonsets",
     "Deployment": "/apis/apps/v1/deployments",
@@ -61,19 +59,9 @@ def installed(kubeconfig: str, rest: RestClient) -> Iterator[Release]:
         if obj["metadata"].get("labels", {}).get(LABEL) == NAME:
             rest.delete(f"{CRDS}/{obj['metadata']['name']}")
     wait(lambda: str(sorted(of_driver(rest))) if of_driver(rest) else None, 60.0)
-    try:
+    if unread(rest, f"/api/v1/namespaces/{NAMESPACE}") is None:
         rest.delete(f"/api/v1/namespaces/{NAMESPACE}")
-    except NotFoundError:
-        return
-    wait(lambda: _still_there(rest), 60.0)
-
-
-def _still_there(rest: RestClient) -> str | None:
-    try:
-        rest.get(f"/api/v1/namespaces/{NAMESPACE}")
-    except NotFoundError:
-        return None
-    return f"the namespace {NAMESPACE} is being deleted"
+        wait(lambda: still_there(rest, f"/api/v1/namespaces/{NAMESPACE}"), 60.0)
 
 
 def of_driver(rest: RestClient) -> dict[Identity, dict[str, Any]]:
@@ -190,19 +178,11 @@ def collection(obj: dict[str, Any]) -> str:
     return f"{root}{obj['apiVersion']}{inside}/{plural}"
 
 
-def is_served(rest: RestClient, path: str) -> bool:
-    try:
-        rest.list(path)
-    except NotFoundError:
-        return False
-    return True
-
-
 def test_every_preset_is_taken_by_the_api_server(installed: Release, rest: RestClient) -> None:
     """With all fields and rules of the real one; the embedded one knows the fields alone. Before 1.36 it does not serve
     one kind."""
     left_out = {"Namespace", "PodMonitor", "PrometheusRule"}
-    if not is_served(rest, "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies"):
+    if unread(rest, "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies"):
         left_out |= {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
     rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     for objects in [chart.objects(EVERYTHING), *(rendered(name) for name in NAMES)]:

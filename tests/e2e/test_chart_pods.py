@@ -16,9 +16,11 @@ import yaml
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import NAMESPACES
-from tests.e2e.cluster import DRIVER, RealCluster, containers, wait
+from tests.e2e.cluster import CRDS, DRIVER, RealCluster, containers, wait
+from tests.e2e.forms import slice_of
 from tests.e2e.gates import PARTITIONS
 from tests.e2e.helm_release import NAMESPACE, Release, release
+from tests.e2e.objects import STAY, pod, pod_spec, policy, template
 from tests.e2e.test_chart import next_chart
 from tests.e2e.traces import Trace, host_files, looked_at, objects
 from tests.fakes import chart
@@ -26,7 +28,6 @@ from tests.fakes import chart
 PODS = 20
 GPUS = "4xh100-sxm5-80gb"
 READY_S = 240.0
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OWN_CRDS = ("gpunodes.gpu.dra-driver.io", "gpupolicies.gpu.dra-driver.io")
 """What `kubectl delete crd` of docs/operations.md, "Uninstall", names."""
 NODE_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/dra-driver-node"
@@ -36,46 +37,11 @@ KEPT = {
     ("gpunodes.gpu.dra-driver.io", os.environ.get("E2E_NODE_NAME", "")),
 }
 """What an uninstall leaves in a cluster with this node alone."""
-POLICY = {
-    "apiVersion": "gpu.dra-driver.io/v1alpha1",
-    "kind": "GpuPolicy",
-    "metadata": {"name": "e2e-chart"},
-    "spec": {"priority": 5, "attributes": [{"name": "example.com/pool", "string": "a"}]},
-}
-SLICE = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "ResourceClaimTemplate",
-    "metadata": {"name": "slice"},
-    "spec": {
-        "spec": {
-            "devices": {
-                "requests": [
-                    {
-                        "name": "slice",
-                        "exactly": {
-                            "deviceClassName": "mig.nvidia.com",
-                            "selectors": [
-                                {"cel": {"expression": f'device.attributes["{DRIVER}"].profile == "1g.10gb"'}}
-                            ],
-                        },
-                    }
-                ]
-            }
-        }
-    },
-}
+POLICY = policy("e2e-chart", priority=5, attributes=[{"name": "example.com/pool", "string": "a"}])
 
 
-def pod(name: str) -> Obj:
-    container = {
-        "name": "main",
-        "image": "ubuntu:24.04",
-        "command": ["bash", "-c", "nvidia-smi -L; trap 'exit 0' TERM; sleep infinity & wait"],
-        "resources": {"claims": [{"name": "slice"}]},
-    }
-    claim = {"name": "slice", "resourceClaimTemplateName": "slice"}
-    spec = {"containers": [container], "resourceClaims": [claim], "terminationGracePeriodSeconds": 2}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+def a_pod(name: str) -> Obj:
+    return pod(name, pod_spec("slice", f"nvidia-smi -L; {STAY}", terminationGracePeriodSeconds=2))
 
 
 def image_values() -> dict[str, Any]:
@@ -172,8 +138,8 @@ def test_without_privileges_pods_get_whole_gpus(
     wait(lambda: None if real.slices() else "no slices", READY_S)
     names = {device["name"] for each in real.slices() for device in each["spec"]["devices"]}
     assert names == {f"gpu-{number}" for number in range(4)}, "partitions need privileges"
-    claim = {"devices": {"requests": [{"name": "slice", "exactly": {"deviceClassName": DRIVER}}]}}
-    real.apply([SLICE | {"spec": {"spec": claim}}, *(pod(f"pod-{number}") for number in range(4))], namespace)
+    whole = template("slice", {"deviceClassName": DRIVER})
+    real.apply([whole, *(a_pod(f"pod-{number}") for number in range(4))], namespace)
     wait(lambda: not_running(real, namespace), READY_S)
     logs = real.logs(namespace)
     assert len(set(logs.values())) == 4, f"each pod has a GPU of its own: {logs}"
@@ -232,7 +198,8 @@ def node_processes(real: RealCluster) -> set[str]:
 
 
 def run_pods(real: RealCluster, namespace: str) -> None:
-    real.apply([SLICE, *(pod(f"pod-{number}") for number in range(PODS))], namespace)
+    pods = [a_pod(f"pod-{number}") for number in range(PODS)]
+    real.apply([template("slice", slice_of("1g.10gb")), *pods], namespace)
     wait(lambda: not_running(real, namespace), READY_S)
 
 

@@ -13,12 +13,12 @@ from tests.e2e.cluster import DRIVER, RealCluster, wait
 from tests.e2e.forms import Forms, slice_of, whole
 from tests.e2e.gates import DRIVER_STATUS, PARTITIONS
 from tests.e2e.host import Host
-from tests.e2e.test_access import acting_as
 from tests.e2e.test_health import BACK_S, NEEDS_RESET, REQUIREMENTS, SHOWN_S
 from tests.e2e.upgrade import devices
 from tests.fakes import chart
+from tests.rights.accounts import acting_as
 
-__all__ = ["REQUIREMENTS"]  # of these tests too
+__all__ = ["REQUIREMENTS"]  # of the fixture `requirements`
 USER = "e2e-claim-status"
 # The node process writes no claim's status where no right for it can be given.
 pytestmark = pytest.mark.needs(DRIVER_STATUS)

@@ -1,19 +1,18 @@
 """What a real container runtime does with the CDI files: device nodes that open, and mounts for MPS."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dra_driver.hardware.gpu.simulated.root import instance_minor
 from dra_driver.sim.demo.requirements import Requirements
-from tests.e2e.cluster import RealCluster
 from tests.e2e.forms import LIST, Forms, share, slice_of
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 
 ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
+REQUIREMENTS = Requirements(nodes=ONE_H100)
 MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
 CAPS_MAJOR, GPU_MAJOR = 237, 195  # what the simulated driver's /proc/devices says
 # As a program would open it. There is no kernel module behind a simulated GPU's node: to be let in means ENXIO.
@@ -33,13 +32,6 @@ MPS = (
 shared_gpu = pytest.mark.parametrize(
     "requirements", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
-REQUIREMENTS = Requirements(nodes=ONE_H100)
-
-
-@pytest.fixture
-def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Forms]:
-    with Forms(cluster, namespace).cleared() as found:
-        yield found
 
 
 def words(log: str, first: str) -> list[str]:

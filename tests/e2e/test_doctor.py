@@ -15,6 +15,7 @@ from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES
 from tests.e2e.cluster import RealCluster
 from tests.e2e.host import Host
+from tests.e2e.objects import pod, pod_spec, template
 
 Obj = dict[str, Any]
 CLASS = "gpu.nvidia.com"
@@ -98,43 +99,14 @@ def test_a_template_of_another_namespace_is_found(doctor: Doctor, cluster: RealC
     """The pod waits, and Kubernetes says of it that the template does not exist; the doctor says where it is."""
     other = cluster.make_namespace("doctor")
     try:
-        cluster.client.create(template("elsewhere"), other)
-        cluster.client.create(pod("train", "elsewhere"), namespace)
+        elsewhere = template("elsewhere", {"deviceClassName": CLASS})
+        cluster.client.create(elsewhere, other)
+        cluster.client.create(pod("train", pod_spec("elsewhere")), namespace)
         (found,) = [each for each in doctor.ask("pod/train", "-n", namespace) if each["layer"] == "workload"][:1]
         assert (found["status"], found["subject"]) == ("fail", f"pod/{namespace}/train")
         assert other in found["seen"]
         assert doctor.status == 1
-        cluster.client.create(template("elsewhere"), namespace)
+        cluster.client.create(elsewhere, namespace)
         assert not [each for each in doctor.ask("pod/train", "-n", namespace) if "does not exist" in each["seen"]]
     finally:
         cluster.drop_namespace(other)
-
-
-def template(name: str) -> Obj:
-    request = {"name": "gpu", "exactly": {"deviceClassName": CLASS}}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name},
-        "spec": {"spec": {"devices": {"requests": [request]}}},
-    }
-
-
-def pod(name: str, template_name: str) -> Obj:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "containers": [
-                {
-                    "name": "main",
-                    "image": "ubuntu:24.04",
-                    "command": ["sleep", "60"],
-                    "resources": {"claims": [{"name": "gpu"}]},
-                }
-            ],
-            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template_name}],
-            "terminationGracePeriodSeconds": 0,
-        },
-    }

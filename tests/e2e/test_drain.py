@@ -26,13 +26,15 @@ from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import DRIVER, GONE_S, ROOT, RealCluster, containers, wait
-from tests.e2e.forms import STAY, Forms, share, slice_of, whole
+from tests.e2e.forms import Forms, share, slice_of, whole
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.node import CDI_DIR, STATE_DIR
-from tests.e2e.test_access import RBAC, acting_as
+from tests.e2e.objects import budget, deployment, pod, pod_spec, template
 from tests.e2e.upgrade import devices, events, holds, versions
 from tests.fakes import chart
+from tests.rights.accounts import acting_as
+from tests.rights.forbidden import RBAC
 
 KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")
 GPUS = "driverVersion: {}\ngpus:\n- {{model: h100-sxm5-80gb, count: 3}}\n- {{model: l4-24gb, count: 2}}\n"
@@ -54,12 +56,6 @@ def driver_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def requirements(driver_file: Path) -> Requirements:
     return Requirements(nodes=(("gpu-a", str(driver_file)),), policies=(POLICY,))
-
-
-@pytest.fixture
-def node_name(node: str | None) -> str:
-    assert node is not None
-    return node
 
 
 @pytest.fixture
@@ -90,41 +86,10 @@ def drains(node_name: str, kubeconfig: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def extended(name: str) -> Obj:
-    container = {
-        "name": "main",
-        "image": "ubuntu:24.04",
-        "command": ["bash", "-c", STAY],
-        "resources": {"limits": {"nvidia.com/gpu": "1"}},
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
-
-
-def deployment(name: str, request: Obj) -> list[Obj]:
-    """One replica, each with a device, and a budget that lets none go."""
-    template = {"spec": {"devices": {"requests": [{"name": "device", "exactly": request}]}}}
-    container = {
-        "name": "main",
-        "image": "ubuntu:24.04",
-        "command": ["bash", "-c", STAY],
-        "resources": {"claims": [{"name": "device"}]},
-    }
-    spec = {"containers": [container], "resourceClaims": [{"name": "device", "resourceClaimTemplateName": name}]}
-    labels = {"app": name}
-    pod = {"metadata": {"labels": labels}, "spec": {**spec, "terminationGracePeriodSeconds": 1}}
-    return [
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": name},
-            "spec": template,
-        },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name},
-            "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": pod},
-        },
-    ]
+    spec = pod_spec(name)
+    del spec["resourceClaims"]
+    spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    return pod(name, spec)
 
 
 def budgets(namespace: str) -> str:
@@ -149,12 +114,9 @@ def test_a_node_is_drained_of_every_form_as_budgets_allow(
     cluster = forms.cluster
     forms.create("whole", whole())
     forms.create("share", share("4Gi", 10))
-    cluster.apply([extended("extended"), *deployment("guarded", slice_of("1g.10gb"))], namespace)
-    budget = {
-        "metadata": {"name": "guarded"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}},
-    }
-    cluster.rest.create(budgets(namespace), {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", **budget})
+    guarded = deployment("guarded", pod_spec("guarded", terminationGracePeriodSeconds=1))
+    cluster.apply([extended("extended"), template("guarded", slice_of("1g.10gb")), guarded], namespace)
+    cluster.rest.create(budgets(namespace), budget("guarded", "guarded"))
 
     def complaint() -> str | None:
         ready = [pod["metadata"]["name"] for pod in cluster.pods(namespace) if is_ready(pod)]

@@ -4,13 +4,12 @@ The GPUs are simulated, and the file that describes them stands for the installe
 read it while the driver is given up.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dra_driver.sim.demo.requirements import Requirements
-from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
+from tests.e2e.cluster import GONE_S, containers, wait
 from tests.e2e.forms import Forms, slice_of, whole
 from tests.e2e.gates import PARTITIONS, TAINTS
 from tests.e2e.host import Host
@@ -46,18 +45,6 @@ def driver_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def requirements(driver_file: Path) -> Requirements:
     return Requirements(nodes=(("gpu-a", str(driver_file)),))
-
-
-@pytest.fixture
-def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Forms]:
-    with Forms(cluster, namespace).cleared() as found:
-        yield found
-
-
-@pytest.fixture
-def node_name(node: str | None) -> str:
-    assert node is not None
-    return node
 
 
 def replace_driver(path: Path, text: str) -> None:

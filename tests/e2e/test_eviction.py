@@ -3,14 +3,11 @@
 The controller evicts these as PodDisruptionBudgets allow, with its own account's rights; a second replica takes over.
 """
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kube import paths
@@ -23,8 +20,10 @@ from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
 from tests.e2e.gates import EXTENDED, TAINTS
 from tests.e2e.host import Host
+from tests.e2e.objects import budget
 from tests.fakes import chart
 from tests.fakes.node_process import DriverProcess
+from tests.rights.accounts import Account, token
 
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 ACCOUNT = LEASE = "dra-driver-controller"
@@ -43,18 +42,8 @@ def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Pat
     objects = [moved(obj, namespace) for obj in own]
     for obj in objects:
         cluster.client.create(obj, namespace)
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{ACCOUNT}/token"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = cluster.rest.create(path, body)["status"]["token"]
-    document = yaml.safe_load(Path(kubeconfig).read_text())
-    cluster_entry = document["clusters"][0]
-    context = {"name": "c", "context": {"cluster": cluster_entry["name"], "user": "u"}}
-    config = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context]}
-    users = [{"name": "u", "user": {"token": token}}]
-    file = tmp_path / "kubeconfig"
-    file.touch(0o600)
-    file.write_text(json.dumps({**config, "clusters": [cluster_entry], "users": users}))
-    yield file
+    account = Account(name=ACCOUNT, namespace=namespace, token=token(cluster.rest, ACCOUNT, namespace))
+    yield account.kubeconfig(Path(kubeconfig), tmp_path / "kubeconfig")
     for obj in objects:
         cluster.rest.delete(path_of(obj))
 
@@ -202,13 +191,11 @@ def test_pods_of_both_kinds_leave_budgets_are_honoured_and_a_second_replica_take
 
 def guard(world: World, name: str) -> None:
     """A budget that lets no pod of ``name`` go."""
-    spec: dict[str, Any] = {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}
-    header = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "guard"}}
-    world.cluster.client.create({**header, "spec": spec}, world.namespace)
+    world.cluster.client.create(budget("guard", name), world.namespace)
 
     def counted() -> str | None:
-        budget = world.cluster.client.find(POD_DISRUPTION_BUDGETS, "guard", world.namespace)
-        return None if dig(budget, "status", "currentHealthy") == 1 else "the budget is not counted yet"
+        found = world.cluster.client.find(POD_DISRUPTION_BUDGETS, "guard", world.namespace)
+        return None if dig(found, "status", "currentHealthy") == 1 else "the budget is not counted yet"
 
     wait(counted, 30.0)
 

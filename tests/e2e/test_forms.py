@@ -21,6 +21,7 @@ from tests.e2e.host import Host
 from tests.e2e.scenario import PENDING_S, check_partitions
 
 ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
+REQUIREMENTS = Requirements(nodes=ONE_H100)
 MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
 SMALL = "1g.10gb"
 # A failed call makes the kubelet wait for its next look at the pod.
@@ -32,7 +33,6 @@ LONG_CALL_S = 300.0
 shared_gpu = pytest.mark.parametrize(
     "requirements", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
-REQUIREMENTS = Requirements(nodes=ONE_H100)
 
 
 @pytest.fixture

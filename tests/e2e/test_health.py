@@ -20,12 +20,14 @@ from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, whole
 from tests.e2e.gates import POD_HEALTH, SHARES, TAINTS
 from tests.e2e.host import REGISTERED, START_S, Host
-from tests.e2e.test_drain import POLICY, deployment
+from tests.e2e.objects import deployment, pod_spec, template
+from tests.e2e.test_drain import POLICY
 from tests.e2e.upgrade import devices, events
 from tests.fakes.node_process import NodeProcess
 
 log = logging.getLogger(__name__)
 SPEC = "2xh100-sxm5-80gb,2xl4-24gb"
+REQUIREMENTS = Requirements(nodes=(("gpu-a", SPEC),), policies=(POLICY, POLICY.with_name("evict-xid-79.yaml")))
 SHARERS = 20
 TAINTED_S = 2.0
 SHOWN_S = 30.0
@@ -35,7 +37,6 @@ XID, LOST = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost"
 NEEDS_RESET = "gpu.dra-driver.io/recovery-action"
 
 pytestmark = pytest.mark.needs(SHARES, TAINTS, POD_HEALTH)
-REQUIREMENTS = Requirements(nodes=(("gpu-a", SPEC),), policies=(POLICY, POLICY.with_name("evict-xid-79.yaml")))
 
 
 class Sickness:
@@ -151,7 +152,8 @@ def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_
 def test_a_gpu_that_fell_off_the_bus_loses_its_pods_and_gets_new_ones_after_its_recovery(sickness: Sickness) -> None:
     """Killed processes and rolling updates in between change no taint."""
     cluster, process = sickness.cluster, sickness.host.process
-    cluster.apply(deployment("app", whole()), sickness.forms.namespace)
+    spec = pod_spec("app", terminationGracePeriodSeconds=1)
+    cluster.apply([template("app", whole()), deployment("app", spec)], sickness.forms.namespace)
     wait(lambda: None if sickness.owner("app") else "no pod yet", REACH_S)
     pod = sickness.owner("app")
     assert pod is not None

@@ -1,33 +1,22 @@
-"""What ``kubectl dra migrate`` prints, on a real cluster: it is accepted, and the pods run as they did before.
+"""What ``kubectl dra migrate`` prints, on a real cluster: it is accepted, and the pods run as they did before."""
 
-The gradual way is tried as far as one node allows: a resource in the Node's status stands for a device plugin.
-"""
-
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
-from dra_driver.core.errors import AlreadyExistsError, NotFoundError
-from dra_driver.kube import paths
 from dra_driver.kubectl.migrate import Translation
 from dra_driver.sim.demo import moving
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
-from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
-from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
-from tests.e2e.host import Host
+from tests.e2e.cluster import ROOT, RealCluster, crd_served
+from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES
 from tests.e2e.scenario import reached
 from tests.unit.kubectl.migrate.helpers import NAMES, migrated, of_inputs
 
 MANIFEST: Final = ROOT / moving.MANIFEST
-CRD: Final = ROOT / "deploy/chart/files/crds/gpu.dra-driver.io_gpupolicies.yaml"
-CRDS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+REQUIREMENTS: Final = Requirements(nodes=(("lab", "4xh100-sxm5-80gb"),))
 API: Final = {
     "GpuPolicy": "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies",
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
@@ -40,20 +29,6 @@ API: Final = {
     "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
     "LimitRange": "/api/v1/namespaces/{}/limitranges",
 }
-POD: Final = """\
-apiVersion: v1
-kind: Pod
-metadata: {name: moved}
-spec:
-  containers:
-  - name: main
-    image: ubuntu:24.04
-    command: ["bash", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
-    resources: {limits: {nvidia.com/gpu: 1}}
-"""
-NOTICED_S, BACK_S = 60.0, 240.0
-"""A device plugin is noticed after 10 s, and believed to be gone after 60."""
-REQUIREMENTS = Requirements(nodes=(("lab", "4xh100-sxm5-80gb"),))
 
 
 @pytest.mark.needs(PARTITIONS)
@@ -68,68 +43,13 @@ def test_a_manifest_of_the_device_plugin_runs(cluster: RealCluster, namespace: s
 def test_everything_that_comes_out_is_accepted(cluster: RealCluster, namespace: str) -> None:
     """Of inputs with every field of every format: the API server would store each object, and loses no field of it."""
     accepted: set[str] = set()
-    with policies_served(cluster):
+    with crd_served(cluster.rest, "gpupolicies"):
         for name in NAMES:
             for value in of_inputs(name).objects:
                 if value["kind"] in API and value["metadata"]["name"] != "odd":  # which no API server accepted before
                     stored(cluster, value, namespace)
                     accepted.add(value["kind"])
     assert accepted == set(API) - {"Pod"}
-
-
-@pytest.mark.needs(TAINTS)
-def test_a_node_changes_over_from_the_device_plugin(
-    cluster: RealCluster, own_host: Host, namespace: str, node: str
-) -> None:
-    """While the plugin offers GPUs this driver offers none, and a translated pod waits; then it runs."""
-    assert own_host is not None
-    before = {device["name"] for device in devices(cluster)}
-    objects = migrated(POD).objects
-    try:
-        with device_plugin(cluster, node):
-            wait(lambda: f"{len(devices(cluster))} devices are published" if devices(cluster) else None, NOTICED_S)
-            cluster.apply(objects, namespace)
-            time.sleep(SETTLE_S)
-            assert not is_ready(cluster.pod("moved", namespace))
-        wait(lambda: None if {each["name"] for each in devices(cluster)} == before else "not offered again", BACK_S)
-        wait(lambda: None if is_ready(cluster.pod("moved", namespace)) else "the pod does not run", REACH_S)
-    finally:
-        cluster.remove(objects, namespace)
-
-
-@contextmanager
-def device_plugin(cluster: RealCluster, node: str) -> Iterator[None]:
-    """The Node's status says what a device plugin's would."""
-
-    def offer(amount: str | None) -> None:
-        resources = {"nvidia.com/gpu": amount}
-        status = {"status": {"capacity": resources, "allocatable": resources}}
-        cluster.rest.merge_patch(f"{paths.node(node)}/status", status)
-
-    offer("4")
-    try:
-        yield
-    finally:
-        offer(None)
-
-
-@contextmanager
-def policies_served(cluster: RealCluster) -> Iterator[None]:
-    """The CustomResourceDefinition of policies exists; it is removed again if it did not before."""
-    definition = yaml.safe_load(CRD.read_text())
-    name = definition["metadata"]["name"]
-    made = True
-    try:
-        cluster.rest.create(CRDS, definition)
-    except AlreadyExistsError:
-        made = False
-    try:
-        wait(lambda: None if cluster.rest.list(API["GpuPolicy"]) else "not served", 30.0)
-        yield
-    finally:
-        if made:
-            with suppress(NotFoundError):
-                cluster.rest.delete(f"{CRDS}/{name}")
 
 
 def stored(cluster: RealCluster, value: dict[str, Any], namespace: str) -> None:
@@ -158,7 +78,3 @@ def written(folder: Path, found: Translation) -> Path:
     file = folder / "migrated.yaml"
     file.write_text(yaml.safe_dump_all(found.objects, sort_keys=False))
     return file
-
-
-def devices(cluster: RealCluster) -> list[Any]:
-    return [device for item in cluster.slices() for device in item["spec"].get("devices") or ()]

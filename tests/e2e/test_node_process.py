@@ -4,9 +4,7 @@ The node process is started by the test on this host (see conftest); its kubelet
 """
 
 import os
-import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -137,19 +135,6 @@ def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pod
     assert len({steady, *(pods.gpu(name) for name in names)}) == 4
 
 
-def test_pod_created_while_the_driver_is_down_starts_afterwards(
-    own_driver: NodeProcess, steady: str, pods: Pods
-) -> None:
-    """The pod's events name the missing driver; the pod starts without further action."""
-    own_driver.end(signal.SIGKILL)
-    pods.create("waiting")
-    assert "NodePrepareResources" in pods.wait_warning("FailedPrepareDynamicResources")
-    assert not is_ready(pods.get("waiting"))
-    restart(own_driver)
-    pods.wait_ready("waiting", timeout_s=RETRY_S)
-    assert pods.gpu("waiting") != steady
-
-
 def test_pod_deleted_while_the_driver_is_down_is_removed_afterwards(
     own_driver: NodeProcess, pods: Pods, node_folders: Folders
 ) -> None:
@@ -184,22 +169,6 @@ def test_deleted_slices_come_back(cluster: RealCluster, steady: str) -> None:
             cluster.rest.delete(resource_slices(item["metadata"]["name"]))
 
     assert _seconds_away(cluster, delete_all) < REPUBLISH_S
-
-
-@pytest.mark.skipif(not KUBELET_RESTART, reason="E2E_KUBELET_RESTART names no command that restarts the kubelet")
-def test_kubelet_restart_brings_slices_back(cluster: RealCluster, steady: str, pods: Pods) -> None:
-    """A starting kubelet deletes all slices of its node; it then registers the driver again, and pods start."""
-
-    def restart() -> None:
-        # The kubelet may be a child that keeps the command's pipes open: none are made.
-        command = shlex.split(KUBELET_RESTART or "")
-        subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    seconds = _seconds_away(cluster, restart)
-    assert seconds < REPUBLISH_S, f"slices were away for {seconds:.1f} s"
-    pods.create("next")
-    pods.wait_ready("next")
-    assert pods.gpu("next") != steady
 
 
 def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:

@@ -24,8 +24,8 @@ from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
 from tests.rights.accounts import Account, account_on, token
-from tests.rights.figures import Figures, accesses, figures_of, without_names
-from tests.rights.installation import installed, until
+from tests.rights.figures import Figures, accesses, without_names
+from tests.rights.installation import bound, installed, until
 from tests.rights.optional import Drainer, TellingNode
 from tests.rights.request import Obj, Request
 from tests.rights.use import UsageControllerLife
@@ -34,42 +34,23 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER, ELSEWHERE = (f"optional-{name}-{SUFFIX}" for name in ("own", "other", "elsewhere"))
 NAMESPACE, TENANT = f"optional-{SUFFIX}", f"optional-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
-plain = without_names(
-    {
-        **{OWN: "node-a", OTHER: "node-b", ELSEWHERE: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"},
-        f"-{SUFFIX}": "",
-    }
-)
 VALUES = {name: {"enabled": True} for name in ("claimStatus", "claimEvents", "drainer")}
 VALUES |= {"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}}
+PART = "optional"
 DRAINER = "rights-drainer"
+ROLES: list[Obj] = [
+    {"kind": "ClusterRole", "metadata": {"name": "dra-driver-drainer"}},
+    {"kind": "Role", "metadata": {"name": "dra-driver-drainer", "namespace": "default"}},
+]
 SWITCHED_ON = ("dra-driver-claim-status", "dra-driver-claim-events")
 """Roles of the node process that two of these values add, and their bindings."""
-
-
-def bindings() -> list[Obj]:
-    """The chart binds the drainer's roles to no account: administrators do."""
-    subjects = [{"kind": "ServiceAccount", "name": DRAINER, "namespace": NAMESPACE}]
-    group = "rbac.authorization.k8s.io"
-    made: list[Obj] = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": DRAINER, "namespace": NAMESPACE}}
-    ]
-    for kind, metadata in (("ClusterRole", {}), ("Role", {"namespace": "default"})):
-        made.append(
-            {
-                "apiVersion": f"{group}/v1",
-                "kind": f"{kind}Binding",
-                "metadata": {"name": "dra-driver-drainer", **metadata},
-                "roleRef": {"apiGroup": group, "kind": kind, "name": "dra-driver-drainer"},
-                "subjects": subjects,
-            }
-        )
-    return made
+NAMES = {OWN: "node-a", OTHER: "node-b", ELSEWHERE: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"}
+plain = without_names(NAMES, SUFFIX)
 
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Obj]:
-    return [*chart.objects(VALUES, namespace=NAMESPACE), *bindings()]
+    return [*chart.objects(VALUES, namespace=NAMESPACE), *bound(DRAINER, NAMESPACE, *ROLES)]
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +81,6 @@ def clean(rest: RestClient) -> None:
     for name in (TENANT, CLAIMS):
         with suppress(NotFoundError):
             rest.delete(f"/api/v1/namespaces/{name}")
-
-
-@pytest.fixture(scope="module")
-def figures(admin: RestClient) -> Iterator[Figures]:
-    with figures_of(admin, VALUES, "optional") as found:
-        yield found
 
 
 def test_a_node_process_tells_claims_with_the_rights_that_it_uses(

@@ -1,4 +1,4 @@
-"""A real API server answers about opaque parameters, and about GpuPolicy objects, as lint and the nodes do.
+"""A real API server answers about opaque parameters as lint and the nodes do.
 
 Needs no node and no GPU, only an administrator. Every request is a dry run.
 """
@@ -14,17 +14,13 @@ import yaml
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubectl.lint import KnownObjects, ManifestSource, lint
-from tests.contract.config import samples
 from tests.contract.deploy import opaque_manifests as opaque
-from tests.e2e.cluster import ROOT, wait
+from tests.e2e.cluster import ROOT
 
 SUFFIX = os.urandom(3).hex()
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 POLICIES = f"{ADMISSION}/validatingadmissionpolicies"
 BINDINGS = f"{ADMISSION}/validatingadmissionpolicybindings"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-GPU_POLICIES = "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
 ACTIVE_WITHIN_S = 30.0
 
 
@@ -44,21 +40,6 @@ def api(kubeconfig: str) -> Iterator[RestClient]:
     finally:
         for path in (f"{BINDINGS}/{name}", f"{POLICIES}/{name}"):
             rest.delete(path)
-
-
-@pytest.fixture(scope="module")
-def gpu_policies(kubeconfig: str) -> Iterator[RestClient]:
-    """With the CustomResourceDefinition, which is deleted again if it did not exist before."""
-    rest = RestClient(Connection.load(kubeconfig))
-    crd = yaml.safe_load((ROOT / "crds" / "gpu.dra-driver.io_gpupolicies.yaml").read_text())
-    path = f"{CRDS}/{crd['metadata']['name']}"
-    made = _answer(lambda: rest.get(path)) is not None
-    if made:
-        rest.create(CRDS, crd)
-    wait(lambda: _answer(lambda: rest.get(GPU_POLICIES)), 30.0)
-    yield rest
-    if made:
-        rest.delete(path)
 
 
 def create(rest: RestClient, manifest: dict[str, Any]) -> str | None:
@@ -135,33 +116,3 @@ def test_a_wrong_class_keeps_its_labels_writable(api: RestClient) -> None:
         assert "apiVersion: expected" in (_answer(lambda: api.update(f"{classes}/{name}", made)) or "")
     finally:
         api.delete(f"{classes}/{name}")
-
-
-def test_a_hundred_policies_get_the_answers_of_lint(gpu_policies: RestClient) -> None:
-    """By the schema of the CustomResourceDefinition and its x-kubernetes-validations."""
-    compared = refused = 0
-    for seed in range(1000, 1150):
-        made = samples.right("GpuPolicy", seed) if seed % 3 == 0 else samples.broken("GpuPolicy", seed)
-        if not isinstance(made.get("spec"), dict):
-            continue
-        name = f"e2e-sample-{SUFFIX}"
-        policy = {
-            "apiVersion": "gpu.dra-driver.io/v1alpha1",
-            "kind": "GpuPolicy",
-            "metadata": {"name": name},
-            "spec": made["spec"],
-        }
-        found = [finding.message for finding in _linted(policy)]
-        if any("unknown field" in message for message in found):
-            continue  # dropped, or refused, as the client asks for
-        said = _answer(lambda policy=policy: gpu_policies.create(GPU_POLICIES, policy, dry_run=True))
-        assert (said is None) == (not found), (policy, found, said)
-        compared, refused = compared + 1, refused + (said is not None)
-    assert compared >= 100
-    assert 20 <= refused <= compared - 20
-
-
-def _linted(policy: dict[str, Any]) -> Any:
-    """Errors of any rule: half of a surrogate pair is no YAML for lint, and a wrong text for the API server."""
-    report = lint([ManifestSource(name="p.yaml", text=yaml.safe_dump(policy, allow_unicode=True))], KnownObjects())
-    return [finding for finding in report.findings if finding.severity == "error"]

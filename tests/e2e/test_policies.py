@@ -23,8 +23,9 @@ from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.policy_watch import HOLD_S
-from tests.e2e.cluster import wait
+from tests.e2e.cluster import still_there, unread, wait
 from tests.e2e.gates import SHARES
+from tests.e2e.objects import policy
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
@@ -53,11 +54,10 @@ class World:
     def apply(self, name: str, **spec: Any) -> None:
         """Make the policy, for the node of this test alone, or replace its spec."""
         spec = {"select": {"nodeNames": [NODE]}, **spec}
-        header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": name}}
         try:
             found = self.rest.get(paths.gpu_policies(name))
         except NotFoundError:
-            self.rest.create(paths.gpu_policies(), {**header, "spec": spec})
+            self.rest.create(paths.gpu_policies(), policy(name, **spec))
         else:
             self.rest.update(paths.gpu_policies(name), {**found, "spec": spec})
 
@@ -105,20 +105,20 @@ class World:
 def world(kubeconfig: str) -> Iterator[World]:
     """A cluster with the chart's definitions, rights and admission policies, and two Nodes without a kubelet."""
     rest = RestClient(Connection.load(kubeconfig))
-    is_new = _is_there(rest, CRD) is None
+    is_new = still_there(rest, CRD) is None
     with installed(rest, chart.objects(namespace=NAMESPACE), NAMESPACE, SUFFIX):
         try:
             for name in (NODE, OTHER):
                 rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
             for kind in (paths.gpu_policies(), paths.gpu_nodes()):
-                wait(partial(_unread, rest, kind), WITHIN_S)
+                wait(partial(unread, rest, kind), WITHIN_S)
             ensure_namespace(rest)
             yield World(rest, Path(kubeconfig))
         finally:
             for name in (NODE, OTHER):
                 rest.delete(paths.node(name))
     if is_new:  # it is served for a moment longer
-        wait(lambda: _is_there(rest, CRD), WITHIN_S)
+        wait(lambda: still_there(rest, CRD), WITHIN_S)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,7 @@ def test_the_definition_is_deleted_and_the_policies_stay(world: World, driver: N
     definition = world.rest.get(CRD)
     world.rest.delete(CRD)
     try:
-        wait(lambda: _is_there(world.rest, paths.gpu_policies()), WITHIN_S)
+        wait(lambda: still_there(world.rest, paths.gpu_policies()), WITHIN_S)
         driver.wait_for(lambda: "GpuPolicy objects may be outdated" in _problems(world), WITHIN_S)
         print(json.dumps(world.status()["problems"], indent=1))  # noqa: T201 - for `pytest -s`
         # Deleted objects count for HOLD_S more, and the folder of policies is looked at every second.
@@ -289,23 +289,14 @@ def test_the_definition_is_deleted_and_the_policies_stay(world: World, driver: N
         driver.wait_for(lambda: "GpuPolicy objects may be outdated" in _problems(world), WITHIN_S)
         assert world.strategies() == ["MPS", "MPS"]
     finally:
-        wait(lambda: _is_there(world.rest, CRD), WITHIN_S)
+        wait(lambda: still_there(world.rest, CRD), WITHIN_S)
         kept = {key: definition["metadata"].get(key) for key in ("name", "labels", "annotations")}
         world.rest.create(CRD.rpartition("/")[0], {**definition, "metadata": kept, "status": None})
-    wait(partial(_unread, world.rest, paths.gpu_policies()), WITHIN_S)
+    wait(partial(unread, world.rest, paths.gpu_policies()), WITHIN_S)
     assert world.strategies() == ["MPS", "MPS"]
     driver.end()
     driver.start()
     wait(world.published_as(None, None), WITHIN_S)
-
-
-def _unread(rest: RestClient, path: str) -> str | None:
-    """Why it cannot be read."""
-    try:
-        rest.get(path)
-    except NotFoundError as error:
-        return str(error)
-    return None
 
 
 def _slices_seen(world: World, seconds: float) -> set[str]:
@@ -319,14 +310,6 @@ def _slices_seen(world: World, seconds: float) -> set[str]:
 
 def _problems(world: World) -> str:
     return json.dumps(world.status().get("problems", []))
-
-
-def _is_there(rest: RestClient, path: str) -> str | None:
-    try:
-        rest.get(path)
-    except NotFoundError:
-        return None
-    return f"{path} is there"
 
 
 def test_another_nodes_token_does_not_write_this_gpu_node(

@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from dra_driver.config.policy import policy_of, policy_problems
-from dra_driver.core.errors import InvalidObjectError, NotFoundError
+from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.contract.config import samples
-from tests.e2e.cluster import ROOT, wait
+from tests.e2e import objects
+from tests.e2e.cluster import ROOT, crd_served
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 POLICIES = "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
 ROUNDS = 300
 
@@ -22,26 +22,8 @@ ROUNDS = 300
 def api(kubeconfig: str) -> Iterator[RestClient]:
     """With the CustomResourceDefinition, which is deleted again if it did not exist before."""
     rest = RestClient(Connection.load(kubeconfig))
-    crd = yaml.safe_load((ROOT / "crds" / "gpu.dra-driver.io_gpupolicies.yaml").read_text())
-    path = f"{CRDS}/{crd['metadata']['name']}"
-    try:
-        rest.get(path)
-        made = False
-    except NotFoundError:
-        rest.create(CRDS, crd)
-        made = True
-    wait(lambda: _not_served(rest), 30.0)
-    yield rest
-    if made:
-        rest.delete(path)
-
-
-def _not_served(rest: RestClient) -> str | None:
-    try:
-        rest.get(POLICIES)
-    except NotFoundError as error:
-        return str(error)
-    return None
+    with crd_served(rest, "gpupolicies"):
+        yield rest
 
 
 def refusal(api: RestClient, policy: Any) -> str | None:
@@ -60,12 +42,7 @@ def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClie
         if not isinstance(policy.get("spec"), dict):
             continue
         # Metadata and status are the API server's own business.
-        policy = {
-            "apiVersion": "gpu.dra-driver.io/v1alpha1",
-            "kind": "GpuPolicy",
-            "metadata": {"name": "e2e-sample"},
-            "spec": policy["spec"],
-        }
+        policy = {**objects.policy("e2e-sample"), "spec": policy["spec"]}
         problems = policy_problems(policy)
         if any(problem.text == "unknown field" for problem in problems):
             continue  # dropped, or refused, as the client asks for
@@ -77,7 +54,6 @@ def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClie
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "policies").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_accepted(api: RestClient, path: Any) -> None:
-    """What the documentation shows can be applied."""
     assert refusal(api, yaml.safe_load(path.read_text())) is None
 
 
@@ -108,8 +84,7 @@ def test_health_rules_are_refused_where_they_contradict_themselves(
     api: RestClient, health: dict[str, Any], expected: str
 ) -> None:
     """As nodes refuse them; ``expected`` is part of what the API server says, empty where it accepts them."""
-    header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "e2e-health"}}
-    policy = {**header, "spec": {"health": health}}
+    policy = objects.policy("e2e-health", health=health)
     said = refusal(api, policy) or ""
     assert expected in said
     assert bool(said) == bool(expected) == bool(policy_problems(policy))
@@ -141,15 +116,10 @@ USAGE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def usage_policy(usage: dict[str, Any]) -> dict[str, Any]:
-    header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "e2e-usage"}}
-    return {**header, "spec": {"usage": usage}}
-
-
 @pytest.mark.parametrize(("usage", "expected"), USAGE, ids=lambda value: value if isinstance(value, str) else "")
 def test_usage_rules_that_cannot_be_followed_are_refused(api: RestClient, usage: dict[str, Any], expected: str) -> None:
     """As nodes refuse them; ``expected`` is part of what the API server says, empty where it accepts them."""
-    policy = usage_policy(usage)
+    policy = objects.policy("e2e-usage", usage=usage)
     said = refusal(api, policy) or ""
     assert expected in said
     assert bool(said) == bool(expected) == bool(policy_problems(policy))
@@ -160,6 +130,6 @@ def test_usage_rules_mean_the_same_with_and_without_the_api_servers_defaults(
     api: RestClient, usage: dict[str, Any]
 ) -> None:
     """A policy object comes back with its defaults; a policy file on a node has none."""
-    policy = usage_policy(usage)
+    policy = objects.policy("e2e-usage", usage=usage)
     stored = api.create(POLICIES, policy, dry_run=True)
     assert policy_of(stored).usage == policy_of(policy).usage

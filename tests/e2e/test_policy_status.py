@@ -5,12 +5,11 @@ Needs no node and no GPU, only an administrator. A cluster in which a controller
 
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.config.status import node_status
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
@@ -18,13 +17,12 @@ from dra_driver.core.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyStat
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from tests.e2e.cluster import ROOT, wait
+from tests.e2e.cluster import CRDS, crd_served, unread
 from tests.fakes.node_process import DriverProcess
 from tests.unit.controller.fleets import said
 
 SUFFIX = os.urandom(3).hex()
 POLICY = f"e2e-{SUFFIX}"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PLURALS = ("gpupolicies", "gpunodes")
 
 
@@ -34,31 +32,13 @@ def api(kubeconfig: str) -> RestClient:
 
 
 @pytest.fixture
-def crds(api: RestClient) -> Iterator[Callable[[], None]]:
+def crds(api: RestClient) -> Iterator[Callable[[], object]]:
     """A function that makes the CustomResourceDefinitions; those that it made are deleted again."""
-    made: list[str] = []
-
-    def make() -> None:
-        for plural in PLURALS:
-            crd = yaml.safe_load((ROOT / "crds" / f"gpu.dra-driver.io_{plural}.yaml").read_text())
-            path = f"{CRDS}/{crd['metadata']['name']}"
-            try:
-                api.get(path)
-            except NotFoundError:
-                api.create(CRDS, crd)
-                made.append(path)
-            wait(partial(_not_served, api, plural), 30.0)
-
-    yield make
-    for item in (paths.gpu_policies(POLICY), *(paths.gpu_nodes(_node(number)) for number in range(30)), *made):
-        try:
-            api.delete(item)
-        except KubernetesApiError:
-            continue
-    for path in made:  # it has a finalizer, and is served for a moment longer
-        wait(partial(_is_there, api, path), 60.0)
-    if made:
-        wait(lambda: None if _not_served(api, "gpupolicies") else "gpupolicies are served", 60.0)
+    with ExitStack() as made:
+        yield lambda: [made.enter_context(crd_served(api, plural)) for plural in PLURALS]
+        for item in (paths.gpu_policies(POLICY), *(paths.gpu_nodes(_node(number)) for number in range(2))):
+            with suppress(KubernetesApiError):
+                api.delete(item)
 
 
 @pytest.fixture
@@ -75,22 +55,6 @@ def replica(kubeconfig: str, tmp_path: Path) -> Iterator[Callable[[str], DriverP
     yield start
     for process in made:
         process.kill()
-
-
-def _is_there(api: RestClient, path: str) -> str | None:
-    try:
-        api.get(path)
-    except NotFoundError:
-        return None
-    return f"{path} is there"
-
-
-def _not_served(api: RestClient, plural: str) -> str | None:
-    try:
-        api.get(f"{paths.GPU_API}/{plural}")
-    except NotFoundError as error:
-        return str(error)
-    return None
 
 
 def _node(number: int) -> str:
@@ -128,7 +92,7 @@ def status_is(api: RestClient, reason: str, **gpus: int) -> Callable[[], bool]:
 
 
 def test_the_status_follows_the_nodes_and_a_second_replica_goes_on(
-    api: RestClient, crds: Callable[[], None], replica: Callable[[str], DriverProcess]
+    api: RestClient, crds: Callable[[], object], replica: Callable[[str], DriverProcess]
 ) -> None:
     """The whole way: reported, waiting, in force, a node gone, the leader killed."""
     crds()
@@ -150,13 +114,10 @@ def test_the_status_follows_the_nodes_and_a_second_replica_goes_on(
 
 
 def test_a_cluster_without_the_definitions_is_waited_for(
-    api: RestClient, crds: Callable[[], None], replica: Callable[[str], DriverProcess]
+    api: RestClient, crds: Callable[[], object], replica: Callable[[str], DriverProcess]
 ) -> None:
-    try:
-        api.get(f"{CRDS}/gpupolicies.gpu.dra-driver.io")
+    if unread(api, f"{CRDS}/gpupolicies.gpu.dra-driver.io") is None:
         pytest.skip("the cluster has the CustomResourceDefinitions already")
-    except NotFoundError:
-        assert _not_served(api, "gpupolicies")
     controller = replica("early")
     controller.wait_for(lambda: "watch failed" in controller.text, 30)
     crds()
@@ -164,19 +125,3 @@ def test_a_cluster_without_the_definitions_is_waited_for(
     say(api, 0, said(POLICY))
     controller.wait_for(status_is(api, "InForce", inForce=2), 90)
     assert controller.end()[0] == 0
-
-
-def test_thirty_nodes_at_once_are_a_few_writes(
-    api: RestClient, crds: Callable[[], None], replica: Callable[[str], DriverProcess]
-) -> None:
-    crds()
-    make_policy(api)
-    controller = replica("only")
-    controller.wait_for(status_is(api, "NothingSelected"), 30)
-    before = int(api.get(paths.gpu_policies(POLICY))["metadata"]["generation"])
-    for number in range(30):
-        say(api, number, said(POLICY, generation=before))
-    controller.wait_for(status_is(api, "InForce", inForce=60), 60)
-    status = api.get(paths.gpu_policies(POLICY))["status"]
-    assert len(status["inForce"]["places"]) == 20
-    assert status["inForce"]["nodes"] == 30

@@ -14,40 +14,30 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubectl.commands.exporters import SELECTOR
+from dra_driver.kubectl.commands.usage_source import SELECTOR
 from tests.fakes import chart
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden, readers
 from tests.rights.accounts import Account, account_on, pod_on, token
-from tests.rights.figures import Figures, accesses, figures_of, without_names
-from tests.rights.installation import installed
+from tests.rights.figures import Figures, accesses, without_names
+from tests.rights.installation import bound, installed
 from tests.rights.request import Obj, Request
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER = (f"readers-{name}-{SUFFIX}" for name in ("own", "other"))
 NAMESPACE, TENANT = f"readers-{SUFFIX}", f"readers-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=OWN, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
-plain = without_names({OWN: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver", f"-{SUFFIX}": ""})
 VALUES = {name: {"enabled": True} for name in ("capacityMetrics", "usageReader")} | {"policyStatus": {"enabled": False}}
+PART = "readers"
 READER = "rights-reader"
-
-
-def binding() -> list[Obj]:
-    """The chart binds the Role of readers to no account: administrators do."""
-    head = {"name": READER, "namespace": NAMESPACE}
-    group = "rbac.authorization.k8s.io"
-    role = {"apiGroup": group, "kind": "Role", "name": "dra-driver-usage-reader"}
-    subjects = [{"kind": "ServiceAccount", **head}]
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": head},
-        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": head, "roleRef": role, "subjects": subjects},
-    ]
+ROLE = {"kind": "Role", "metadata": {"name": "dra-driver-usage-reader", "namespace": NAMESPACE}}
+plain = without_names({OWN: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"}, SUFFIX)
 
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Obj]:
-    return [*chart.objects(VALUES, namespace=NAMESPACE), *binding()]
+    return [*chart.objects(VALUES, namespace=NAMESPACE), *bound(READER, NAMESPACE, ROLE)]
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +50,6 @@ def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
             yield rest
         finally:
             rest.delete(paths.node(OWN))
-
-
-@pytest.fixture(scope="module")
-def figures(admin: RestClient) -> Iterator[Figures]:
-    with figures_of(admin, VALUES, "readers") as found:
-        yield found
 
 
 def beside(rules: Rules, requests: Iterator[Request]) -> list[Request]:

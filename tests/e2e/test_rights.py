@@ -6,7 +6,7 @@ pod and so to its Node. With $E2E_RIGHTS_FILE the figures are written for docs/r
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,9 @@ from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on, pod_on, token
+from tests.rights.accounts import Account, account_on, acting_as, pod_on, token
 from tests.rights.evictions import evictable_pods, is_leaving
-from tests.rights.figures import Figures, accesses, figures_of, without_names
+from tests.rights.figures import Figures, accesses, without_names
 from tests.rights.installation import installed, until
 from tests.rights.lives import ControllerLife, NodeLife
 from tests.rights.request import Obj, Request
@@ -30,8 +30,9 @@ SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
 NAMESPACE, TENANT = f"rights-{SUFFIX}", f"rights-tenant-{SUFFIX}"
 WORLD = forbidden.World(own=IDLE, other=OTHER, namespace=NAMESPACE, tenant=TENANT)
-plain = without_names({IDLE: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver", f"-{SUFFIX}": ""})
 VALUES = {"eviction": {"enabled": True}}
+PART = ""
+plain = without_names({IDLE: "node-a", OTHER: "node-b", TENANT: "tenant", NAMESPACE: "dra-driver"}, SUFFIX)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,6 @@ def clean(rest: RestClient) -> None:
     for name in (OWN, OTHER, IDLE):
         rest.delete(paths.node(name))
     rest.delete(f"/api/v1/namespaces/{TENANT}")
-
-
-@pytest.fixture(scope="module")
-def figures(admin: RestClient) -> Iterator[Figures]:
-    with figures_of(admin, VALUES) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +156,18 @@ def test_a_node_token_is_refused_everything_else(
 
 
 def test_a_node_token_writes_its_own_slices(
-    admin_file: Path, account: Callable[[str, str], Account], tmp_path: Path
+    admin: RestClient, admin_file: Path, account: Callable[[str, str], Account], tmp_path: Path
 ) -> None:
-    """The refusals above are not those of a policy that refuses everything."""
+    """The refusals above are not those of a policy that refuses everything: dry runs in the canary pool, and the
+    deletion of what an attack left on the node, are allowed."""
     rest = account("dra-driver-node", IDLE).client(admin_file, tmp_path / "c")
-    rest.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}", name=f"rights-{IDLE}"))
+    made = rest.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}", name=f"rights-{IDLE}"))
+    made["spec"]["pool"]["generation"] += 1
+    rest.update(paths.resource_slices(f"rights-{IDLE}"), made)
     rest.delete(paths.resource_slices(f"rights-{IDLE}"))
+    rest.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}/canary"), dry_run=True)
+    admin.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{OTHER}/{DRIVER}", name=f"rights-left-{IDLE}"))
+    rest.delete(paths.resource_slices(f"rights-left-{IDLE}"))
 
 
 def test_a_token_that_is_bound_to_no_pod_writes_no_slice(
@@ -176,7 +177,9 @@ def test_a_token_that_is_bound_to_no_pod_writes_no_slice(
     body = forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}")
     request = Request(what="a slice of the own node", verb="POST", path=paths.resource_slices(), body=body)
     rest = loose.client(admin_file, tmp_path / "c")
-    figures.refuse_all("a token of the account without a pod", rest, [request], plain)
+    who = "a token of the account without a pod"
+    figures.refuse_all(who, rest, [request], plain)
+    assert "this token is not bound to a node" in figures.refused[who][0]["said"]
 
 
 def test_a_controller_token_is_refused_everything_else(
@@ -186,25 +189,19 @@ def test_a_controller_token_is_refused_everything_else(
     figures.refuse_all("the controller's token", rest, forbidden.of_a_controller(WORLD), plain)
 
 
-class Kubelet(Connection):
-    """The administrator's connection in the name of a kubelet."""
-
-    def auth_headers(self) -> dict[str, str]:
-        user: Mapping[str, str] = {"Impersonate-User": f"system:node:{IDLE}", "Impersonate-Group": "system:nodes"}
-        return {**super().auth_headers(), **user}
-
-
 def test_a_kubelets_credentials_are_refused_slices_of_others(
     admin: RestClient, kubeconfig: str, figures: Figures
 ) -> None:
-    kubelet = RestClient(Kubelet.load(kubeconfig))
+    kubelet = acting_as(kubeconfig, f"system:node:{IDLE}", group="system:nodes")
     figures.refuse_all("a kubelet's credentials", kubelet, forbidden.of_a_kubelet(WORLD), plain)
 
 
 def test_a_starting_kubelet_deletes_all_slices_of_its_node(admin: RestClient, kubeconfig: str) -> None:
-    """As the kubelet does it: one DELETE of the collection, with its Node as field selector."""
+    """As the kubelet does it: one DELETE of the collection, with its Node as field selector. Other vendors' drivers may
+    publish with its credentials."""
     admin.create(paths.resource_slices(), forbidden.slice_of(IDLE, f"{IDLE}/{DRIVER}", name=f"rights-own-{IDLE}"))
-    kubelet = RestClient(Kubelet.load(kubeconfig))
+    kubelet = acting_as(kubeconfig, f"system:node:{IDLE}", group="system:nodes")
+    kubelet.create(paths.resource_slices(), forbidden.slice_of(IDLE, "any-pool", driver="x.example"))
     kubelet.delete(f"{paths.resource_slices()}?fieldSelector=spec.nodeName%3D{IDLE}")
     left = admin.list(paths.resource_slices(), {"fieldSelector": f"spec.nodeName={IDLE}"})["items"]
     assert left == []

@@ -16,28 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dra_driver.kube import paths
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, RealCluster, wait
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.fakes.node_process import NodeProcess
+from tests.rights.accounts import Account, token
 
 log = logging.getLogger(__name__)
 IMAGE = os.environ.get("E2E_SMOKE_IMAGE", "ubuntu:24.04")
 GPUS = "1xh100-sxm5-80gb,1xl4-24gb"
 PROFILES = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
 POLICY = Path(__file__).parent / "policies" / "time-sliced-l4.yaml"
+REQUIREMENTS = Requirements(nodes=(("host", GPUS),), policies=(POLICY,))
 LABEL = {"labelSelector": "gpu.dra-driver.io/smoke-run"}
 TIMEOUT_S = 15
 DEADLINE_S = TIMEOUT_S + 30 + 10
 """Of the Job, and from its end to its deletion."""
-REQUIREMENTS = Requirements(nodes=(("host", GPUS),), policies=(POLICY,))
 
 
 @pytest.fixture
@@ -142,15 +141,8 @@ def test_a_stopped_driver_is_named(flags: list[str], capsys: pytest.CaptureFixtu
 @pytest.fixture
 def powerless(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Path) -> str:
     """A kubeconfig with a token that has no rights."""
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
-    body: Obj = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = cluster.rest.create(path, body)["status"]["token"]
-    document = yaml.safe_load(Path(kubeconfig).read_text())
-    document["users"] = [{"name": item["name"], "user": {"token": token}} for item in document["users"]]
-    file = tmp_path / "kubeconfig"
-    file.touch(0o600)
-    file.write_text(yaml.safe_dump(document))
-    return str(file)
+    account = Account(name="default", namespace=namespace, token=token(cluster.rest, "default", namespace))
+    return str(account.kubeconfig(Path(kubeconfig), tmp_path / "kubeconfig"))
 
 
 def test_a_user_without_rights_reads_which_are_missing(

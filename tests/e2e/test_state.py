@@ -25,6 +25,7 @@ from tests.fakes.node_process import DriverProcess
 
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
 POLICY = Path(__file__).parent / "policies" / "mps-minor-2.yaml"
+REQUIREMENTS = Requirements(nodes=THREE_H100, policies=(POLICY,))
 # Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
 PODS = {
     "ten": share("10Gi", 10),
@@ -35,7 +36,6 @@ PODS = {
 }
 
 pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
-REQUIREMENTS = Requirements(nodes=THREE_H100, policies=(POLICY,))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """MIG devices that an administrator creates while the node process runs: published, allocated, never destroyed."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from dra_driver.core.model.mig import MigInstance
@@ -14,20 +12,14 @@ from tests.e2e.gates import PARTITIONS
 from tests.e2e.host import Host
 
 PROFILE = "2g.10gb"
+REQUIREMENTS = Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
 # The GPUs are read each second; an event reports a change earlier.
 NOTICED_S = 15.0
-REQUIREMENTS = Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
 
 
 @pytest.fixture
 def backend(own_host: Host, namespace: str) -> SimulatedBackend:
     return own_host.hardware.backend()
-
-
-@pytest.fixture
-def forms(cluster: RealCluster, namespace: str) -> Iterator[Forms]:
-    with Forms(cluster, namespace).cleared() as found:
-        yield found
 
 
 def made_by_hand(backend: SimulatedBackend, start: int) -> tuple[MigInstance, str]:

@@ -31,6 +31,7 @@ LET_IN = "No such device or address"
 
 
 TWO_H100 = (("gpu-a", "2xh100-sxm5-80gb"),)
+REQUIREMENTS = Requirements(nodes=TWO_H100)
 MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
 PIPES = "/tmp/nvidia-mps"
 SHARED = (
@@ -41,7 +42,6 @@ SHARED = (
 shared_gpu = pytest.mark.parametrize(
     "requirements", [Requirements(nodes=TWO_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
-REQUIREMENTS = Requirements(nodes=TWO_H100)
 
 
 @pytest.fixture

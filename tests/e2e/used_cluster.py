@@ -24,9 +24,11 @@ from dra_driver.hardware.gpu.simulated.usage import ANNOTATION, SimulatedUse, ch
 from dra_driver.hardware.gpu.simulated.usage import NAME as USAGE_FILE
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from tests.e2e import objects
 from tests.e2e.cluster import DRIVER, RealCluster
 from tests.e2e.helm_release import NAMESPACE, Release
 from tests.e2e.node import STATE_DIR
+from tests.e2e.objects import policy
 from tests.rights.accounts import Account, token
 
 GIB: Final = 2**30
@@ -35,19 +37,15 @@ GPUS: Final = "1xa100-sxm4-40gb,2xh100-sxm5-80gb"
 GRACE_S: Final = 10
 IDLE_MIN: Final = 1
 """The least that a policy takes; eviction comes as many minutes later."""
-POLICY: Final = {
-    "apiVersion": "gpu.dra-driver.io/v1alpha1",
-    "kind": "GpuPolicy",
-    "metadata": {"name": "e2e-usage"},
-    "spec": {
-        "select": {"productNames": ["NVIDIA A100*"]},
-        "sharing": {"strategy": "TimeSlicing", "maxShares": 8, "defaultComputePercent": 0},
-        "usage": {
-            "overGrant": {"action": "Evict", "graceSeconds": GRACE_S},
-            "idle": {"afterMinutes": IDLE_MIN, "action": "Reclaim"},
-        },
+POLICY: Final = policy(
+    "e2e-usage",
+    select={"productNames": ["NVIDIA A100*"]},
+    sharing={"strategy": "TimeSlicing", "maxShares": 8, "defaultComputePercent": 0},
+    usage={
+        "overGrant": {"action": "Evict", "graceSeconds": GRACE_S},
+        "idle": {"afterMinutes": IDLE_MIN, "action": "Reclaim"},
     },
-}
+)
 VALUES: Final[dict[str, Any]] = {
     "simulate": GPUS,
     "mpsHost": {"enabled": False},
@@ -64,15 +62,7 @@ _CONTAINER: Final = re.compile(r"containerd://([0-9a-f]{64})")
 
 def template(name: str, steps: list[dict[str, Any]], request: Obj) -> Obj:
     """A claim template whose pods use what the steps say."""
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name},
-        "spec": {
-            "metadata": {"annotations": {ANNOTATION: json.dumps(steps)}, "labels": {"team": name}},
-            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": request}]}},
-        },
-    }
+    return objects.template(name, request, annotations={ANNOTATION: json.dumps(steps)}, labels={"team": name})
 
 
 def share(memory: str) -> Obj:
@@ -111,7 +101,7 @@ def pod_spec(**templates: str) -> Obj:
 
 
 def pod(name: str, **templates: str) -> Obj:
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod_spec(**templates)}
+    return objects.pod(name, pod_spec(**templates))
 
 
 class UsedCluster:
@@ -223,11 +213,7 @@ SLEEPY: Final[list[dict[str, Any]]] = [{"memory": "2Gi", "utilization": 0}]
 
 def deployment(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
     """A Deployment of one pod with a share of ``memory``, and its template."""
-    labels = {"app": name}
-    pods = {"metadata": {"labels": labels}, "spec": pod_spec(gpu=name)}
-    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
-    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
-    return [template(name, steps, share(memory)), made]
+    return [template(name, steps, share(memory)), objects.deployment(name, pod_spec(gpu=name))]
 
 
 def job(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:

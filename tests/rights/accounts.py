@@ -63,3 +63,22 @@ def token(admin: RestClient, account: str, namespace: str, bound: Mapping[str, s
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     return str(admin.create(path, body)["status"]["token"])
+
+
+class Impersonation(Connection):
+    """The administrator's connection in the name of another user."""
+
+    headers: Mapping[str, str] = {}
+
+    def auth_headers(self) -> dict[str, str]:
+        return {**super().auth_headers(), **self.headers}
+
+
+def acting_as(kubeconfig: str, user: str, *, group: str = "", token_node: str = "") -> RestClient:
+    """``token_node`` is the node to which the token is bound; none where it is empty."""
+    connection = Impersonation.load(kubeconfig)
+    assert isinstance(connection, Impersonation)
+    node_name = "Impersonate-Extra-authentication.kubernetes.io%2Fnode-name"
+    headers = {"Impersonate-User": user, "Impersonate-Group": group, node_name: token_node}
+    connection.headers = {name: value for name, value in headers.items() if value}
+    return RestClient(connection)

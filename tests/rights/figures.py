@@ -1,9 +1,7 @@
 """What a run of the rights on a real API server found, as rows for docs/rights.md and for `pytest -s`."""
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,21 +53,11 @@ class Figures:
         self.refused[who] = [{"what": what, "said": plain(text)} for what, text in said.items()]
 
 
-@contextmanager
-def figures_of(admin: RestClient, values: Mapping[str, Any], part: str = "") -> Iterator[Figures]:
-    """Figures that are printed at the end, and written to $E2E_RIGHTS_FILE where it is set."""
-    found = Figures(version=str(admin.get("/version")["gitVersion"]))
-    yield found
-    print(found.table())  # noqa: T201 - for `pytest -s`
-    if target := os.environ.get("E2E_RIGHTS_FILE"):
-        found.write(Path(target), values, part)
-
-
-def without_names(stand_ins: Mapping[str, str]) -> Plain:
-    """What replaces the names of this run, in that order."""
+def without_names(names: Mapping[str, str], suffix: str) -> Plain:
+    """Replaces names of a run, and removes the suffix of all others."""
 
     def plain(text: str) -> str:
-        for name, stands_for in stand_ins.items():
+        for name, stands_for in {**names, f"-{suffix}": ""}.items():
             text = text.replace(name, stands_for)
         return text
 

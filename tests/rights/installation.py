@@ -42,6 +42,18 @@ def renamed(manifest: Obj, suffix: str) -> Obj:
     return copy
 
 
+def bound(account: str, namespace: str, *roles: Obj) -> list[Obj]:
+    """A ServiceAccount, and a binding of each role to it: the chart binds roles of people to no account."""
+    group = "rbac.authorization.k8s.io"
+    head = {"name": account, "namespace": namespace}
+    made: list[Obj] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": head}]
+    for role in roles:
+        binding = {"apiVersion": f"{group}/v1", "kind": f"{role['kind']}Binding", "metadata": role["metadata"]}
+        role_ref = {"apiGroup": group, "kind": role["kind"], "name": role["metadata"]["name"]}
+        made.append({**binding, "roleRef": role_ref, "subjects": [{"kind": "ServiceAccount", **head}]})
+    return made
+
+
 @contextmanager
 def installed(admin: RestClient, objects: Iterable[Obj], namespace: str, suffix: str) -> Iterator[None]:
     """The objects that give and take rights, while the block runs. CRDs that the cluster has stay as they are."""

@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
@@ -24,8 +23,6 @@ from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
 from dra_driver.kube.node_pod import labels_of, node_container, node_pod
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
 
-COMMAND: Final = "kubectl dra doctor --on-node"
-
 
 class PodListApi(PodApi, Protocol):
     """The API server, see ``kube.rest.RestClient``."""
@@ -33,46 +30,31 @@ class PodListApi(PodApi, Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
-class NodeVisit(Struct, frozen=True, kw_only=True):
-    """Which node to look at, and which pods on it (``namespace/name``). ``daemon_set`` is that of the node process."""
-
-    node: str
-    namespace: str = "dra-driver"
-    daemon_set: str = "dra-driver-node"
-    pods: tuple[str, ...] = ()
-    cri_socket: str | None = None
-    keep: bool = False
-
-
 def visit_node(
     api: PodListApi,
-    visit: NodeVisit,
+    place: PodPlace,
     said: Say,
     *,
+    pods: Sequence[str] = (),
+    cri_socket: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> DoctorReport:
-    """The report of the node. The pod is deleted in any case, unless it is to be kept; what an earlier command left,
-    because it was killed, is deleted first.
+    """The report of the node, with what it says of ``pods`` (``namespace/name``).
+
+    The pod is deleted in any case, unless it is to be kept; what an earlier command left, because it was killed, is
+    deleted first.
 
     Raises ConfigurationError (no such node or DaemonSet, or a report of another version), KubernetesApiError and
     PodFailedError.
     """
-    place = PodPlace(
-        command=COMMAND,
-        node=visit.node,
-        namespace=visit.namespace,
-        daemon_set=visit.daemon_set,
-        keep=visit.keep,
-        namespace_flag="--driver-namespace",
-    )
     daemon_set = read_daemon_set(api, place)
-    _clean_up(api, visit.namespace, said, now() - timedelta(seconds=_SURELY_OVER_S))
-    body = doctor_pod(daemon_set, visit.node, suffix=secrets.token_hex(4), pods=visit.pods, cri_socket=visit.cri_socket)
-    log = PodLog(report=lambda text: _report(text, visit.node), lines=lambda _text: "")
+    _clean_up(api, place.namespace, said, now() - timedelta(seconds=_SURELY_OVER_S))
+    body = doctor_pod(daemon_set, place.node, suffix=secrets.token_hex(4), pods=pods, cri_socket=cri_socket)
+    log = PodLog(report=lambda text: _report(text, place.node), lines=lambda _text: "")
     report = run_pod(api, body, place, log, said, sleep=sleep, clock=clock)
-    return replace(report, source=f"a pod on node {visit.node}")
+    return replace(report, source=f"a pod on node {place.node}")
 
 
 def node_of_pod(api: PodListApi, namespace: str, name: str) -> str:

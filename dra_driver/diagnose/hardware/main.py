@@ -2,14 +2,13 @@
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.place import load_places, place_flags
+from dra_driver.diagnose.node_settings import add_options
 
 REPORT_FILE: Final = "hardware-check-report.json"
 ISSUES: Final = "docs/hardware-check.md says how to report it"
@@ -45,15 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "--print-report", action="store_true", help="print the report packed into lines, instead of writing a file"
     )
     parser.add_argument("--replay", metavar="FILE", help="judge the facts of a report again, without any hardware")
-    group = parser.add_argument_group("places, as for kubelet-plugin")
-    for flag in place_flags():
-        default = f" (default: {flag.default})" if flag.default else ""
-        group.add_argument(
-            flag.flag,
-            dest=flag.field,
-            metavar=flag.option.metavar,
-            help=f"{flag.option.help}{default} [{flag.option.env}]",
-        )
+    add_options(parser.add_argument_group("places, as for kubelet-plugin"), place_flags())
 
 
 def add_choices(parser: Any) -> None:
@@ -98,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay:
         return _replay(Path(args.replay))
     settings = load_places({flag.field: getattr(args, flag.field) for flag in place_flags()}, os.environ)
+    from dra_driver.core.signals import interrupt_once
     from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import child, place, runner, session, storage
     from dra_driver.diagnose.hardware.storage import Hasher
@@ -121,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         print(*map(shown, session.lines([record])), flush=True)
 
     child.name_process()
-    _stop_at_signals()
+    interrupt_once()  # the checks end, and a GPU is restored
     reader = _no_driver(no_driver) if no_driver else runner.run
     report = session.run_all(plan, reader, said, surveyed=surveyed)
     if hasher is not None:
@@ -170,15 +162,3 @@ def advise(report: Any) -> None:
     if wrong:
         checks = f"Check {wrong[0]} differs" if len(wrong) == 1 else f"Checks {', '.join(wrong)} differ"
         print(f"{checks} from what dra-driver assumes. Please report it with the JSON file; {ISSUES}.", file=sys.stderr)
-
-
-def _stop_at_signals() -> None:
-    """The first SIGINT or SIGTERM ends the checks; later ones must not interrupt restoring a GPU."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)

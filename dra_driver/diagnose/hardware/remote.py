@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
-
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import HardwareReport
 from dra_driver.kube.node_pod import node_container, node_pod
@@ -39,39 +37,22 @@ def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str], 
     return node_pod(daemon_set, node, made, volumes, suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S)
 
 
-COMMAND: Final = "kubectl dra hardware-check"
 LOG: Final = PodLog(report=storage.unpack, lines=storage.without_report)
-
-
-class NodeCheck(Struct, frozen=True, kw_only=True):
-    """What to run where. ``arguments`` are flags of ``dra-driver hardware-check``."""
-
-    node: str
-    namespace: str
-    daemon_set: str
-    arguments: tuple[str, ...] = ()
-    keep: bool = False
 
 
 def run_on_node(
     api: PodApi,
-    check: NodeCheck,
+    place: PodPlace,
+    arguments: Sequence[str],
     said: Say,
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> HardwareReport:
     """Create the pod, pass on its lines as they come, and return its report. The pod is deleted in any case, unless it
-    is to be kept.
+    is to be kept. ``arguments`` are flags of ``dra-driver hardware-check``.
 
     Raises ConfigurationError (no such node or DaemonSet), KubernetesApiError, and PodFailedError.
     """
-    place = PodPlace(
-        command=COMMAND,
-        node=check.node,
-        namespace=check.namespace,
-        daemon_set=check.daemon_set,
-        keep=check.keep,
-    )
-    body = pod_for(read_daemon_set(api, place), check.node, check.arguments, suffix=secrets.token_hex(4))
+    body = pod_for(read_daemon_set(api, place), place.node, arguments, suffix=secrets.token_hex(4))
     return run_pod(api, body, place, LOG, said, sleep=sleep, clock=clock)

@@ -1,15 +1,14 @@
 """``kubectl dra hardware-check NODE``: runs the hardware check as a pod on a node and brings the report back."""
 
 import argparse
-import signal
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
+from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
 from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.doctor import add_pod_flags
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Run `dra-driver hardware-check` as a pod on a node, with image, environment, volumes and privileges of the node process'
@@ -22,21 +21,14 @@ Exit status as of `dra-driver hardware-check`; 1 also when the pod gives no repo
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "hardware-check",
-        help="compare a node's GPUs with what the driver assumes",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "hardware-check", help="compare a node's GPUs with what the driver assumes", description=DESCRIPTION
     )
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", default="dra-driver", help="of the driver (default: dra-driver)"
     )
-    parser.add_argument(
-        "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
-    )
     parser.add_argument("--output", metavar="FILE", help="report (default: hardware-check-NODE.json)")
-    parser.add_argument("--keep", action="store_true", help="do not delete the pod")
+    add_pod_flags(parser)
     add_kubeconfig(parser)
     add_choices(parser)
 
@@ -44,19 +36,19 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs to the pod's end. Raises ConfigurationError, KubernetesApiError and PodFailedError."""
     from dra_driver.diagnose.hardware import storage
-    from dra_driver.diagnose.hardware.remote import NodeCheck, run_on_node
+    from dra_driver.diagnose.hardware.remote import run_on_node
+    from dra_driver.kube.pod_run import PodPlace
 
     numbers(args.only)  # refused here and not by the pod
-    check = NodeCheck(
+    place = PodPlace(
+        command="kubectl dra hardware-check",
         node=args.node,
         namespace=args.namespace,
         daemon_set=args.daemonset,
-        arguments=tuple(passed_on(args)),
         keep=args.keep,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
-        signal.signal(number, _interrupt)
-    report = run_on_node(client(kubeconfig_of(args)), check, _say)
+    interrupt_once()  # so that the pod is deleted
+    report = run_on_node(client(kubeconfig_of(args)), place, passed_on(args), _say)
     path = Path(args.output or f"hardware-check-{args.node}.json")
     storage.write(path, report)
     print(f"report: {path}")
@@ -66,9 +58,3 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(printable(line), flush=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
 from dra_driver.node.claims.entry import AssignedDevice, Entry
 from dra_driver.node.claims.gpu_locks import GpuLocks
-from dra_driver.node.claims.journal import Counts, Journal
+from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.prepare_gate import PrepareGate
 from dra_driver.node.claims.workflow.service import ClaimService
 
@@ -18,7 +18,6 @@ __all__ = [
     "AssignedDevice",
     "ClaimService",
     "Claims",
-    "Counts",
     "Entry",
     "GpuLocks",
     "HardwareDependencies",

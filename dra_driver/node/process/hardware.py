@@ -100,38 +100,34 @@ def choose(settings: NodeSettings, plugin_dir: Path, changes: GpuChangeTracker |
         return _simulated(settings.simulate, settings.node_name, plugin_dir, settings.host_dev, changes)
     from dra_driver.hardware.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
-    reads_instances = InstanceReader(plugin_dir / "instances.lock")
     dev_root, host_dev_root = settings.dev_root or "", settings.dev_root_on_host or ""
+    root: RootSource
+    nvml_root: str | Callable[[], str]
+    host: DriverRoot | None
     if settings.driver_root is None:
         if settings.driver_root_on_host is not None:
             raise ConfigurationError(
                 "--driver-root-on-host (DRIVER_ROOT_ON_HOST) is set without --driver-root (DRIVER_ROOT): set both to "
                 "the same folder, as the host and as this process see it, or neither to have the driver searched"
             )
-        detector = Detector(settings.host_root, dev_root=dev_root, host_dev_root=host_dev_root)
-        return Hardware(
-            backend=NvmlBackend(driver_root=lambda: detector.current().here("/"), reads_instances=reads_instances),
-            root=detector.current,
-            host=DriverRoot(root=settings.host_root, host_root="/"),
-            proc_devices=settings.proc_devices,
-            host_dev=host_dev(settings),
-            has_tools=_is_kernels(settings),
-            procs=partial(_procs, settings.host_root, detector.current),
-            changes=changes,
+        root = Detector(settings.host_root, dev_root=dev_root, host_dev_root=host_dev_root).current
+        host, nvml_root = DriverRoot(root=settings.host_root, host_root="/"), lambda: root().here("/")
+    else:
+        given = DriverRoot.locate(
+            settings.driver_root,
+            host_root=settings.driver_root_on_host or _on_host(settings.driver_root, settings.host_root),
+            dev_root=dev_root,
+            host_dev_root=host_dev_root,
         )
-    given = DriverRoot.locate(
-        settings.driver_root,
-        host_root=settings.driver_root_on_host or _on_host(settings.driver_root, settings.host_root),
-        dev_root=dev_root,
-        host_dev_root=host_dev_root,
-    )
+        host, nvml_root, root = None, settings.driver_root, lambda: given
     return Hardware(
-        backend=NvmlBackend(driver_root=settings.driver_root, reads_instances=reads_instances),
-        root=lambda: given,
+        backend=NvmlBackend(driver_root=nvml_root, reads_instances=InstanceReader(plugin_dir / "instances.lock")),
+        root=root,
+        host=host,
         proc_devices=settings.proc_devices,
         host_dev=host_dev(settings),
         has_tools=_is_kernels(settings),
-        procs=partial(_procs, settings.host_root, lambda: given),
+        procs=partial(_procs, settings.host_root, root),
         changes=changes,
     )
 

@@ -45,7 +45,7 @@ _LATEST: Final = 4e9
 """Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
 
 
-class KnownGpu(Struct, frozen=True, kw_only=True):
+class KnownGpu(Struct, frozen=True, kw_only=True, rename={"gone_since": "goneSince"}):
     """A GPU as it was found last. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
 
     gpu: Gpu
@@ -113,9 +113,7 @@ class MissingGpuTracker:
     ) -> None:
         self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
-        self._known: Known = {}
-        for gpu, since in read(path):
-            self._known = {**self._known, gpu.uuid: KnownGpu(gpu=gpu, gone_since=since)}
+        self._known: Known = {known.gpu.uuid: known for known in read(path)}
         self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
         self._awaited_since: float | None = None  # the first look
         self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
@@ -189,7 +187,7 @@ class MissingGpuTracker:
     def _write(self) -> None:
         known = self._known.values()
         try:
-            replace_file(self._path, encode((last.gpu, last.gone_since) for last in known))
+            replace_file(self._path, encode(known))
         except OSError as error:
             if not self._unwritten:
                 log.warning("GPUs cannot be noted; a restart forgets a missing one", extra={"reason": error})
@@ -207,29 +205,17 @@ def _since(last: KnownGpu, now: float) -> float:
     return now if last.gone_since is None else min(last.gone_since, now)
 
 
-class _Entry(Struct, frozen=True, kw_only=True):
-    gpu: Gpu
-    goneSince: float | None = None  # noqa: N815 - the name in the file
-
-    def __post_init__(self) -> None:
-        if self.gpu.minor not in _MINORS or not limits.fits(self.gpu.uuid):
-            raise ValueError(f"minor {self.gpu.minor} or UUID {self.gpu.uuid[:80]!r} would make a slice invalid")
-        if self.goneSince is not None and not 0 <= self.goneSince <= _LATEST:  # false for NaN, too
-            raise ValueError(f"goneSince is {self.goneSince}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
-
-
 class _Content(Struct, frozen=True, kw_only=True):
     version: int
     gpus: tuple[msgspec.Raw, ...]
 
 
-def encode(known: Iterable[tuple[Gpu, float | None]]) -> bytes:
+def encode(known: Iterable[KnownGpu]) -> bytes:
     """The file's content: ``{"version": 1, "gpus": [{"gpu": {fields of Gpu}, "goneSince": 1763805600.0}]}``."""
-    entries = [_Entry(gpu=gpu, goneSince=since) for gpu, since in known]
-    return msgspec.json.encode({"version": VERSION, "gpus": entries})
+    return msgspec.json.encode({"version": VERSION, "gpus": list(known)})
 
 
-def read(path: Path) -> list[tuple[Gpu, float | None]]:
+def read(path: Path) -> list[KnownGpu]:
     """The GPUs in the file; none when it does not exist or cannot be used. A wrong entry is logged and skipped."""
     try:
         with path.open("rb") as file:
@@ -245,10 +231,18 @@ def read(path: Path) -> list[tuple[Gpu, float | None]]:
     return [found for entry in content.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
 
 
-def _entry(entry: msgspec.Raw, path: Path) -> tuple[Gpu, float | None] | None:
+def _entry(entry: msgspec.Raw, path: Path) -> KnownGpu | None:
     try:
-        found = msgspec.json.decode(entry, type=_Entry)
+        found = msgspec.json.decode(entry, type=KnownGpu)
+        _check(found)
     except (ValueError, RecursionError) as error:
         log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
         return None
-    return found.gpu, found.goneSince
+    return found
+
+
+def _check(found: KnownGpu) -> None:
+    if found.gpu.minor not in _MINORS or not limits.fits(found.gpu.uuid):
+        raise ValueError(f"minor {found.gpu.minor} or UUID {found.gpu.uuid[:80]!r} would make a slice invalid")
+    if found.gone_since is not None and not 0 <= found.gone_since <= _LATEST:
+        raise ValueError(f"goneSince is {found.gone_since}, expected seconds of the Unix epoch up to {_LATEST:.0f}")

@@ -93,7 +93,7 @@ def _count(released: Callable[[], None], changed: Callable[[], None], event: met
 
 def update_gauges(journal: Journal, settings: NodeSettings) -> None:
     """Set the gauges of claims and devices. Reads every claim of the journal; may raise StorageError."""
-    metrics.prepared_claims.set(journal.counts().claims)
+    metrics.prepared_claims.set(journal.count_claims())
     forms = Counter(use.form for use in journal.uses())
     found = {"gpu": forms[Form.WHOLE] + forms[Form.SHARE], "mig": forms[Form.PARTITION]}
     for kind, count in found.items():

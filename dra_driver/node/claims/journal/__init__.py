@@ -3,6 +3,6 @@
 Other packages import from here, not from the modules inside.
 """
 
-from dra_driver.node.claims.journal.journal import Counts, Journal
+from dra_driver.node.claims.journal.journal import Journal
 
-__all__ = ["Counts", "Journal"]
+__all__ = ["Journal"]

@@ -13,8 +13,6 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from dra_driver.core.errors import DraError, StorageError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
@@ -58,13 +56,6 @@ AND NOT EXISTS (SELECT 1 FROM mig WHERE uid = ?1) AND NOT EXISTS (SELECT 1 FROM 
 _STILL = "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'prepared'"
 
 
-class Counts(Struct, frozen=True, kw_only=True):
-    """The number of claims and devices in the journal."""
-
-    claims: int
-    devices: int
-
-
 class Journal(GpuNotesStore):
     """One open journal; see `database.Database` for opening, closing, errors and waits."""
 
@@ -95,12 +86,11 @@ class Journal(GpuNotesStore):
         with self._reading("list claims") as connection:
             return frozenset(parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
 
-    def counts(self) -> Counts:
-        """The number of claims and devices, for metrics."""
+    def count_claims(self) -> int:
+        """The number of entries."""
         with self._reading("count claims") as connection:
-            query = "SELECT (SELECT count(*) FROM claim), (SELECT count(*) FROM device)"
-            claims, devices = connection.execute(query).fetchone()
-            return Counts(claims=claims, devices=devices)
+            (count,) = connection.execute("SELECT count(*) FROM claim").fetchone()
+            return int(count)
 
     def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]:
         """The devices of claims in any state, without admin access: of one GPU, or of all."""

@@ -25,14 +25,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 600.0
 
 
-class CollectionResult(Struct, frozen=True, kw_only=True):
-    """The result of one look: claims freed, claims that look over but are in grace, claims whose read failed."""
-
-    freed: tuple[ClaimUid, ...]
-    suspected: int
-    unknown: int
-
-
 class _Suspicion(Struct, frozen=True, kw_only=True):
     """Which attempt looked over, and since when on the clock."""
 
@@ -51,28 +43,28 @@ class StaleClaimCollector:
         self._grace_s = grace_s
         self._suspected: dict[ClaimUid, _Suspicion] = {}
 
-    def collect(self, stopping: Callable[[], bool] = lambda: False) -> CollectionResult:
-        """Look at every prepared claim once: one API read each. Ends early when ``stopping`` returns True.
+    def collect(self, stopping: Callable[[], bool] = lambda: False) -> tuple[ClaimUid, ...]:
+        """Check every prepared claim once, with one API read each; return the claims freed.
+
+        Ends early when ``stopping`` returns True.
 
         Raises `StorageError` when the journal cannot be read or written; claims freed until then stay freed.
         """
         entries = [entry for entry in self._deps.journal.entries() if entry.state is State.PREPARED]
         self._suspected = {entry.ref.uid: s for entry in entries if (s := self._suspected.get(entry.ref.uid))}
         freed: list[ClaimUid] = []
-        unknown = 0
         for entry in entries:
             if stopping():
                 break
             try:
                 reason = self._why_over(entry)
             except DraError as error:
-                unknown += 1
                 facts = {"claim": str(entry.ref), "reason": str(error)}
                 log.debug("prepared claim cannot be checked; will retry", extra=facts)
                 continue
             if self._is_due(entry, reason) and self._free(entry, reason or ""):
                 freed.append(entry.ref.uid)
-        return CollectionResult(freed=tuple(freed), suspected=len(self._suspected), unknown=unknown)
+        return tuple(freed)
 
     def _why_over(self, entry: Entry) -> str | None:
         """Why the claim is over, None when it is not. Raises what leaves that open."""

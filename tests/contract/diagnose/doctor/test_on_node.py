@@ -9,19 +9,19 @@ import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
 from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
-from dra_driver.diagnose.doctor.on_node import NodeVisit, node_of_pod, visit_node
+from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
 from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
-from dra_driver.kube.pod_run import PodFailedError
+from dra_driver.kube.pod_run import PodFailedError, PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.diagnose.pods import NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
+from tests.fakes.pods_on_nodes import NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
 
 FINDING = Finding(
     check="uvm", layer=Layer.UVM, status=Status.FAIL, object="node/node-7", seen="not loaded", fix="Load it."
 )
 REPORT = DoctorReport(target="node/node-7", findings=(FINDING,), source="the node itself")
-VISIT = NodeVisit(node="node-7")
+PLACE = PodPlace(command="kubectl dra doctor --on-node", node="node-7")
 
 
 def ended(log: str) -> Statuses:
@@ -34,7 +34,7 @@ def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: R
     log = f"a warning\n{json.dumps(to_wire(REPORT))}\nlibnvidia: bye\n"
     said: list[str] = []
     with Kubelet(api, cluster, ended(log)).running() as kubelet:
-        report = visit_node(cluster, NodeVisit(node="node-7", pods=("team-a/train",)), said.append)
+        report = visit_node(cluster, PLACE, said.append, pods=("team-a/train",))
     assert report.findings == (FINDING,)
     assert report.source == "a pod on node node-7"
     (pod,) = kubelet.pods
@@ -48,7 +48,7 @@ def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: R
 def test_a_pod_without_a_report_says_why_and_is_deleted(api: ApiServer, cluster: RestClient, log: str) -> None:
     """An image of an older version, for example, does not know the command."""
     with Kubelet(api, cluster, ended(log)).running(), pytest.raises(PodFailedError, match="exit status 1"):
-        visit_node(cluster, VISIT, print)
+        visit_node(cluster, PLACE, print)
     assert cluster.list(PODS)["items"] == []
 
 
@@ -56,7 +56,7 @@ def test_a_report_of_another_version_is_refused(api: ApiServer, cluster: RestCli
     """The image may be newer than the command."""
     log = json.dumps(to_wire(REPORT) | {"schemaVersion": 7}) + "\n"
     with Kubelet(api, cluster, ended(log)).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
-        visit_node(cluster, VISIT, print)
+        visit_node(cluster, PLACE, print)
     assert cluster.list(PODS)["items"] == []
 
 
@@ -82,7 +82,7 @@ def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cl
     log = json.dumps(to_wire(REPORT)) + "\n"
     fails = contextlib.nullcontext() if times < 5 else pytest.raises(ServerBusyError, match="connection refused")
     with Kubelet(api, cluster, ended(log)).running(), fails:
-        report = visit_node(LosesLogs(cluster, times), VISIT, print, sleep=lambda _s: None)
+        report = visit_node(LosesLogs(cluster, times), PLACE, print, sleep=lambda _s: None)
         assert report.findings == (FINDING,)
     assert cluster.list(PODS)["items"] == []
 
@@ -91,7 +91,7 @@ def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient
     """It looks like a missing right, and no right would help."""
     refusal = ForbiddenError('pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged', status=403)
     with pytest.raises(PodFailedError) as caught:
-        visit_node(Refuses(cluster, refusal), VISIT, print)
+        visit_node(Refuses(cluster, refusal), PLACE, print)
     assert "Pod Security of namespace dra-driver refuses the pod" in str(caught.value)
     assert "pod-security.kubernetes.io/enforce=privileged" in str(caught.value)
 
@@ -101,14 +101,14 @@ def test_a_missing_right_is_named(cluster: RestClient) -> None:
     with pytest.raises(
         ForbiddenError, match="doctor --on-node` needs the right to create pods in namespace dra-driver"
     ):
-        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), VISIT, print)
+        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), PLACE, print)
 
 
 @pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
 def test_nothing_is_left_when_the_answer_to_creating_the_pod_is_lost(cluster: RestClient, loss: BaseException) -> None:
     """It has the privileges of the node process."""
     with pytest.raises(type(loss)):
-        visit_node(Refuses(cluster, loss, creates=True), VISIT, print)
+        visit_node(Refuses(cluster, loss, creates=True), PLACE, print)
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
 
 
@@ -131,7 +131,7 @@ def test_what_a_killed_command_left_is_deleted_by_the_next_one(
     said: list[str] = []
     clock: Callable[[], datetime] = lambda: datetime.now(UTC) + timedelta(seconds=later_s)  # noqa: E731
     with pytest.raises(ForbiddenError):
-        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), VISIT, said.append, now=clock)
+        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), PLACE, said.append, now=clock)
     left = {
         pod["metadata"]["name"] for pod in cluster.list(PODS)["items"] if "deletionTimestamp" not in pod["metadata"]
     }
@@ -142,7 +142,7 @@ def test_what_a_killed_command_left_is_deleted_by_the_next_one(
 def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
     """The pod would wait for ever."""
     with pytest.raises(ConfigurationError, match="no node 'node-9'"):
-        visit_node(cluster, NodeVisit(node="node-9"), print)
+        visit_node(cluster, PodPlace(command="x", node="node-9"), print)
 
 
 @pytest.mark.usefixtures("signals")

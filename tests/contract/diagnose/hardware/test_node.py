@@ -9,12 +9,13 @@ import pytest
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.diagnose.hardware import storage
-from dra_driver.diagnose.hardware.remote import NodeCheck, run_on_node
+from dra_driver.diagnose.hardware.remote import run_on_node
 from dra_driver.diagnose.hardware.values import HardwareReport, Reading
+from dra_driver.kube.pod_run import PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.diagnose.pods import DEPLOYED, NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
+from tests.fakes.pods_on_nodes import DEPLOYED, NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 REPORT = HardwareReport(about={"version": "1", "interrupted": False}, survey=Reading(), records=())
@@ -139,10 +140,10 @@ def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
     cluster: RestClient, loss: BaseException, keep: bool
 ) -> None:
     """It is privileged, and its name would not be known."""
-    check = NodeCheck(node="node-7", namespace=NAMESPACE, daemon_set="dra-driver-node", keep=keep)
+    place = PodPlace(command="kubectl dra hardware-check", node="node-7", keep=keep)
     said: list[str] = []
     with pytest.raises(type(loss)):
-        run_on_node(Refuses(cluster, loss, creates=True), check, said.append)
+        run_on_node(Refuses(cluster, loss, creates=True), place, (), said.append)
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])  # the kubelet's turn
     assert said == []
 

@@ -3,7 +3,8 @@
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ClaimError, DraError, ForbiddenError
-from dra_driver.node.claims.workflow.stale_claims import GRACE_S, CollectionResult, StaleClaimCollector
+from dra_driver.core.model.ids import ClaimUid
+from dra_driver.node.claims.workflow.stale_claims import GRACE_S, StaleClaimCollector
 from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.node.claims.conftest import Run
 
@@ -14,7 +15,7 @@ def collector(run: Run) -> StaleClaimCollector:
     return StaleClaimCollector(run.deps)
 
 
-def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[CollectionResult]:
+def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[tuple[ClaimUid, ...]]:
     """Looks ten minutes apart."""
     found = []
     for _ in range(times):
@@ -24,8 +25,7 @@ def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[Coll
 
 
 def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector) -> None:
-    """Any number of looks finds it in use."""
-    assert looks(run, collector, 5) == [CollectionResult(freed=(), suspected=0, unknown=0)] * 5
+    assert looks(run, collector, 5) == [()] * 5
     assert uid(1) in run.node.writer.files
 
 
@@ -44,8 +44,8 @@ def test_a_claim_that_is_over_is_freed_at_the_second_look(
         case "moved":
             run.node.api.put(claim(1, result("gpu-0", pool="node-b/gpu.nvidia.com")))
     first, second = looks(run, collector)
-    assert first == CollectionResult(freed=(), suspected=1, unknown=0)
-    assert second == CollectionResult(freed=(uid(1),), suspected=0, unknown=0)
+    assert first == ()
+    assert second == (uid(1),)
     assert run.journal.entries() == ()
     assert run.node.writer.files == {}
 
@@ -55,7 +55,7 @@ def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollec
     run.node.api.remove(ref(1))
     collector.collect()
     run.node.clock.time += GRACE_S - 1
-    assert collector.collect().freed == ()
+    assert collector.collect() == ()
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollec
 def test_an_error_is_no_evidence(run: Run, collector: StaleClaimCollector, outage: DraError) -> None:
     """Only an answer frees a device; an error does not count as the second look either."""
     run.node.api.outage = outage
-    assert [look.unknown for look in looks(run, collector)] == [1, 1]
+    assert looks(run, collector) == [(), ()]
     run.node.api.outage = None
     run.node.api.remove(ref(1))
     collector.collect()
     run.node.api.outage = outage
     run.node.clock.time += GRACE_S
-    assert collector.collect().freed == ()
+    assert collector.collect() == ()
 
 
 def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: StaleClaimCollector) -> None:
@@ -80,7 +80,7 @@ def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: 
     run.node.api.put(claim(1))
     looks(run, collector, 1)
     run.node.api.remove(ref(1))
-    assert looks(run, collector, 1)[0].freed == ()
+    assert looks(run, collector, 1)[0] == ()
 
 
 def test_a_claim_prepared_anew_starts_without_suspicion(run: Run, collector: StaleClaimCollector) -> None:
@@ -90,7 +90,7 @@ def test_a_claim_prepared_anew_starts_without_suspicion(run: Run, collector: Sta
     run.unprepare(ref(1))
     run.prepare(claim(1))
     run.node.api.remove(ref(1))
-    assert looks(run, collector, 1)[0].freed == ()
+    assert looks(run, collector, 1)[0] == ()
 
 
 def test_a_claim_that_a_call_works_on_is_not_freed(run: Run, collector: StaleClaimCollector) -> None:
@@ -99,14 +99,14 @@ def test_a_claim_that_a_call_works_on_is_not_freed(run: Run, collector: StaleCla
     collector.collect()
     run.node.clock.time += GRACE_S
     with run.deps.locks.acquire(uid(1), 0.0):
-        assert collector.collect().freed == ()
-    assert collector.collect().freed == (uid(1),)
+        assert collector.collect() == ()
+    assert collector.collect() == (uid(1),)
 
 
 def test_collecting_stops_when_the_process_stops(run: Run, collector: StaleClaimCollector) -> None:
     """Many claims do not delay the stop."""
     reads = run.node.api.reads
-    assert collector.collect(lambda: True) == CollectionResult(freed=(), suspected=0, unknown=0)
+    assert collector.collect(lambda: True) == ()
     assert run.node.api.reads == reads
 
 

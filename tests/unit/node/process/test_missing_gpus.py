@@ -13,7 +13,16 @@ from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.node.process.missing_gpus import GRACE_S, KEEP_S, MissingGpu, MissingGpuTracker, encode, plain, read
+from dra_driver.node.process.missing_gpus import (
+    GRACE_S,
+    KEEP_S,
+    KnownGpu,
+    MissingGpu,
+    MissingGpuTracker,
+    encode,
+    plain,
+    read,
+)
 from dra_driver.node.slices.build import build_devices
 from dra_driver.node.slices.gates import ApiServerFeatures
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
@@ -183,12 +192,12 @@ def test_the_file_has_everything(node: Node) -> None:
     """MIG profiles and foreign instances too."""
     free = mig_gpu(H100)
     gpu = replace(free, mig_enabled=True, mig_instances=(instance(free, 9, 4), instance(free, 19, 0, whole=False)))
-    node.path.write_bytes(encode([(gpu, 5.0)]))
-    assert read(node.path) == [(gpu, 5.0)]
+    node.path.write_bytes(encode([KnownGpu(gpu=gpu, gone_since=5.0)]))
+    assert read(node.path) == [KnownGpu(gpu=gpu, gone_since=5.0)]
 
 
 def wrong(**changes: Any) -> Any:
-    entry = json.loads(encode([(LOST, None)]))["gpus"][0]
+    entry = json.loads(encode([KnownGpu(gpu=LOST)]))["gpus"][0]
     return {**entry, "gpu": {**entry["gpu"], **changes}}
 
 
@@ -204,9 +213,9 @@ def wrong_time(since: float) -> Any:
 )  # fmt: skip
 def test_a_wrong_entry_does_not_stop_the_others(node: Node, entry: object) -> None:
     """Disks lie; one wrong value would make a slice invalid."""
-    document = json.loads(encode([(LOST, None)]))
+    document = json.loads(encode([KnownGpu(gpu=LOST)]))
     node.path.write_text(json.dumps({**document, "gpus": [entry, *document["gpus"]]}))
-    assert read(node.path) == [(LOST, None)]
+    assert read(node.path) == [KnownGpu(gpu=LOST)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "gpus": []}', '{"version": 1}', "[" * 100_000, "\xff"])
