@@ -27,9 +27,9 @@ def timeless(value: Any) -> Any:
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
-def read(command: Command, folder: Path, name: str, checks: str = CHECKS) -> tuple[dict[int, Any], dict[int, str]]:
+def read(command: Command, folder: Path, name: str) -> tuple[dict[int, Any], dict[int, str]]:
     """Facts and verdicts of a run, identities kept, so that they can be compared with the recorded ones."""
-    command("--only", checks, "--keep-identities", "--output", name)
+    command("--only", CHECKS, "--keep-identities", "--output", name)
     records = storage.load(folder / name).records
     facts = {record.number: timeless(record.reading.facts) for record in records}
     return facts, {record.number: record.verdict for record in records}
@@ -59,12 +59,12 @@ def test_a_played_report_gives_the_same_facts(
 def test_a_code_of_a_real_machine_is_played(command: Command, state: State, tmp_path: Path) -> None:
     """So that a report becomes a test that fails until the driver provides for it."""
     state.inject("nvmlDeviceGetAddressingMode", UNKNOWN, device=2)
-    read(command, tmp_path, "first.json", "5")
+    read(command, tmp_path, "first.json")
     report = storage.load(tmp_path / "first.json")
     assert ("nvmlDeviceGetAddressingMode", 2, UNKNOWN) in list(recorded.faults(report))
     state.clear_faults()
     recorded.play(report, state)
-    assert read(command, tmp_path, "second.json", "5")[1][5] == "differs"
+    assert read(command, tmp_path, "second.json")[1][5] == "differs"
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=[path.stem for path in REPORTS])

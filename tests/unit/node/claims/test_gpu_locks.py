@@ -37,6 +37,13 @@ def test_several_locks_are_acquired_all_or_none(tmp_path: Path) -> None:
             assert free
 
 
+def test_locks_are_taken_in_one_order(tmp_path: Path) -> None:
+    """Two claims that name the same GPUs in different orders never wait for each other."""
+    with GpuLocks(tmp_path).acquire((ONE,), 0.0), GpuLocks(tmp_path).acquire((TWO, ONE), 0.0) as acquired:
+        assert not acquired
+    assert [path.name for path in tmp_path.iterdir()] == [f"{ONE}.lock"], "the second GPU was locked before the first"
+
+
 def test_a_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
     locks, inside, done = GpuLocks(tmp_path), threading.Event(), threading.Event()
 
