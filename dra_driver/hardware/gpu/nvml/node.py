@@ -53,10 +53,8 @@ class Node:
         return known
 
     def facts(self, known: Known, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-        """Read once per session: about forty calls with constant results. The caller has the GPU's turn.
-
-        When not all can be read, the last complete facts are used, and the next call reads again.
-        """
+        """Read once per session, some forty calls, under the GPU's lock; again while the last complete facts stand
+        in."""
         facts = known.facts.get(gpu)
         if facts is None or not facts.complete:
             facts = read_facts(handle)
@@ -64,10 +62,7 @@ class Node:
         return facts
 
     def find(self, known: Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
-        """The handle of ``gpu`` at its present index: first where it was last, then everywhere but at GPUs that hang.
-
-        Raises DeviceLostError.
-        """
+        """The handle of ``gpu``: first where it was, then everywhere but at GPUs that hang. Raises DeviceLostError."""
         count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
         problem: DeviceLostError | None = None
         for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):

@@ -85,10 +85,8 @@ Answer = dict[str, Any]
 
 
 def ask(call: Callable[[], Any]) -> Answer:
-    """``{"value": ..., "ms": ...}`` or ``{"error": "NVMLError_NotSupported", "code": 3, "ms": ...}``.
-
-    ``code`` is None where the binding finds only an older form of the function, or cannot read the answer.
-    """
+    """``{"value": ..., "ms": ...}`` or ``{"error": ..., "code": 3, "ms": ...}``; ``code`` is None for an unreadable
+    answer."""
     begin = time.perf_counter()
     try:
         answer: Answer = {"value": plain(call())}
@@ -156,10 +154,7 @@ def device(handle: Any) -> dict[str, Answer]:
 
 
 def fabric_state(handle: Any) -> Answer:
-    """``value`` is the state of nvmlGpuFabricInfo_v3_t: 0 not supported, 1 not started, 2 in progress, 3 completed.
-
-    By version 2 of the structure where the driver does not know version 3. NVML writes one byte of the state.
-    """
+    """``value``: 0 not supported, 1 not started, 2 in progress, 3 completed (nvmlGpuFabricInfo_v3_t, or version 2)."""
     for structure in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         answer = ask(partial(_filled, FABRIC, structure, handle))
         if "value" in answer:
@@ -170,10 +165,8 @@ def fabric_state(handle: Any) -> Answer:
 
 
 def fields(handle: Any) -> dict[str, Any]:
-    """Field values by id: ``{"type": valueType, "value": ..., "uint": ...}``, or ``{"code": ...}`` of the field itself.
-
-    ``value`` is read by its type, ``uint`` as the unsigned number that the backend reads. Of a failed call: its answer.
-    """
+    """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; of a failed call its
+    answer."""
     answer = ask(lambda: None)
     begin = time.perf_counter()
     try:

@@ -190,10 +190,8 @@ class Utilisation:
         self._since_us: int | None = None
 
     def read(self, handle: Handle) -> Mapping[int, tuple[int, int]] | None:
-        """SM and memory utilisation in percent by PID, of those that used anything since the last call.
-
-        None at the first call, and where the driver does not tell.
-        """
+        """SM and memory percent by PID of active processes since the last call; None at the first call and without
+        data."""
         since = self._since_us
         # Samples are stamped with the CPU's time in microseconds since 1970.
         samples = _samples(handle, since if since is not None else self._now_us())
