@@ -28,10 +28,8 @@ ASKED_FOR: Final = frozenset({DRAINED_TAINT, DETACHED_TAINT})
 
 
 class BrakeRules(Struct, frozen=True, kw_only=True):
-    """``percent`` of the fleet's GPUs within ``window_s`` seconds; 100 % switches the brake off.
-
-    ``grace_s`` is the grace time of GPUs whose policy names none.
-    """
+    """``percent`` of the fleet's GPUs within ``window_s`` seconds; 100 disables the brake. ``grace_s`` is the default
+    of policies."""
 
     percent: int
     window_s: float
@@ -76,10 +74,7 @@ class Pace:
         self._last_s: float | None = None
 
     def left_s(self) -> float:
-        """How long no pod may be evicted yet, 0 or less if one may.
-
-        The evictions of a former leader are not known, so a new one waits once.
-        """
+        """Seconds until the next eviction, 0 or less if one may run. A new leader waits once."""
         with self._lock:
             return self._every_s - self._since_s()
 

@@ -33,9 +33,8 @@ LONGEST_S: Final = 300
 
 
 class LeaseTimes(Struct, frozen=True, kw_only=True):
-    """Seconds. The leader stops acting ``renew_s`` after its last successful renewal began, and others may take the
-    Lease ``duration_s`` after they saw that renewal: the difference is what one request in flight may take.
-    """
+    """Seconds. The leader stops acting ``renew_s`` after its last renewal began, others may take the Lease
+    ``duration_s`` after it: the difference is for one request in flight."""
 
     duration_s: float
     renew_s: float
@@ -162,12 +161,8 @@ def awake_clock() -> float:
 
 
 class Election:
-    """One replica's part. ``worker`` is the thread; when it stops, it releases the Lease if this replica holds it.
-
-    Every method can be called from any thread.
-
-    ``on_change`` is called in the election's thread when leadership was taken or lost; it must return at once.
-    """
+    """One replica's part. ``worker`` is the thread, which releases the Lease when it stops. Methods are for any thread.
+    ``on_change`` is called in the thread when leadership changes; it must return immediately."""
 
     def __init__(
         self,

@@ -21,10 +21,7 @@ class EvictionRequests(Creator, Protocol):
 
 
 class EvictionOutcome(Struct, frozen=True, kw_only=True):
-    """What came of a try. ``reason`` is a sentence; ``retry_after_s`` is what the API server asked for, 0 if nothing.
-
-    ``unknown`` is True when the pod may be evicted although the answer does not say so.
-    """
+    """The result of an attempt. ``retry_after_s`` is the API server's, else 0. ``unknown``: the pod may be evicted."""
 
     result: EvictionResult
     reason: str = ""

@@ -126,11 +126,8 @@ def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: flo
 
 
 def grace_of(taint: EvictingTaint, tolerations: Iterable[Toleration], grace_s: float) -> float | None:
-    """Seconds from the taint's time to the eviction; None if the claim tolerates it for ever.
-
-    A toleration with seconds counts where it is longer than the grace time. Of several, the shortest counts, as in
-    Kubernetes' own eviction (device_taint_eviction.go claimEvictionTime).
-    """
+    """Seconds from the taint to the eviction; None if the claim tolerates it for ever. A longer toleration counts, the
+    shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
     matching = [item.seconds for item in tolerations if _tolerates(item, taint)]
     if not matching:
         return grace_s

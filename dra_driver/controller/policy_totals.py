@@ -25,7 +25,7 @@ from dra_driver.core.model.gpu_node import (
     PolicyState,
     PolicyStatus,
 )
-from dra_driver.core.text import printable
+from dra_driver.core.text import counted, printable
 from dra_driver.core.time import rfc3339
 from dra_driver.core.wire import to_wire
 
@@ -183,7 +183,7 @@ def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
     if totals.refused.nodes:
         # An object that a node cannot read selects nothing there.
         done = f"; {done}" if totals.selected.gpus else ""
-        return "False", "Refused", f"refused by {_many(totals.refused.nodes, 'node')}{first}, {_KEPT}{done}"
+        return "False", "Refused", f"refused by {counted(totals.refused.nodes, 'node')}{first}, {_KEPT}{done}"
     if totals.conflicting.gpus:
         others = sorted({name for place in totals.conflicting.places for name in place.policies})
         with_ = f" with {', '.join(others)}" if others else ""
@@ -215,15 +215,11 @@ def _for_claims(waiting: PolicyCount) -> str:
 
 def _of(part: PolicyCount, whole: PolicyCount) -> str:
     """``12 of 16 GPUs of 2 nodes``."""
-    return f"{part.gpus} of {_gpus(whole)} of {_many(whole.nodes, 'node')}"
+    return f"{part.gpus} of {_gpus(whole)} of {counted(whole.nodes, 'node')}"
 
 
 def _gpus(count: PolicyCount) -> str:
-    return _many(count.gpus, "GPU")
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return counted(count.gpus, "GPU")
 
 
 def _present(status: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -83,10 +83,8 @@ class ControllerProcess:
         self._running.close()
 
     def ready(self) -> list[str]:
-        """Reasons why this replica could not act, one sentence each. One that does not lead is ready as well.
-
-        Policies that cannot be watched are a remark: a cluster may lack the CustomResourceDefinitions.
-        """
+        """Reasons why this replica could not act. Policies that cannot be watched are a warning: CRDs may be
+        missing."""
         if self._stopping.is_set():
             return ["stopping"]
         if self._election is None:

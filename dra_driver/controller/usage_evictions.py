@@ -51,10 +51,7 @@ class UsageEvictionRules(Struct, frozen=True, kw_only=True):
 
 
 class _Open(Struct):
-    """A case that was announced at ``announced_s`` to the pods of these UIDs; the next try is due at ``not_before_s``.
-
-    Times are monotonic.
-    """
+    """A case announced at ``announced_s`` to these pod UIDs; the next try is due at ``not_before_s`` (monotonic)."""
 
     announced_s: float
     not_before_s: float

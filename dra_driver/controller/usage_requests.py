@@ -32,10 +32,9 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
 
 class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
-    """A claim of ``node`` whose pods are to leave, when this was so for ``wait_s`` after it was announced.
-
-    ``device`` and ``pods`` are those of a claim over its grant, the pod with most memory first; for an idle claim
-    ``device`` is "" and ``pods`` are those that the claim is reserved for. ``why`` stands in sentences.
+    """A claim of ``node`` whose pods will be evicted ``wait_s`` after the announcement. ``device`` and ``pods``, the
+    one with most memory first, are those of a claim over its grant; an idle claim has "" and the pods that it is
+    reserved for.
     """
 
     kind: CaseKind
@@ -80,10 +79,8 @@ def is_braked(
     rules: BrakeRules,
     now_s: float,
 ) -> bool:
-    """Whether too many cases of one kind are new. ``announced`` has when each was, by the clock of ``now_s``.
-
-    A case counts as one GPU of ``gpus``, several on one device as one, for the window and at least for twice its wait.
-    """
+    """Whether too many cases of one kind are new, by the times in ``announced``. Each counts as one GPU of ``gpus``,
+    several on one device as one, for the window and at least twice its wait."""
     recent: dict[CaseKind, set[tuple[str, str]]] = {}
     for case in cases:
         at_s = announced.get(case.key, now_s)

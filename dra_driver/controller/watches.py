@@ -63,11 +63,8 @@ class ReducedLists(Generic[View]):
 
 
 class ReducedWatch(Generic[View]):
-    """One watch. ``start`` and ``stop`` once, by one owner; everything else from any thread.
-
-    ``on_change`` is called in the watch's thread after each change; it must return immediately. ``what`` names the
-    objects in messages.
-    """
+    """One watch. ``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in the
+    watch's thread and must return immediately. ``what`` names the objects in messages."""
 
     def __init__(
         self,

@@ -220,10 +220,8 @@ def _targets(files: DriverFiles, hook: CdiHook | None) -> Iterator[tuple[str, st
 
 
 def _soname_targets(library: Library, multiarch: str) -> Iterator[str]:
-    """Every path at which the loader searches the library: its own folder, and the default of Debian and of others.
-
-    The loader searches its default folders after the cache, so no cache, link or variable is needed.
-    """
+    """Every path at which the loader searches the library after its cache: its folder, and the defaults of Debian and
+    others."""
     subfolder = (
         "/vdpau" if library.folder.endswith("/vdpau") else ""
     )  # the folder in which libvdpau searches its drivers

@@ -43,10 +43,8 @@ class _Damaged(Exception):  # noqa: N818 - never leaves this module
 
 
 def read_shared_object(path: str) -> SharedObject | None:
-    """Machine and SONAME of the shared object at ``path``; None for anything but a valid 64-bit little-endian one.
-
-    Reads a few kilobytes however large the file is. Raises OSError when the file cannot be opened or read.
-    """
+    """Machine and SONAME of a valid 64-bit little-endian shared object, else None. Reads a few kilobytes. Raises
+    OSError."""
     # O_NONBLOCK so that a FIFO of that name does not stop the process for ever.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

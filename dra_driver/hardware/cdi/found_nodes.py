@@ -14,13 +14,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
-from dra_driver.hardware.device_nodes.numbers import NodeNumbers
+from dra_driver.hardware.device_nodes.numbers import NodeNumbers, mig_minors, read_start
 
 MODE = 0o444
 """Default mode of the module's nodes: readable, which is enough to open a capability."""
 
 _ACCESS_LIMIT = 4096  # an access file has three short lines
-_MINORS_LIMIT = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
 _MINOR_LIMIT = 1 << 20  # the kernel's MINORBITS
 _LINE = re.compile(r"DeviceFile(Minor|Mode):\s*(\d{1,10})")
 
@@ -45,7 +44,7 @@ def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: 
         folder = f"{capabilities}/gpu{gpu_minor}/mig"
         return _from_access(folder, gi, gpu_minor), _from_access(folder, ci, gpu_minor)
     path = f"{proc_driver}/nvidia-caps/mig-minors"
-    minors = _minors(path)
+    minors = mig_minors(proc_driver)
     if not minors:
         raise DriverUnavailableError(
             f"no capability nodes for MIG on /dev/nvidia{gpu_minor}: neither {capabilities} nor {path} can be read; "
@@ -56,21 +55,15 @@ def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: 
 
 def _from_access(folder: str, instance: str, gpu_minor: int) -> Capability:
     path = f"{folder}/{instance}/access"
-    values = {name: int(number) for name, number in _LINE.findall(_read(path, _ACCESS_LIMIT) or "")}
+    values = {name: int(number) for name, number in _LINE.findall(read_start(path, _ACCESS_LIMIT) or "")}
     minor = values.get("Minor")
     if minor is None or minor >= _MINOR_LIMIT:
         raise _lost(instance, gpu_minor, f"{path} is missing or has no DeviceFileMinor")
     return Capability(minor=minor, mode=values.get("Mode", MODE) & 0o777)
 
 
-def _minors(path: str) -> dict[str, int]:
-    """``gpu0/gi1/ci0/access`` -> minor; {} when the file is missing."""
-    pairs = (line.split() for line in (_read(path, _MINORS_LIMIT) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal() and len(pair[1]) <= 7}
-
-
 def _from_minors(path: str, minors: dict[str, int], gpu_minor: int, instance: str) -> Capability:
-    minor = minors.get(f"gpu{gpu_minor}/{instance}/access", _MINOR_LIMIT)
+    minor = minors.get(f"gpu{gpu_minor}/{instance}", _MINOR_LIMIT)
     if minor >= _MINOR_LIMIT:
         raise _lost(instance, gpu_minor, f"{path} does not list it")
     return Capability(minor=minor)
@@ -81,14 +74,6 @@ def _lost(instance: str, gpu_minor: int, seen: str) -> DeviceLostError:
         f"no capability node for MIG instance {instance} of /dev/nvidia{gpu_minor}: {seen}; another program "
         "destroyed the instance, or the GPU's minor has changed (restart the node process)"
     )
-
-
-def _read(path: str, limit: int) -> str | None:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as in host.py, twice as fast
-            return file.read(limit)
-    except OSError:
-        return None
 
 
 _PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -104,10 +89,8 @@ class DrmNode(Struct, frozen=True, kw_only=True):
 
 
 def drm_nodes(pci_bus_id: str | None, sysfs_root: str = "/sys") -> tuple[DrmNode, ...]:
-    """DRM nodes of the GPU at ``pci_bus_id`` (sysfs form, ``0000:65:00.0``) in order of name; () when it has none.
-
-    Numbers come from sysfs's ``dev`` files, so ``/dev/dri`` need not be visible here.
-    """
+    """DRM nodes of the GPU at ``pci_bus_id`` (``0000:65:00.0``), by name; sysfs has their numbers, so /dev/dri need not
+    be visible."""
     if not pci_bus_id or not _PCI_BUS_ID.fullmatch(pci_bus_id.lower()):
         return ()
     folder = Path(sysfs_root, "bus/pci/devices", pci_bus_id.lower(), "drm")

@@ -208,10 +208,8 @@ def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
 def base_hooks(
     hook: CdiHook, links: Iterable[tuple[str, str]], folders: Iterable[str], driver_version: str
 ) -> tuple[Hook, ...]:
-    """The hooks of the base document that ``hook`` knows, in the order of NVIDIA's generator.
-
-    enable-cuda-compat comes before update-ldcache, which puts the folder that it configures into the cache.
-    """
+    """The hooks of the base document that ``hook`` knows. enable-cuda-compat comes before update-ldcache, which caches
+    its folder."""
     hooks = [
         create_symlinks(hook.path, links),
         _hook(hook.path, "enable-cuda-compat", f"--host-driver-version={driver_version}"),

@@ -165,10 +165,7 @@ class DriverFiles(Struct, frozen=True, kw_only=True):
 
 
 def discover(root: DriverRoot, driver_version: str | None = None) -> DriverFiles:
-    """Find the driver installed under ``root``; ``driver_version`` picks one where leftovers of others lie beside it.
-
-    Raises `DriverUnavailableError` when there is none or it cannot be read. Takes a few milliseconds.
-    """
+    """Find the driver below ``root``, that of ``driver_version`` among leftovers. Raises `DriverUnavailableError`."""
     try:
         return _Search(root).run(driver_version)
     except OSError as error:

@@ -26,10 +26,8 @@ _DRIVER_NAME_LIMIT = 63  # resource.k8s.io: DriverNameMaxLength
 
 
 class CdiNames:
-    """Names for one driver. Immutable and thread-safe.
-
-    Raises `ConfigurationError` for a driver name that is not a DNS subdomain of at most 63 characters.
-    """
+    """Names for one driver. Immutable. Raises `ConfigurationError` unless it is a DNS subdomain of at most 63
+    characters."""
 
     __slots__ = ("_claim_file", "_temporary", "claim_kind", "device_kind", "driver_name", "vendor")
 

@@ -44,10 +44,8 @@ class _Base(Struct, frozen=True, kw_only=True):
     watch: FolderWatch
 
     def is_current(self, *, thorough: bool = False) -> bool:
-        """Whether files and hook are still the same: packages replace the hook's file by a rename in its folder.
-
-        Asks the watch; looks at each folder when it reports something, or when ``thorough``.
-        """
+        """Whether files and hook are still the same. Checks each folder when the watch reports something, or if
+        ``thorough``."""
         if not self.watch.is_quiet():
             self.watch.arm()
         elif not thorough:
@@ -117,10 +115,7 @@ class CdiProvider:
         return self._ensure_base(thorough=False)
 
     def check_base(self) -> bool:
-        """The same, and a look at each folder after a mount and every `LOOK_S`: some forty ``stat`` calls.
-
-        For every few seconds, outside of calls.
-        """
+        """`ensure_base`, and a check of each folder after a mount and every `LOOK_S`, outside of calls."""
         return self._ensure_base(thorough=True)
 
     def _ensure_base(self, *, thorough: bool) -> bool:
@@ -139,10 +134,8 @@ class CdiProvider:
 
     @property
     def driver_identity(self) -> Hashable | None:
-        """What documents of claims take from the driver: its folders, as the runtime sees them, and device numbers.
-
-        None before the driver was found. Never waits for the disk.
-        """
+        """What documents of claims depend on: the driver's folders and device numbers. None before the driver was
+        found."""
         base = self._base
         return None if base is None else (base.files.root, base.majors, base.hook)
 

@@ -39,10 +39,7 @@ class Files:
         os.chmod(folder, 0o755)  # noqa: PTH101, S103 - what /etc/cdi and /var/run/cdi have everywhere
 
     def create_temporary(self, folder: str, prefix: str) -> tuple[int, str]:
-        """Create a new file in ``folder`` with mode 0600; returns its descriptor and path.
-
-        Like ``tempfile.mkstemp``, which would load compression libraries into the node process.
-        """
+        """Create a file with mode 0600; returns descriptor and path. ``tempfile`` would load compression libraries."""
         path = f"{folder}/{prefix}{os.urandom(4).hex()}.tmp"
         # An existing name (one in four thousand million) is an error; the next call uses another name.
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path
@@ -166,10 +163,7 @@ class CdiWriter:
         return self._directory
 
     def write_base(self, spec: CdiSpec) -> bool:
-        """Write ``spec`` to the base file; False when it is equal already, byte for byte. Durable on return.
-
-        A file that was equal is not read again while its inode, size and times are the same.
-        """
+        """Write ``spec`` to the base file, durably; False when it is equal. An unchanged file is not read again."""
         name, kept = self._names.base_file_name, self._rendered_base
         if kept is None or kept[0] is not spec:
             kept = (spec, self._render(spec, name, self._names.device_kind), None)
@@ -190,10 +184,8 @@ class CdiWriter:
         return self._put(name, self._render(spec, name, self._names.claim_kind), durable=False)
 
     def remove_claim(self, uid: str) -> bool:
-        """Remove the claim's file; False when there was none. Raises `ClaimError` when ``uid`` is no UID.
-
-        Not synced to disk: a file that a power cut brings back is an orphan, removed at the next start.
-        """
+        """Remove the claim's file; False without one. Not synced: a file that returns is an orphan. Raises
+        `ClaimError`."""
         return self._remove(self._names.claim_file_name(uid))
 
     def claim_uids(self) -> frozenset[ClaimUid]:

@@ -10,7 +10,7 @@ from dra_driver.hardware.device_nodes.params import NodeParams
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
-    """At most one is set. ``missing``: why the node must not be made. ``refusal``: a different file that is there."""
+    """At most one is set. ``missing``: why the node must not be made. ``refusal``: the different file that is there."""
 
     make: bool = False
     missing: str | None = None

@@ -116,10 +116,7 @@ class RealDev:
             raise
 
     def make_link(self, path: str, target: str) -> None:
-        """Make the symbolic link, in place of what is there, by a rename.
-
-        A process that dies meanwhile leaves a link ``.<name>.<pid>-<number>``.
-        """
+        """Make the symbolic link by a rename. A process that dies meanwhile leaves ``.<name>.<pid>-<number>``."""
         new = self._temporary(path)
         os.symlink(target, new)  # noqa: PTH211
         try:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import stat
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -25,23 +26,43 @@ UVM_MINOR = 0
 UVM_TOOLS_MINOR = 1
 
 _LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
+_MINORS_LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
+_MINOR_LINE: Final = re.compile(r"^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})$", re.MULTILINE | re.ASCII)
+
+
+def _registered(text: str) -> Iterator[tuple[int, str]]:
+    """Major and name of each driver of character devices, in the text of ``/proc/devices``."""
+    characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
+    for line in characters.splitlines():
+        if match := _LINE.fullmatch(line.rstrip()):
+            yield int(match[1]), match[2]
 
 
 def registered_names(text: str) -> dict[int, str]:
-    """Names of drivers by major of their character devices, in the text of ``/proc/devices``; the first of several."""
-    characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
+    """Names of drivers by major of their character devices; the first of several."""
     found: dict[int, str] = {}
-    for line in characters.splitlines():
-        if match := _LINE.fullmatch(line.rstrip()):
-            found.setdefault(int(match[1]), match[2])
+    for major, name in _registered(text):
+        found.setdefault(major, name)
     return found
 
 
-class Majors(Struct, frozen=True, kw_only=True):
-    """Majors of NVIDIA's character devices; None for a module that is not loaded.
+def read_start(path: str, limit: int) -> str | None:
+    """At most ``limit`` ASCII characters of a file of the kernel; None when it cannot be read."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - twice as fast as Path
+            return file.read(limit)
+    except OSError:
+        return None
 
-    ``modeset`` is 195 as well, and listed by recent modules only; with older ones its node in ``/dev`` has the number.
-    """
+
+def mig_minors(proc_driver: str) -> dict[str, int]:
+    """Minors of the capability nodes of all possible instances, such as ``gpu0/gi1/ci0``; {} where none are listed."""
+    text = read_start(f"{proc_driver}/nvidia-caps/mig-minors", _MINORS_LIMIT) or ""
+    return {instance: int(minor) for instance, minor in _MINOR_LINE.findall(text)}
+
+
+class Majors(Struct, frozen=True, kw_only=True):
+    """NVIDIA's majors; None for a module that is not loaded. ``modeset`` is 195 too; older modules do not list it."""
 
     nvidia: int | None = None
     modeset: int | None = None
@@ -63,11 +84,9 @@ class Majors(Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, text: str) -> "Majors":
         """Majors in the text of ``/proc/devices``; lines of another form are skipped."""
-        characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
         found: dict[str, int] = {}
-        for line in characters.splitlines():
-            if match := _LINE.fullmatch(line.rstrip()):
-                found.setdefault(match[2], int(match[1]))
+        for major, name in _registered(text):
+            found.setdefault(name, major)
         return cls(
             nvidia=found.get("nvidia", found.get("nvidia-frontend")),
             modeset=found.get("nvidia-modeset"),

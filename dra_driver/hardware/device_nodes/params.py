@@ -41,10 +41,8 @@ def params_path(proc_driver: str = "/proc/driver") -> str:
 
 
 def read_params(path: str, *, mode: int = 0o666) -> NodeParams:
-    """What the file at ``path`` asks for; ``mode`` is the default of these nodes. Never raises.
-
-    A missing file gives the defaults, as in NVIDIA's own tool: modules have written it since long before MIG.
-    """
+    """What the file asks for; ``mode`` is the default. A missing file gives the defaults, as in NVIDIA's tool. Never
+    raises."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - twice as fast as Path
             text = file.read(_LIMIT)

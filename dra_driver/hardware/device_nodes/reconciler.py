@@ -14,7 +14,6 @@ Only the names of ``numbers.py`` are made, and nothing is deleted.
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,12 +32,10 @@ from dra_driver.hardware.device_nodes.numbers import (
     NodeNumbers,
     expected_numbers,
     kind_of,
+    mig_minors,
 )
 from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
-from dra_driver.hardware.device_nodes.tools import Outcome
-
-_MINORS_LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
-_MINOR_LINE: Final = re.compile(r"^gpu([0-9]{1,4})/(gi[0-9]{1,4}(?:/ci[0-9]{1,4})?)/access ([0-9]{1,7})$", re.MULTILINE)
+from dra_driver.hardware.device_nodes.tools import DriverTools
 
 
 class CapabilityFile(Struct, frozen=True, kw_only=True):
@@ -50,18 +47,13 @@ class CapabilityFile(Struct, frozen=True, kw_only=True):
 
 def capability_file(proc_driver: str, minor: int) -> CapabilityFile | None:
     """The file of ``nvidia-cap<minor>`` below ``/proc/driver``; None where the module lists none. Never raises."""
-    try:
-        with open(f"{proc_driver}/nvidia-caps/mig-minors", encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            text = file.read(_MINORS_LIMIT)
-    except OSError:
+    instance = next((name for name, number in mig_minors(proc_driver).items() if number == minor), None)
+    folder = f"{proc_driver}/nvidia/capabilities"
+    if instance is None or not os.path.isdir(folder):  # noqa: PTH112
         return None
-    for gpu, instance, number in _MINOR_LINE.findall(text):
-        if int(number) == minor:
-            folder = f"{proc_driver}/nvidia/capabilities"
-            path = f"{folder}/gpu{gpu}/mig/{instance}/access"
-            has_files = os.path.isdir(folder)  # noqa: PTH112
-            return CapabilityFile(path=path, gone=not os.path.exists(path)) if has_files else None  # noqa: PTH110
-    return None
+    gpu, _, rest = instance.partition("/")
+    path = f"{folder}/{gpu}/mig/{rest}/access"
+    return CapabilityFile(path=path, gone=not os.path.exists(path))  # noqa: PTH110
 
 
 KEEP_S: Final = 600.0
@@ -118,14 +110,6 @@ class WantedNode(Protocol):
     def path(self) -> str: ...
 
 
-class NodeTools(Protocol):
-    """The part of ``tools.DriverTools`` that is needed here."""
-
-    def shares(self, dev: str) -> bool: ...
-    def make_uvm(self) -> Outcome | None: ...
-    def make(self, minors: Sequence[int], access_files: Sequence[str], *, modeset: bool) -> Outcome | None: ...
-
-
 class _Node(Struct, frozen=True, kw_only=True):
     path: str
     kind: NodeKind
@@ -143,7 +127,7 @@ class DeviceNodeReconciler:
         *,
         folder: str = "/dev",
         proc_driver: str = "/proc/driver",
-        tools: NodeTools | None = None,
+        tools: DriverTools | None = None,
         may_use_tools: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

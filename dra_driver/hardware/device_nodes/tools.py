@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -28,12 +28,6 @@ MODPROBE: Final = "modprobe"
 _ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
 
 
-class RunProgram(Protocol):
-    """See `driver_root.process.run`. Raises OSError when the program cannot be started."""
-
-    def __call__(self, arguments: Sequence[str], *, environment: Mapping[str, str], within_s: float) -> Ended: ...
-
-
 class Outcome(Struct, frozen=True, kw_only=True):
     """How a tool ended; ``said`` is a part of a sentence. ``late``: it was killed at its limit."""
 
@@ -46,7 +40,7 @@ class DriverTools:
     """The tools of the driver root that ``root`` finds. Stateless; each tool ends within ``within_s`` and a second."""
 
     def __init__(
-        self, root: Callable[[], DriverRoot], *, run: RunProgram = process.run, within_s: float = TIMEOUT_S
+        self, root: Callable[[], DriverRoot], *, run: Callable[..., Ended] = process.run, within_s: float = TIMEOUT_S
     ) -> None:
         self._root = root
         self._run_program = run

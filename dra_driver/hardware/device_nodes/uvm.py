@@ -8,11 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.hardware.device_nodes.numbers import Majors
-from dra_driver.hardware.device_nodes.tools import Outcome
+from dra_driver.hardware.device_nodes.tools import DriverTools
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +22,6 @@ UNLOADED_S: Final = 60.0
 """A module that was unloaded is not loaded again for so long: an administrator may be replacing the driver."""
 
 
-class UvmTools(Protocol):
-    """The part of ``tools.DriverTools`` that is needed here."""
-
-    def load_uvm(self) -> Outcome: ...
-
-
 class UvmModule:
     """Gives the kernel's device numbers after loading nvidia-uvm if it is missing. Thread-safe. ``tools`` is None where
     nothing may be loaded; ``may_load`` is False while an administrator replaces the driver."""
@@ -35,7 +29,7 @@ class UvmModule:
     def __init__(
         self,
         read: Callable[[], Majors],
-        tools: UvmTools | None,
+        tools: DriverTools | None,
         *,
         may_load: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,

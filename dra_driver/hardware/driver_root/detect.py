@@ -37,10 +37,7 @@ class Detector:
         self._found: str | None = None
 
     def current(self) -> DriverRoot:
-        """The driver root. The one found before is kept while NVML is below it.
-
-        Raises `DriverUnavailableError` that names what was searched, or why this kind of node cannot be served.
-        """
+        """The driver root; the last one is kept while NVML is below it. Raises `DriverUnavailableError`."""
         with self._lock:
             previous = [self._found] if self._found is not None else []
             for candidate in dict.fromkeys((*previous, *CANDIDATES)):

@@ -44,10 +44,7 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def locate(cls, root: str, *, host_root: str = "", dev_root: str = "", host_dev_root: str = "") -> "DriverRoot":
-        """A root with its own device nodes when it has a ``dev`` folder, else with the host's.
-
-        A driver container (``/run/nvidia/driver``) has its own ``/dev``; a package on the host uses that of ``/``.
-        """
+        """A root with its own device nodes when it has a ``dev`` folder, as in a driver container, else the host's."""
         if not dev_root and os.path.isdir(os.path.join(root, "dev")):  # noqa: PTH112, PTH118 - see resolve()
             dev_root, host_dev_root = root, host_dev_root or host_root
         return cls(root=root, host_root=host_root, dev_root=dev_root, host_dev_root=host_dev_root)

@@ -11,10 +11,11 @@ the older format (glibc ``sysdeps/generic/dl-cache.h``). Every offset is checked
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from dra_driver.core.errors import CommandError, DriverUnavailableError
 from dra_driver.hardware.driver_root.root import resolve
 
 TRIPLETS: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu")
@@ -132,11 +133,28 @@ def find_program(driver_root: str, name: str) -> str | None:
     return None
 
 
-def cached_libraries(root: str, names: set[str]) -> Iterator[str]:
-    """Inside paths that the root's linker cache has for ``names``, links not followed. Raises OSError.
+def root_of(given: str | Callable[[], str], name: str) -> str:
+    """The driver's root, from a path or a function that finds it. Raises CommandError that ``name`` is not found."""
+    try:
+        return given if isinstance(given, str) else given()
+    except DriverUnavailableError as error:
+        raise CommandError(f"{name} cannot be found: {error}") from error
 
-    Libraries of WSL are left out: they talk to Windows' driver through /dev/dxg and know no device nodes.
-    """
+
+def require_program(root: str, name: str, package: str) -> str:
+    """As `find_program`. Raises CommandError that names the ``package`` to install."""
+    found = find_program(root, name)
+    if found is None:
+        raise CommandError(
+            f"{name} is not below {root} (looked in {', '.join(PROGRAM_FOLDERS)}): install the driver's {package} on"
+            " the node, or set --driver-root (DRIVER_ROOT) to where this process sees the driver's root"
+        )
+    return found
+
+
+def cached_libraries(root: str, names: set[str]) -> Iterator[str]:
+    """Inside paths of ``names`` in the root's linker cache, without WSL's, which know no device nodes. Raises
+    OSError."""
     cache = resolve(root, _CACHE)
     data = read_cache(root + cache) if cache else b""
     for name, path in cache_entries(data):

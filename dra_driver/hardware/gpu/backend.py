@@ -115,10 +115,8 @@ class GpuControl(ComputeModes, Protocol):
         ...
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
-        """The GPU's state in the NVLink fabric now; None on a board without NVSwitches.
-
-        The driver probes the fabric again after the last GPU instance is destroyed.
-        """
+        """The GPU's state in the NVLink fabric now; None without NVSwitches. Probed again after the last GPU
+        instance."""
         ...
 
 
@@ -138,10 +136,7 @@ class HealthSource(Protocol):
         ...
 
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
-        """GPUs whose events cannot be waited for, with the reason, as of the last wait.
-
-        Without those that do not answer, and those being changed: the readings tell.
-        """
+        """GPUs whose events cannot be waited for, with the reason, without unreachable and changing ones."""
         ...
 
     def health_readings(self) -> tuple[HealthReading, ...]:
@@ -155,10 +150,7 @@ class HealthSource(Protocol):
 
 
 class UsageSource(Protocol):
-    """What is in use on a node's GPUs, as the usage exporter reads it: it changes nothing, and needs no GPU lock.
-
-    One thread looks at a time; the other methods of the same object may run beside it.
-    """
+    """Usage of a node's GPUs for the exporter; changes nothing and needs no GPU lock. One thread reads at a time."""
 
     def usage(self) -> tuple[GpuUsage, ...]:
         """Read every GPU, in order of UUID; one that does not answer is unreadable. Percentages are averages since the

@@ -63,10 +63,7 @@ class Scan(Struct, frozen=True, kw_only=True):
 
 
 def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_PROCESSES) -> Scan:
-    """The other processes in ``proc`` that have ``/dev/nvidia<minor>`` open, known programs first.
-
-    A process that ends meanwhile or cannot be read is passed over. Raises OSError when ``proc`` cannot be listed.
-    """
+    """The other processes in ``proc`` that have ``/dev/nvidia<minor>`` open, known programs first. Raises OSError."""
     deadline, looked = clock() + SCAN_S, 0
     own = _own_pid(proc)
     found: list[GpuHolder] = []

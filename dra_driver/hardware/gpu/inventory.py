@@ -74,10 +74,7 @@ class Inventory:
         self._listener.start()
 
     def stop(self) -> None:
-        """Stop polling and close the backend. Idempotent; waits at most 5 s for a hardware call to return.
-
-        From a callback it does not wait: the thread closes the backend after the callback returns.
-        """
+        """Stop polling and close the backend. Idempotent; waits at most 5 s, from a callback not at all."""
         self._first.set()
         self._listener.stop(0)
         has_ended = self._poller.stop(STOP_TIMEOUT_S)

@@ -239,10 +239,7 @@ class MigManager:
         return next((one for one in instances if _is_at(one, partition)), None)
 
     def restore_mode(self, gpu: GpuUuid) -> bool:
-        """Switch MIG mode off if this driver switched it on and no instance remains, including foreign ones.
-
-        True when no note is left. False when instances remain or the GPU is busy: call again later.
-        """
+        """Switch MIG mode off if this driver switched it on and no instance remains; whether no note is left."""
         if self._notes.gpu_note(gpu, MIG_MODE) is None:
             return True
         if self._is_on(gpu):
@@ -361,10 +358,8 @@ class MigManager:
         return created
 
     def _after_cleanup(self, wanted: PartitionId, first: DraError) -> DraError:
-        """Remove the incomplete partition and return ``first``, marked ``left_over`` if the removal is not certain.
-
-        The instance belongs to this call: under the lock it did not exist before.
-        """
+        """Remove the incomplete partition, which is this call's, and return ``first``, marked if it may be left
+        over."""
         retry = self._retry(CLEANUP_S)
         try:
             incomplete = self.find(wanted)

@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from dra_driver.core.errors import CommandError, DriverUnavailableError
+from dra_driver.core.errors import CommandError
 from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.process import Clock, Ended, Running
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
@@ -48,7 +48,7 @@ _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_NOSYMFOLLOW, _MS_BIND, _MS_REC, _MS_SLAV
 _OF_CONTAINERS: Final = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | _MS_NOSYMFOLLOW
 _PR_SET_PDEATHSIG: Final = 1
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -61,11 +61,7 @@ class View(Struct, frozen=True, kw_only=True):
     parent: int = field(default_factory=os.getpid)
 
     def enter(self) -> None:
-        """Mount everything; called in the child.
-
-        A failure ends the child with status 126 and a sentence on its stderr: an exception would not reach the parent
-        with its text.
-        """
+        """Mount everything, in the child. A failure ends it with status 126 and a sentence on its stderr."""
         try:
             die_with_parent(self.parent)
             self._mount()
@@ -75,7 +71,7 @@ class View(Struct, frozen=True, kw_only=True):
             os._exit(126)
 
     def _mount(self) -> None:
-        _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
+        checked(libc.unshare(_CLONE_NEWNS), "unshare")
         _bind(None, "/", None, _MS_REC | _MS_SLAVE)  # later mounts of the host still propagate
         # Opened before the tmpfs, which may cover them, and after unshare: only mounts of the new namespace can be
         # bound.
@@ -94,18 +90,18 @@ class View(Struct, frozen=True, kw_only=True):
 
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when ``parent``, its parent process, ends in any way."""
-    _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() != parent:
         os._exit(126)  # the parent ended before the call
 
 
 def _bind(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     texts = [None if text is None else text.encode() for text in (source, target, kind)]
-    result = _libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode())
-    _checked(result, f"mount {target}")
+    result = libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode())
+    checked(result, f"mount {target}")
 
 
-def _checked(result: int, what: str) -> None:
+def checked(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -169,20 +165,12 @@ class ControlProgram(Struct, frozen=True, kw_only=True):
             raise CommandError(f"{NAME} cannot be started: {error}") from error
 
     def _command(self) -> list[str]:
-        found = search.find_program(self._root, NAME)
-        if found is None:
-            raise CommandError(
-                f"{NAME} is not below {self._root} (looked in {', '.join(search.PROGRAM_FOLDERS)}): install the"
-                " driver's compute utilities on the node, or set --driver-root (DRIVER_ROOT)"
-            )
+        found = search.require_program(self._root, NAME, "compute utilities")
         return [search.inside(self._root, found) if self._changes_root else found]
 
     @property
     def _root(self) -> str:
-        try:
-            return self.root if isinstance(self.root, str) else self.root()
-        except DriverUnavailableError as error:
-            raise CommandError(f"{NAME} cannot be found: {error}") from error
+        return search.root_of(self.root, NAME)
 
     @property
     def _changes_root(self) -> bool:

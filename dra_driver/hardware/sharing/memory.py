@@ -30,6 +30,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from dra_driver.core.errors import StorageError
+from dra_driver.hardware.sharing.control import checked, libc
 from dra_driver.hardware.sharing.mps_files import PIPE_MODE, DaemonFolder, check_id, make_own, storage
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 
@@ -124,11 +125,11 @@ class SystemMounts:
 
     def unmount(self, path: Path) -> None:
         try:
-            _call(_libc().umount2(os.fsencode(path), 0), f"unmount {path}")
+            checked(libc.umount2(os.fsencode(path), 0), f"unmount {path}")
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            _call(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"unmount {path}")
+            checked(libc.umount2(os.fsencode(path), _MNT_DETACH), f"unmount {path}")
 
 
 def own_mounts() -> tuple[Path, ...]:
@@ -145,18 +146,8 @@ def _mountinfo() -> Iterator[tuple[Path, list[str], str]]:
 
 
 def _mount(path: Path, options: str) -> None:
-    result = _libc().mount(SOURCE.encode(), os.fsencode(path), b"tmpfs", ctypes.c_ulong(_FLAGS), options.encode())
-    _call(result, f"mount {path}")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _call(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+    result = libc.mount(SOURCE.encode(), os.fsencode(path), b"tmpfs", ctypes.c_ulong(_FLAGS), options.encode())
+    checked(result, f"mount {path}")
 
 
 def _unescaped(text: str) -> str:

@@ -19,10 +19,8 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path, *, within_s: float = REMOVE_S, clock: Callable[[], float] = time.monotonic) -> None:
-    """Remove a folder in which others may write, following no link. A missing folder is success.
-
-    Raises OSError when a part remains, usually TimeoutError after ``within_s``; the call can then be repeated.
-    """
+    """Remove a folder in which others may write, following no link. OSError when a part remains; repeat the call
+    then."""
     deadline = clock() + within_s
 
     def check_time() -> None:

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
-from dra_driver.core.errors import CommandError, DraError, DriverUnavailableError
+from dra_driver.core.errors import CommandError, DraError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.driver_root import process, search
@@ -40,22 +40,14 @@ class Smi:
 
     def find(self) -> str:
         """Its path, searched at every call, because the driver may be replaced. Raises CommandError without one."""
-        root = self._root()
-        found = search.find_program(root, SMI)
-        if found is None:
-            raise CommandError(
-                f"{SMI} is not below {root} (looked in {', '.join(search.PROGRAM_FOLDERS)}): install the"
-                " driver's utilities on the node, or set --driver-root (DRIVER_ROOT) to where this process sees the"
-                " driver's root"
-            )
-        return found
+        return search.require_program(search.root_of(self._given, SMI), SMI, "utilities")
 
     def run(self, arguments: Sequence[str], *, within_s: float) -> str:
         """Run it for at most ``within_s`` and a second, and return its output. Raises CommandError unless it ends in
         time with status 0. A killed run may have applied its change."""
         command = f"{SMI} {' '.join(arguments)}"
         try:
-            ended = process.run([self.find(), *arguments], environment=self._surroundings(), within_s=within_s)
+            ended = process.run([self.find(), *arguments], environment=self._variables(), within_s=within_s)
         except OSError as error:
             raise CommandError(f"`{command}` cannot be started: {error.strerror}") from error
         printed = process.shown(ended.output)
@@ -70,19 +62,13 @@ class Smi:
             raise CommandError(f"`{command}` ended with {how}, expected status 0; it printed: {printed}")
         return ended.output
 
-    def _root(self) -> str:
-        try:
-            return self._given if isinstance(self._given, str) else self._given()
-        except DriverUnavailableError as error:
-            raise CommandError(f"{SMI} cannot be found: {error}") from error
-
-    def _surroundings(self) -> dict[str, str]:
-        root = self._root()
-        surroundings = {"PATH": search.search_path(root), "LC_ALL": "C"}
+    def _variables(self) -> dict[str, str]:
+        root = search.root_of(self._given, SMI)
+        variables = {"PATH": search.search_path(root), "LC_ALL": "C"}
         library = None if search.is_own(root) else find_library(root)
         if library is not None and not set(" :").intersection(library):  # separators of LD_PRELOAD
-            surroundings["LD_PRELOAD"] = library
-        return surroundings | self._environment
+            variables["LD_PRELOAD"] = library
+        return variables | self._environment
 
 
 log = logging.getLogger(__name__)
@@ -96,18 +82,11 @@ class _NoTimeSlicesError(CommandError):
     """The GPU has no such setting, so there is nothing to restore."""
 
 
-class SmiProgram(Protocol):
-    """``nvidia-smi``, see ``sharing.smi.Smi``."""
-
-    def find(self) -> str: ...
-    def run(self, arguments: Sequence[str], *, within_s: float) -> str: ...
-
-
 class TimeSlicer:
     """Sets and resets time slices of whole GPUs. Keeps no state; the caller holds the GPU's lock. Methods raise
     CommandError, what `ComputeModes` raises, and StorageError."""
 
-    def __init__(self, smi: SmiProgram, control: ComputeModes, notes: GpuNotes) -> None:
+    def __init__(self, smi: Smi, control: ComputeModes, notes: GpuNotes) -> None:
         self._smi = smi
         self._control = control
         self._notes = notes

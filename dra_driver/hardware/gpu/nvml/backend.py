@@ -212,8 +212,8 @@ class NvmlBackend:
 
     @contextlib.contextmanager
     def _handle(self, gpu: GpuUuid) -> Iterator[tuple[Known, pynvml.c_nvmlDevice_t]]:
-        """The GPU's handle, in its turn. Raises DeviceLostError when the GPU is missing or hangs."""
-        with self._session.use() as generation, self._node.turn(gpu).change():
+        """The GPU's handle, under its lock. Raises DeviceLostError when the GPU is missing or hangs."""
+        with self._session.use() as generation, self._node.call_lock(gpu).change():
             known = self._node.knowledge(generation)
             yield known, self._node.find(known, gpu)
 

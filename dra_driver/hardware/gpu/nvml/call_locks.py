@@ -38,7 +38,7 @@ class YieldToWriter(Exception):  # noqa: N818 - no error: the read is repeated
 
 
 class CallLock:
-    """The turn of one GPU. Thread-safe, not re-entrant."""
+    """The lock of one GPU. Thread-safe, not re-entrant."""
 
     def __init__(self, name: str, patience: Patience) -> None:
         self._name = name

@@ -55,10 +55,8 @@ def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
 
 
 def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> None:
-    """Request the mode; after a refusal no change stays pending. ``instances`` are those that exist now.
-
-    The GPU may be bound again afterwards: the handle is invalid, and the caller must check that the mode is on.
-    """
+    """Request the mode; after a refusal no change stays pending. Afterwards ``handle`` is invalid, and the mode must be
+    checked."""
     word = "on" if enabled else "off"
     doing = f"switching MIG mode of GPU {gpu} {word}"
     if instances:  # nvml.h does not say whether NVML refuses or destroys them
@@ -77,10 +75,7 @@ def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[M
 
 
 def revert_pending_mode(handle: Handle) -> bool:
-    """Revert a pending change of MIG mode, so that a later GPU reset does not apply it; whether one was pending.
-
-    Best effort: raises no NVML error, because the error that led here says more.
-    """
+    """Revert a pending change of MIG mode, so that no later reset applies it; whether one was pending. Best effort."""
     with contextlib.suppress(pynvml.NVMLError):
         current, pending = pynvml.nvmlDeviceGetMigMode(handle)
         if pending != current:

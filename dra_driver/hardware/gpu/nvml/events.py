@@ -118,10 +118,8 @@ class EventSet:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No event set is open inside the block. Must not be entered while the session is in use.
-
-        Raises DeviceLostError when a wait for events has not returned.
-        """
+        """No event set is open inside the block. Not while the session is in use. DeviceLostError when a wait does not
+        return."""
         with self._gate:
             self._paused += 1
             self._go.clear()

@@ -281,7 +281,7 @@ class HealthLooks:
             return (None if passes else str(problem)), False
         if problem is None or not self._hangs(known, index):
             return None, False
-        return self._node.turn(uuid).why_stuck(), True
+        return self._node.call_lock(uuid).why_stuck(), True
 
     def _hangs(self, known: Known, index: int) -> bool:
         return self._node.hangs(known, index) or self._reads.stuck_s(index) >= self._patience.stuck_s

@@ -76,10 +76,8 @@ class MigFacts(Struct, kw_only=True):
 
 
 def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-    """Read the facts of a GPU with MIG; values that cannot be read are left out.
-
-    Raises DriverUnavailableError and, for a GPU that fell off the bus, DeviceLostError.
-    """
+    """Read the facts of a GPU with MIG, as far as they can be read. Raises DriverUnavailableError and
+    DeviceLostError."""
     facts = MigFacts()
     architecture = _read(facts, "nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
     facts.resetless = _resetless(handle, architecture, facts)
@@ -111,10 +109,8 @@ def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
 
 
 def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: int | None) -> str:
-    """``1g.5gb`` as nvidia-smi writes it, for drivers that report no name.
-
-    The size is the GPU's memory in GiB, rounded up, times the profile's share of ``slices``, rounded to nearest.
-    """
+    """``1g.5gb`` as nvidia-smi writes it: the memory in GiB, rounded up, times the share of ``slices``, rounded to
+    nearest."""
     if memory_bytes is None:  # with MIG mode on, only root can read it
         if profile.memory_bytes is None:
             return f"{profile.compute_slices}g{flavour}"
@@ -140,10 +136,8 @@ def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, In
 
 
 def _info(handle: pynvml.c_nvmlDevice_t, number: int) -> Info | None:
-    """Profile ``number``, None when the GPU does not have it. Raises EOFError after the last.
-
-    Version 2 has the name. Version 1 is the fallback: nvml.h requires MIG mode on for version 2.
-    """
+    """Profile ``number``, None without it; EOFError after the last. Version 1 where nvml.h wants MIG mode for version
+    2."""
     for version, function in ((2, "nvmlDeviceGetGpuInstanceProfileInfoV"), (1, "nvmlDeviceGetGpuInstanceProfileInfo")):
         try:
             return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)

@@ -20,7 +20,7 @@ from dra_driver.hardware.gpu.nvml.session import Session
 
 
 class Known(Struct):
-    """Facts that one session has read. Shared by threads: the thread in the GPU's turn replaces whole entries."""
+    """Facts that one session has read. Shared by threads: the thread with the GPU's lock replaces whole entries."""
 
     generation: int = 0
     uuids: dict[int, GpuUuid] = field(default_factory=dict)  # by NVML index; also names GPUs that no longer answer
@@ -37,14 +37,14 @@ class Node:
         self._patience = patience
         self._listings = listings
         self._reads: Reads[Gpu] = Reads()
-        self._turns: dict[str, CallLock] = {}  # by UUID, or by NVML index while that is not known
+        self._call_locks: dict[str, CallLock] = {}  # by UUID, or by NVML index while that is not known
         self._known = Known()
         self._last: dict[str, LastValues] = {}  # by UUID, "" for the driver; outlives sessions
         self._modes_changed = False
         self._found: frozenset[GpuUuid] = frozenset()  # GPUs of the last read
 
-    def turn(self, gpu: str) -> CallLock:
-        return self._turns.setdefault(gpu, CallLock(gpu, self._patience))
+    def call_lock(self, gpu: str) -> CallLock:
+        return self._call_locks.setdefault(gpu, CallLock(gpu, self._patience))
 
     def knowledge(self, generation: int) -> Known:
         known = self._known
@@ -53,10 +53,8 @@ class Node:
         return known
 
     def facts(self, known: Known, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-        """Read once per session: about forty calls with constant results. The caller has the GPU's turn.
-
-        When not all can be read, the last complete facts are used, and the next call reads again.
-        """
+        """Read once per session, some forty calls, under the GPU's lock; again while the last complete facts stand
+        in."""
         facts = known.facts.get(gpu)
         if facts is None or not facts.complete:
             facts = read_facts(handle)
@@ -64,16 +62,13 @@ class Node:
         return facts
 
     def find(self, known: Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
-        """The handle of ``gpu`` at its present index: first where it was last, then everywhere but at GPUs that hang.
-
-        Raises DeviceLostError.
-        """
+        """The handle of ``gpu``: first where it was, then everywhere but at GPUs that hang. Raises DeviceLostError."""
         count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
         problem: DeviceLostError | None = None
         for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):
             if self._reads.is_stuck(index):
                 if known.uuids.get(index) == gpu:
-                    problem = DeviceLostError(self.turn(gpu).why_stuck())
+                    problem = DeviceLostError(self.call_lock(gpu).why_stuck())
                 continue
             try:
                 handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
@@ -92,18 +87,18 @@ class Node:
         """The lock of the GPU at ``index``. Raises YieldToWriter if it is taken or the GPU hangs."""
         if self._reads.is_stuck(index):
             raise YieldToWriter
-        with self.turn(_label(self.knowledge(generation), index)).read():
+        with self.call_lock(_label(self.knowledge(generation), index)).read():
             yield
 
     @contextlib.contextmanager
     def opened(self, known: Known, index: int) -> Iterator[tuple[GpuUuid, pynvml.c_nvmlDevice_t]]:
-        """UUID and handle of the GPU at ``index``, in its turn. The caller uses the session.
+        """UUID and handle of the GPU at ``index``, under its lock. The caller uses the session.
 
         Raises DeviceLostError, YieldToWriter while the GPU is being changed, and DriverUnavailableError.
         """
         for _ in range(3):
             label = _label(known, index)
-            with self.turn(label).read():
+            with self.call_lock(label).read():
                 handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
                 uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
                 if uuid == label:
@@ -189,7 +184,7 @@ class Node:
 
     def _hangs(self, index: int, label: str) -> bool:
         """Whether a read of the GPU or a change has not returned for so long that it hangs."""
-        return self.turn(label).is_stuck() or self._reads.stuck_s(index) >= self._patience.stuck_s
+        return self.call_lock(label).is_stuck() or self._reads.stuck_s(index) >= self._patience.stuck_s
 
     def _kept(self, known: Known, uuid: GpuUuid, problem: Exception, hangs: bool) -> Gpu | None:
         """The last description of a GPU that was not read, None when it has to be left out."""
@@ -202,7 +197,7 @@ class Node:
         if isinstance(problem, DeviceLostError):
             return str(problem)
         if hangs:
-            return self.turn(label).why_stuck()
+            return self.call_lock(label).why_stuck()
         return f"GPU {label} has not been read yet: NVML has not answered in time"
 
     def _remember_modes(self, known: Known, gpus: list[Gpu]) -> None:
@@ -220,7 +215,7 @@ class Node:
         token = self._listings.token(uuid, known.generation)
         due = self._listings.is_due(uuid, token, has_events=has_events)
         facts = partial(self.facts, known, uuid, handle)
-        proceed = self.turn(uuid).give_way if values.gpu is not None else None
+        proceed = self.call_lock(uuid).give_way if values.gpu is not None else None
         values.gpu = gpu = describe_gpu(
             handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
         )

@@ -12,6 +12,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+from pynvml import c_nvmlDevice_t
+
 from dra_driver.hardware.gpu.nvml.mig import MAX_INSTANCES
 from dra_driver.hardware.gpu.nvml.session import use_library
 
@@ -82,13 +84,12 @@ FURTHER: Final = (
 )
 
 Answer = dict[str, Any]
+Handle = c_nvmlDevice_t
 
 
 def ask(call: Callable[[], Any]) -> Answer:
-    """``{"value": ..., "ms": ...}`` or ``{"error": "NVMLError_NotSupported", "code": 3, "ms": ...}``.
-
-    ``code`` is None where the binding finds only an older form of the function, or cannot read the answer.
-    """
+    """``{"value": ..., "ms": ...}`` or ``{"error": ..., "code": 3, "ms": ...}``; ``code`` is None for an unreadable
+    answer."""
     begin = time.perf_counter()
     try:
         answer: Answer = {"value": plain(call())}
@@ -119,12 +120,13 @@ def plain(value: Any) -> Any:
     return {name: plain(item) for name, item in vars(value).items()} if hasattr(value, "__dict__") else str(type(value))
 
 
-def handles() -> list[Any]:
+def handles() -> list[Handle]:
     return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
-def handle_at(index: int) -> Any:
-    return pynvml.nvmlDeviceGetHandleByIndex(index)
+def handle_at(index: int) -> Handle:
+    handle: Handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    return handle
 
 
 def answers_at(index: int) -> bool:
@@ -135,7 +137,7 @@ def system() -> dict[str, Answer]:
     return {name: ask(getattr(pynvml, name)) for name in SYSTEM if hasattr(pynvml, name)}
 
 
-def described(handle: Any) -> dict[str, Answer]:
+def described(handle: Handle) -> dict[str, Answer]:
     """The calls of the backend's description of a GPU, by name; field 184 is among those of `fields`."""
     answers = {name: ask(partial(getattr(pynvml, name), handle)) for name in (*NEEDED, *DESCRIBED)}
     answers[MEMORY_V2] = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
@@ -143,7 +145,7 @@ def described(handle: Any) -> dict[str, Answer]:
     return answers
 
 
-def device(handle: Any) -> dict[str, Answer]:
+def device(handle: Handle) -> dict[str, Answer]:
     """`described`, and more about identity, place and state of one GPU."""
     answers = described(handle)
     answers |= {name: ask(partial(getattr(pynvml, name), handle)) for name in FURTHER if hasattr(pynvml, name)}
@@ -155,11 +157,8 @@ def device(handle: Any) -> dict[str, Answer]:
     return answers | {link_end(link): ask(partial(_link_end, handle, link)) for link in NVLINKS}
 
 
-def fabric_state(handle: Any) -> Answer:
-    """``value`` is the state of nvmlGpuFabricInfo_v3_t: 0 not supported, 1 not started, 2 in progress, 3 completed.
-
-    By version 2 of the structure where the driver does not know version 3. NVML writes one byte of the state.
-    """
+def fabric_state(handle: Handle) -> Answer:
+    """``value``: 0 not supported, 1 not started, 2 in progress, 3 completed (nvmlGpuFabricInfo_v3_t, or version 2)."""
     for structure in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         answer = ask(partial(_filled, FABRIC, structure, handle))
         if "value" in answer:
@@ -169,11 +168,9 @@ def fabric_state(handle: Any) -> Answer:
     return answer
 
 
-def fields(handle: Any) -> dict[str, Any]:
-    """Field values by id: ``{"type": valueType, "value": ..., "uint": ...}``, or ``{"code": ...}`` of the field itself.
-
-    ``value`` is read by its type, ``uint`` as the unsigned number that the backend reads. Of a failed call: its answer.
-    """
+def fields(handle: Handle) -> dict[str, Any]:
+    """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; of a failed call its
+    answer."""
     answer = ask(lambda: None)
     begin = time.perf_counter()
     try:
@@ -184,7 +181,7 @@ def fields(handle: Any) -> dict[str, Any]:
     return answer | {"ms": round((time.perf_counter() - begin) * 1000, 3)}
 
 
-def processes(handle: Any) -> dict[str, Answer]:
+def processes(handle: Handle) -> dict[str, Answer]:
     """Processes on a GPU by kind, each with ``pid``; at most `MAX_PROCESSES` of a kind."""
 
     def listed(kind: str) -> list[dict[str, Any]]:
@@ -194,7 +191,7 @@ def processes(handle: Any) -> dict[str, Answer]:
     return {kind: ask(partial(listed, kind)) for kind in PROCESS_KINDS}
 
 
-def settings(handle: Any) -> dict[str, Any]:
+def settings(handle: Handle) -> dict[str, Any]:
     """Everything that a read-only check must leave as it was, without timings."""
     names = ("nvmlDeviceGetMigMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode")
     return {name: timeless(ask(partial(getattr(pynvml, name), handle))) for name in names}
@@ -210,7 +207,7 @@ def _field(one: Any) -> dict[str, Any]:
     return {"type": one.valueType, "value": plain(value), "uint": one.value.uiVal}
 
 
-def _filled(function: str, structure: str, handle: Any) -> Any:
+def _filled(function: str, structure: str, handle: Handle) -> Any:
     """What a call writes into a structure of its caller. Raises NVMLError."""
     room = getattr(pynvml, structure)()
     getattr(pynvml, function)(handle, ctypes.byref(room))
@@ -222,11 +219,11 @@ def link_end(link: int) -> str:
     return f"nvlink {link} end"
 
 
-def _link_end(handle: Any, link: int) -> Any:
+def _link_end(handle: Handle, link: int) -> Any:
     return pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
 
 
-def _link(handle: Any, link: int) -> Callable[[], Any]:
+def _link(handle: Handle, link: int) -> Callable[[], Any]:
     return lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link)
 
 
@@ -251,7 +248,7 @@ PROFILE_NUMBERS: Final = range(0x20)
 """Numbers of profiles that are asked: nvml.h 13.3 ends at 0x12, later ones may have more."""
 
 
-def profiles(handle: Any) -> list[dict[str, Any]]:
+def profiles(handle: Handle) -> list[dict[str, Any]]:
     """A row per profile ``number``, whether or not MIG mode is on: the answers ``v2`` and ``v1``, and for a profile
     that exists ``id``, ``placements`` (``start:size``) and ``remaining``."""
     rows = []
@@ -267,7 +264,7 @@ def profiles(handle: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def without_mode(handle: Any, profile_ids: Iterable[int]) -> dict[str, Any]:
+def without_mode(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Any]:
     """Answers of functions that the backend may call while MIG mode is off."""
     by_id = instances(handle, profile_ids)
     remaining = {
@@ -283,7 +280,7 @@ def without_mode(handle: Any, profile_ids: Iterable[int]) -> dict[str, Any]:
     }
 
 
-def register_mig_events(handle: Any) -> str:
+def register_mig_events(handle: Handle) -> str:
     events = pynvml.nvmlEventSetCreate()
     try:
         pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, events)
@@ -293,7 +290,7 @@ def register_mig_events(handle: Any) -> str:
 
 
 @contextmanager
-def event_set(handles: Iterable[Any]) -> Iterator[list[Answer]]:
+def event_set(handles: Iterable[Handle]) -> Iterator[list[Answer]]:
     """Keep an event set with the MIG events of all GPUs open inside the block; yields the answer for each GPU."""
     events = pynvml.nvmlEventSetCreate()
     try:
@@ -303,12 +300,12 @@ def event_set(handles: Iterable[Any]) -> Iterator[list[Answer]]:
         pynvml.nvmlEventSetFree(events)
 
 
-def instances(handle: Any, profile_ids: Iterable[int]) -> dict[str, Answer]:
+def instances(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Answer]:
     """Number of GPU instances by profile id. Listing them subscribes this session to each."""
     return {str(profile_id): ask(_instances(handle, profile_id)) for profile_id in profile_ids}
 
 
-def event_wait(handle: Any, timeout_ms: int) -> Answer:
+def event_wait(handle: Handle, timeout_ms: int) -> Answer:
     """How long a wait without an event takes, with the XID, ECC and MIG events that the GPU supports."""
     wanted = 0x8 | 0x2 | 0x1 | 0x100
     created: list[Any] = []
@@ -325,17 +322,17 @@ def event_wait(handle: Any, timeout_ms: int) -> Answer:
     return answer
 
 
-def is_guest(handle: Any) -> bool:
+def is_guest(handle: Handle) -> bool:
     """Whether the GPU is a virtual one, whose partitions are its host's."""
     answer = ask(partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
     return bool(answer.get("value") == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 
 
-def _profile(handle: Any, number: int, version: int) -> Callable[[], Any]:
+def _profile(handle: Handle, number: int, version: int) -> Callable[[], Any]:
     return lambda: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
 
 
-def _instances(handle: Any, profile_id: int) -> Callable[[], int]:
+def _instances(handle: Handle, profile_id: int) -> Callable[[], int]:
     def call() -> int:
         count = ctypes.c_uint(MAX_INSTANCES)
         room = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
@@ -345,7 +342,7 @@ def _instances(handle: Any, profile_id: int) -> Callable[[], int]:
     return call
 
 
-def _placements(handle: Any, profile_id: int) -> Callable[[], list[str]]:
+def _placements(handle: Handle, profile_id: int) -> Callable[[], list[str]]:
     def call() -> list[str]:
         count = ctypes.c_uint(0)
         pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))

@@ -53,10 +53,7 @@ class Renewals:
 
     @contextlib.contextmanager
     def before_look(self) -> Iterator[None]:
-        """End a session that is outdated, and keep the GPUs awake inside the block, in which the next one reads them.
-
-        One directory listing, one small read and a search for the library, which is some ten calls of stat.
-        """
+        """End an outdated session, with GPUs kept initialised inside the block. Some ten calls of stat."""
         outlook = self._session.outlook()
         reason = None
         if outlook is not None:

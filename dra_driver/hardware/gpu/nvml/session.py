@@ -34,6 +34,7 @@ import pynvml
 from msgspec import Struct
 
 from dra_driver.core.errors import DetachedError, DriverUnavailableError
+from dra_driver.hardware.device_nodes.numbers import read_start
 from dra_driver.hardware.driver_root.detect import unsupported
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.nvml.errors import describe, driver_call
@@ -129,7 +130,7 @@ class DriverEnvironment(Struct, frozen=True, kw_only=True):
             bound=_bound(sysfs_root),
             library=_stamp(library_path),
             release=_release(library_path),
-            module=_text(Path(sysfs_root, "module/nvidia/version")),
+            module=(read_start(f"{sysfs_root}/module/nvidia/version", _MAX_VERSION) or "").strip() or None,
         )
 
     def outdated(self, now: "DriverEnvironment") -> str | None:
@@ -172,14 +173,6 @@ def _release(path: str | None) -> str | None:
         return None
     found = _RELEASE.search(os.path.realpath(path))
     return found[1] if found else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        with path.open(encoding="ascii", errors="replace") as file:
-            return file.read(_MAX_VERSION).strip() or None
-    except OSError:
-        return None
 
 
 RENEW_TIMEOUT_S = 2.0  # waits for events, which are split into slices

@@ -28,6 +28,9 @@ from dra_driver.hardware.gpu.nvml.session import Session
 
 log = logging.getLogger(__name__)
 
+Handle = pynvml.c_nvmlDevice_t
+_Sample = pynvml.c_nvmlGpmSample_t
+
 LEAST_S: Final = 0.1
 _SM_UTIL: Final = 2  # NVML_GPM_METRIC_SM_UTIL
 
@@ -36,9 +39,9 @@ class GpmMeter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._is_supported: bool | None = None
-        self._samples: dict[tuple[int, str], tuple[Any, float]] = {}  # and when it was taken
+        self._samples: dict[tuple[int, str], tuple[_Sample, float]] = {}  # and when it was taken
 
-    def read(self, handle: Any, gi_id: int, uuid: str) -> int | None:
+    def read(self, handle: Handle, gi_id: int, uuid: str) -> int | None:
         """Percent since the last call for that instance; None at the first, and where nothing tells."""
         if not self._supports(handle):
             return None
@@ -65,7 +68,7 @@ class GpmMeter:
         for key in self._samples.keys() - set(keys):
             _free(self._samples.pop(key)[0])
 
-    def _supports(self, handle: Any) -> bool:
+    def _supports(self, handle: Handle) -> bool:
         if self._is_supported is None:
             ask = partial(pynvml.nvmlGpmQueryDeviceSupport, handle)
             answer = optional("nvmlGpmQueryDeviceSupport", ask, _FAILS)
@@ -76,7 +79,7 @@ class GpmMeter:
 _FAILS: Final = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_IN_USE}
 
 
-def _sm_percent(earlier: Any, later: Any) -> int | None:
+def _sm_percent(earlier: _Sample, later: _Sample) -> int | None:
     question = pynvml.c_nvmlGpmMetricsGet_t()
     question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
     question.sample1, question.sample2 = earlier, later
@@ -89,7 +92,7 @@ def _sm_percent(earlier: Any, later: Any) -> int | None:
     return round(metric.value)
 
 
-def _free(sample: Any) -> None:
+def _free(sample: _Sample) -> None:
     try:
         with contextlib.suppress(pynvml.NVMLLibraryMismatchError):
             pynvml.nvmlGpmSampleFree(sample)
@@ -97,7 +100,6 @@ def _free(sample: Any) -> None:
         log.debug("a sample was not freed", extra={"reason": describe(error)})
 
 
-Handle = pynvml.c_nvmlDevice_t
 T = TypeVar("T")
 
 NO_INSTANCE: Final = 0xFFFFFFFF
@@ -140,7 +142,7 @@ def read_utilisation(handle: Handle) -> tuple[int | None, int | None]:
     return (None, None) if found is None else (_percent(found.gpu), _percent(found.memory))
 
 
-def read_number(handle: Handle, function: str, *arguments: Any) -> int | None:
+def read_number(handle: Handle, function: str, *arguments: int) -> int | None:
     found = _optional(function, lambda: getattr(pynvml, function)(handle, *arguments))
     return None if found is None else int(found)
 
@@ -190,10 +192,8 @@ class Utilisation:
         self._since_us: int | None = None
 
     def read(self, handle: Handle) -> Mapping[int, tuple[int, int]] | None:
-        """SM and memory utilisation in percent by PID, of those that used anything since the last call.
-
-        None at the first call, and where the driver does not tell.
-        """
+        """SM and memory percent by PID of active processes since the last call; None at the first call and without
+        data."""
         since = self._since_us
         # Samples are stamped with the CPU's time in microseconds since 1970.
         samples = _samples(handle, since if since is not None else self._now_us())

@@ -195,10 +195,7 @@ class SimulatedHardware:
             self._announce()
 
     def announce(self) -> None:
-        """Call ``on_change`` with the present snapshot, in order with all other calls of it by any process.
-
-        Use it instead of a snapshot of your own, which may be older than the one of the last call.
-        """
+        """Call ``on_change`` with the present snapshot, in order with all calls of it by any process."""
         with self._lock, self._store.locked():
             self._announce()
 

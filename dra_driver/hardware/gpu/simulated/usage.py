@@ -30,9 +30,10 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import StorageError
@@ -145,15 +146,19 @@ MAX_PID: Final = 2**22
 _LOCK_S: Final = 20.0
 
 
-class SimulatedUse(Struct, frozen=True, kw_only=True):
+_WIRE: Final = {"gpu_uuid": "gpu", "gi_id": "gi", "claim_uid": "claim"}
+_Pid = Annotated[int, Meta(gt=0, le=MAX_PID)]
+
+
+class SimulatedUse(Struct, frozen=True, kw_only=True, rename=_WIRE):
     """What one container uses of one device; fields as in the module docstring."""
 
-    key: str
+    key: str = ""
     gpu_uuid: GpuUuid
-    since: float
+    since: Annotated[float, Meta(ge=0, lt=2**40)] = 0.0
     steps: tuple[UseStep, ...]
-    gi_id: int | None = None
-    pids: tuple[int, ...] = ()
+    gi_id: Annotated[int, Meta(ge=0, lt=16)] | None = None
+    pids: Annotated[tuple[_Pid, ...], Meta(max_length=MAX_PROCESSES)] = ()
     claim_uid: str | None = None
 
 
@@ -192,7 +197,12 @@ def change_uses(path: Path, change: Callable[[Sequence[SimulatedUse]], Sequence[
             former, _ = read_uses(path)
             uses = tuple(change(former))
             if uses != former:
-                document = {"version": VERSION, "uses": [_use_as_json(use) for use in uses[:MAX_USES]]}
+                document = {
+                    "version": VERSION,
+                    "uses": [
+                        {**msgspec.to_builtins(use), "steps": steps_as_json(use.steps)} for use in uses[:MAX_USES]
+                    ],
+                }
                 replace_file(path, json.dumps(document, indent=1).encode())
         finally:
             os.close(descriptor)
@@ -201,37 +211,8 @@ def change_uses(path: Path, change: Callable[[Sequence[SimulatedUse]], Sequence[
 
 
 def _use(item: object) -> SimulatedUse:
-    item = item if isinstance(item, Mapping) else {}
-    key, gpu, since = item.get("key", ""), item.get("gpu"), item.get("since", 0)
-    if not (isinstance(key, str) and isinstance(gpu, str)):
-        raise ValueError("key and gpu as texts expected")  # noqa: TRY004 - a wrong file, not a wrong call
-    if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since < 2**40:
-        raise ValueError("since: seconds since 1970 expected")
-    gi, claim, pids = item.get("gi"), item.get("claim"), item.get("pids", [])
-    if gi is not None and (isinstance(gi, bool) or not isinstance(gi, int) or not 0 <= gi < 16):
-        raise ValueError("gi: the id of a GPU instance or null expected")
-    if claim is not None and not isinstance(claim, str):
-        raise ValueError("claim: a UID or null expected")
-    if not isinstance(pids, list) or len(pids) > MAX_PROCESSES or not all(_is_pid(pid) for pid in pids):
-        raise ValueError(f"pids: at most {MAX_PROCESSES} process ids expected")
-    return SimulatedUse(
-        key=key,
-        gpu_uuid=GpuUuid(gpu),
-        since=float(since),
-        steps=steps_of(item.get("steps")),
-        gi_id=gi,
-        pids=tuple(pids),
-        claim_uid=claim,
-    )
-
-
-def _is_pid(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_PID
-
-
-def _use_as_json(use: SimulatedUse) -> dict[str, Any]:
-    found: dict[str, Any] = {"key": use.key, "gpu": use.gpu_uuid, "gi": use.gi_id, "since": use.since}
-    return found | {"pids": list(use.pids), "claim": use.claim_uid, "steps": steps_as_json(use.steps)}
+    fields = item if isinstance(item, dict) else {}
+    return msgspec.convert({**fields, "steps": steps_of(fields.get("steps"))}, SimulatedUse)
 
 
 log = logging.getLogger(__name__)

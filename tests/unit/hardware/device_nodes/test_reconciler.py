@@ -13,7 +13,7 @@ from dra_driver.hardware.device_nodes.folder import Found, Seen
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.hardware.device_nodes.params import NodeParams
 from dra_driver.hardware.device_nodes.reconciler import KEEP_S, TOOLS_PAUSE_S, DeviceNodeReconciler, ProblemKind
-from dra_driver.hardware.device_nodes.tools import Outcome
+from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
 from tests.fakes.dev_folder import MemoryDev
 
 MAJORS = Majors(nvidia=195, modeset=None, uvm=510, caps=237)
@@ -31,7 +31,7 @@ GPU0 = Node("/dev/nvidia0", 195, 0)
 CAP = Node("/dev/nvidia-caps/nvidia-cap12", 237, 12)
 
 
-class Tools:
+class Tools(DriverTools):
     """The driver's tools: they make what they are asked for in the same ``/dev``, unless they fail."""
 
     def __init__(self, dev: MemoryDev, *, worked: bool = True, shared: bool = True) -> None:

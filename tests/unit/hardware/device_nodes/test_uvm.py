@@ -4,13 +4,13 @@ import pytest
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.hardware.device_nodes.numbers import Majors
-from dra_driver.hardware.device_nodes.tools import Outcome
+from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
 from dra_driver.hardware.device_nodes.uvm import RETRY_S, UNLOADED_S, UvmModule
 
 WITHOUT, WITH, NONE = Majors(nvidia=195), Majors(nvidia=195, uvm=510), Majors()
 
 
-class Kernel:
+class Kernel(DriverTools):
     """A kernel in which a tool loads the module, if it can, and a clock."""
 
     def __init__(self, majors: Majors, *, can_load: bool = True) -> None:

@@ -18,14 +18,6 @@ def test_a_root_is_translated_between_both_views() -> None:
     assert root.dev_host("/dev/nvidia0") == "/dev/nvidia0"
 
 
-def test_both_views_are_the_same_unless_given() -> None:
-    """A process on the host itself sees what the runtime sees."""
-    assert DriverRoot() == DriverRoot(root="/", host_root="/", dev_root="/", host_dev_root="/")
-    assert DriverRoot(root="/opt/d").host("/x") == "/opt/d/x"
-    assert DriverRoot(root="/opt/d").dev_host("/dev/nvidia0") == "/dev/nvidia0"
-    assert DriverRoot(root="/driver", host_root="/", dev_root="/driver").dev_host("/dev/nvidia0") == "/dev/nvidia0"
-
-
 def test_a_relative_root_is_refused() -> None:
     """It would be looked up below the working folder here and below / by the runtime."""
     with pytest.raises(ConfigurationError, match="'opt/driver' is not an absolute path"):

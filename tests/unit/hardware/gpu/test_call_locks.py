@@ -21,16 +21,6 @@ def give_way_soon(turn: CallLock) -> None:
         time.sleep(0)
 
 
-def test_turns_follow_each_other() -> None:
-    """The usual case: nothing waits."""
-    turn = CallLock("GPU-a", QUICK)
-    for _ in range(3):
-        with turn.change():
-            turn.give_way()
-        with turn.read():
-            turn.give_way()
-
-
 def test_a_read_ends_soon_when_a_change_has_the_gpu() -> None:
     """The look goes on with the other GPUs."""
     turn = CallLock("GPU-a", QUICK)

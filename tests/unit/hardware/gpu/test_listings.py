@@ -84,11 +84,6 @@ def test_a_process_that_is_not_to_read_lists_what_is_unknown_and_what_it_changed
     assert listings.must_give_back(3)
 
 
-def test_a_process_that_reads_keeps_its_session(listings: Listings) -> None:
-    """The usual case."""
-    assert not listings.must_give_back(1)
-
-
 def end(reader: InstanceReader) -> None:
     """The process ends, and the kernel drops its locks."""
     for descriptor in (reader._held, reader._waiting):

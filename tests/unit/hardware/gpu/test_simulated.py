@@ -9,14 +9,6 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 
 
-def test_a_spec_becomes_an_inventory() -> None:
-    """The short form needs nothing else."""
-    snapshot = SimulatedBackend.from_spec("4xa100-sxm4-40gb,2xl4-24gb", "n").snapshot()
-    assert [gpu.device_name for gpu in snapshot.gpus] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]
-    assert (snapshot.driver_version, snapshot.cuda_driver_version) == ("580.65.06", (13, 0))
-    assert snapshot.left_out == ()
-
-
 def test_a_gpu_marked_lost_is_left_out_until_it_is_restored() -> None:
     """Tests and the embedded cluster break hardware this way."""
     backend = SimulatedBackend.from_spec("2xl4-24gb", "n")

@@ -15,8 +15,7 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated import root as simulated_root
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.root import LIBRARIES, shared_object, smi_script
-from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.hardware.gpu.simulated.root import LIBRARIES, shared_object
 from tests.unit.hardware.gpu.conftest import MIG_DOCUMENT, snapshot
 
 
@@ -184,12 +183,6 @@ def test_it_needs_a_driver_version_and_a_folder_it_may_write(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write the simulated driver root"):
         simulated_root.write(tmp_path / "file", snapshot())
-
-
-def test_the_script_fits_into_a_container_image_of_any_size() -> None:
-    """64 GPUs make a script of a few kilobytes, not more."""
-    node = parse_groups("64xh100-sxm5-80gb", "n")
-    assert len(smi_script(Snapshot(driver_version="1.2", gpus=tuple(item.gpu for item in node.gpus)))) < 20_000
 
 
 @pytest.fixture(scope="module")

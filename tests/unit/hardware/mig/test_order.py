@@ -1,7 +1,6 @@
 """The order in which partitions are published, on every board of the catalogue."""
 
 import itertools
-import time
 
 import pytest
 
@@ -84,16 +83,6 @@ def test_up_to_three_small_ones_keep_the_largest_profile() -> None:
     for count in (1, 2, 3):
         best = max(largest_beside(board, set(taken)) for taken in itertools.combinations(range(7), count))
         assert largest_beside(board, set(listed[:count])) == best == 4
-
-
-def test_the_order_is_cached() -> None:
-    """Resource slices are built at every change, for every GPU: the order is computed once per kind of board."""
-    board = profiles("h200-sxm-141gb")
-    assert placement_order(board) is placement_order(list(board))
-    begin = time.perf_counter()
-    for _ in range(100):
-        placement_order(board)
-    assert time.perf_counter() - begin < 0.1
 
 
 def test_a_gpu_that_cannot_be_cut_has_no_order() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dra_driver.hardware.mig.order import placement_order
-from tests.bench.packing import KINDS, Board, Node, measure, name_order, profiles_of
+from tests.bench.packing import KINDS, measure
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -27,12 +26,3 @@ def test_boards_that_divide_evenly_pack_equally_well(model: str) -> None:
     """Every order packs them equally well; the published order is no worse."""
     tallies = measure(model, "coming and going", gpus=4, sequences=20, seed=7)
     assert tallies["ours"].stranded == tallies["by name"].stranded
-
-
-def test_three_small_ones_leave_room_for_the_largest_half() -> None:
-    """Three 1g and a 4g share a GPU; listed by name, the first 1g takes the only place of the 4g."""
-    board = Board(profiles_of("a100-sxm4-40gb"))
-    for order, fits in ((placement_order(board.profiles), True), (name_order(board.profiles), False)):
-        node = Node(board, order, gpus=1)
-        assert all(node.place(19) is not None for _ in range(3))
-        assert (node.place(5) is not None) is fits
