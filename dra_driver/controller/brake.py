@@ -92,7 +92,6 @@ class Pace:
             return True
 
     def note(self) -> None:
-        """A pod was evicted."""
         with self._lock:
             self._last_s = self._clock()
 

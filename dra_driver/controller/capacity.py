@@ -191,8 +191,6 @@ Survey = Callable[[Callable[[], bool]], bytes]
 
 
 class CapacityGauges:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         survey: Survey,

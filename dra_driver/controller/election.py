@@ -203,7 +203,6 @@ class Election:
         )
 
     def leads(self) -> bool:
-        """Whether this replica may act now."""
         with self._lock:
             return self._clock() < self._leads_until
 

@@ -50,7 +50,6 @@ def look(api: EvictionRequests, case: PendingEviction) -> EvictionOutcome | None
 
 
 def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
-    """Ask for the pod's eviction."""
     try:
         create_eviction(api, pod.namespace, pod.name, pod.uid)
     except (NotFoundError, ConflictError) as error:

@@ -61,10 +61,7 @@ class _PodEvents:
 
 
 class EvictionEvents(_PodEvents):
-    """Events about pods on tainted devices."""
-
     def outcome(self, case: PendingEviction, outcome: EvictionOutcome) -> None:
-        """The result of an attempt."""
         why = f"device {case.device.name} of pool {case.device.pool} has the taint {case.taint}"
         since = f"since {rfc3339(case.taint.added)}"
         self._record_outcome(
@@ -85,8 +82,6 @@ class EvictionEvents(_PodEvents):
 
 
 class UsageEvictionEvents(_PodEvents):
-    """Events about pods of claims that exceed their grant or are idle."""
-
     def announced(self, case: UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
         """The pods will be evicted if nothing changes."""
         what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
@@ -98,7 +93,6 @@ class UsageEvictionEvents(_PodEvents):
             self._about(pod, "Warning", ANNOUNCED, text)
 
     def outcome(self, case: UsageEvictionRequest, pod: PodRef, outcome: EvictionOutcome) -> None:
-        """The result of an attempt."""
         self._record_outcome(
             pod,
             outcome.result,
@@ -108,7 +102,6 @@ class UsageEvictionEvents(_PodEvents):
         )
 
     def brake(self, is_on: bool, *, waiting: int) -> None:
-        """The brake, when it goes on or off."""
         braked = (
             f"No pod is evicted because of its claim's use: {waiting} claims are over their grant or idle, more of them"
             " at once than chance explains. See docs/usage-limits.md"

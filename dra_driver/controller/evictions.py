@@ -37,8 +37,6 @@ IDLE_S: Final = 30.0
 
 
 class Copies(Protocol):
-    """What `watches.EvictionWatches` offers."""
-
     @property
     def problem(self) -> str | None: ...
     def slices(self) -> Sequence[SliceView]: ...
@@ -62,8 +60,6 @@ class _Tries(Struct):
 
 
 class Evictions:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         api: EvictionRequests,

@@ -35,10 +35,7 @@ class EvictingTaint(Struct, frozen=True, kw_only=True):
 
 
 class TaintedDevice(Struct, frozen=True, kw_only=True):
-    """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it.
-
-    ``grace_s`` is what the GPU's policy asks for, None without it.
-    """
+    """A published device with such taints. ``grace_s`` is that of the GPU's policy, None without it."""
 
     pool: str
     name: str
@@ -77,7 +74,6 @@ def slice_view(item: Mapping[str, object]) -> SliceView | None:
 
 
 def fleet_of(slices: Iterable[SliceView]) -> Fleet:
-    """The newest generation of each pool."""
     views = list(slices)
     newest: dict[str, int] = {}
     for view in views:

@@ -34,7 +34,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM. Raises ConfigurationError when it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in flags_of(ControllerSettings)}
     settings = load(ControllerSettings, given, os.environ)
     from dra_driver.core.telemetry import logs

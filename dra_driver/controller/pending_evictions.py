@@ -113,10 +113,7 @@ class PendingEviction(Struct, frozen=True, kw_only=True):
 
 
 def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: float) -> list[PendingEviction]:
-    """Each pod once, with its earliest time; earliest first, then in the order of names.
-
-    ``grace_s`` is for devices whose GPU's policy names no time of its own.
-    """
+    """Each pod once, earliest first, then by name. ``grace_s`` is for GPUs whose policy names none."""
     found: dict[PodRef, PendingEviction] = {}
     for claim in claims:
         for case in _cases(fleet, claim, grace_s):

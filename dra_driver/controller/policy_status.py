@@ -41,8 +41,6 @@ class StatusApi(Protocol):
 
 
 class PolicyCopies(Protocol):
-    """What `watches.PolicyWatches` offers."""
-
     @property
     def problem(self) -> str | None: ...
     def policies(self) -> Sequence[PolicyView]: ...
@@ -60,8 +58,6 @@ class _Tries(Struct):
 
 
 class PolicyStatusWriter:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         api: StatusApi,

@@ -52,7 +52,6 @@ class NodePolicies(Struct, frozen=True, kw_only=True):
 
 
 def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
-    """From the API object; None for one that is malformed."""
     metadata = item.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         return None
@@ -66,7 +65,6 @@ def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
 
 
 def node_view(item: Mapping[str, Any]) -> NodePolicies | None:
-    """From the API object; None for one that says nothing of policies."""
     metadata, status = item.get("metadata"), node_status_of(item)
     if status is None or not isinstance(metadata, Mapping):
         return None
@@ -92,7 +90,6 @@ class _Count(Struct):
 
 
 def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, PolicyStatus]:
-    """The status of each policy by its name."""
     said: dict[str, list[tuple[str, NodePolicy]]] = {policy.name: [] for policy in policies}
     for node in sorted(nodes, key=lambda node: node.name):
         for name, found in node.policies.items():

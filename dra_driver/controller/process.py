@@ -79,7 +79,6 @@ class ControllerProcess:
             raise
 
     def stop(self) -> None:
-        """Stops in reverse. Idempotent."""
         self._stopping.set()
         self._running.close()
 
@@ -96,7 +95,6 @@ class ControllerProcess:
         return [problem for problem in problems if problem is not None]
 
     def remarks(self) -> list[str]:
-        """Whether this replica acts, and on what."""
         leads = self._election is not None and self._election.leads()
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
@@ -236,13 +234,11 @@ class ControllerProcess:
             worker.wake()
 
     def _workers(self) -> list[Worker]:
-        """Of the parts that act."""
         parts = (self._capacity, self._evictions, self._usage_evictions, self._policy_status)
         return [part.worker for part in parts if part is not None]
 
 
 def run(settings: ControllerSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())

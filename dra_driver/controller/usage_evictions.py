@@ -36,8 +36,6 @@ IDLE_S: Final = 30.0
 
 
 class GpuNodeCopies(Protocol):
-    """What `watches.UsageWatch` offers."""
-
     @property
     def problem(self) -> str | None: ...
     def nodes(self) -> Sequence[NodeUse]: ...
@@ -67,8 +65,6 @@ class _Open(Struct):
 
 
 class UsageEvictions:
-    """``worker`` is the thread; ``step`` is its turn."""
-
     def __init__(
         self,
         api: EvictionRequests,

@@ -57,7 +57,6 @@ CaseKey = tuple[str, str, str, str]
 
 
 def node_use(item: Mapping[str, Any]) -> NodeUse | None:
-    """From the API object; None for one without a status."""
     status, metadata = node_status_of(item), item.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if status is None or not isinstance(name, str):

@@ -25,7 +25,6 @@ class EvictionCandidates(Struct, frozen=True, kw_only=True):
 
 
 def gone(reason: str) -> EvictionOutcome:
-    """There is nothing left to do."""
     return EvictionOutcome(result="gone", reason=reason)
 
 

@@ -102,8 +102,6 @@ class ReducedWatch(Generic[View]):
 
 
 class _Pair:
-    """Two watches, started and stopped together."""
-
     _both: tuple[ReducedWatch[Any], ReducedWatch[Any]]
 
     def start(self) -> None:
@@ -111,7 +109,6 @@ class _Pair:
             watch.start()
 
     def stop(self) -> None:
-        """End both. Idempotent."""
         for watch in self._both:
             watch.stop()
 

@@ -16,6 +16,7 @@ from time import monotonic
 
 from dra_driver.core.errors import CelSyntaxError, ConfigurationError, RetryableError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.kube.devices import newest_slices
 from dra_driver.scheduler.cel import compile_selector
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
@@ -229,13 +230,11 @@ def check_cel(expression: str) -> str | None:
 
 def incomplete(slices: Sequence[Obj]) -> str | None:
     """What a node's pool lacks, None if its newest generation has all of its slices."""
-    pools = [item["spec"]["pool"] for item in slices if item["spec"]["driver"] == DRIVER]
-    if not pools:
+    newest = newest_slices(item for item in slices if item["spec"]["driver"] == DRIVER)
+    if not newest:
         return "it has no ResourceSlice"
-    newest = max(pool["generation"] for pool in pools)
-    newest_pools = [pool for pool in pools if pool["generation"] == newest]
-    wanted = newest_pools[0]["resourceSliceCount"]
-    return None if len(newest_pools) == wanted else f"it has {len(newest_pools)} of {wanted} ResourceSlices"
+    wanted = newest[0]["spec"]["pool"]["resourceSliceCount"]
+    return None if len(newest) == wanted else f"it has {len(newest)} of {wanted} ResourceSlices"
 
 
 def _private_folder() -> Path:

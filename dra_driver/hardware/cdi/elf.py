@@ -94,7 +94,6 @@ def _soname(fd: int, size: int, offset: int, length: int, loads: list[tuple[int,
 
 
 def _file_offset(address: int, loads: list[tuple[int, int, int]]) -> int:
-    """The file offset of a virtual address; dynamic entries have addresses, not offsets."""
     for start, offset, length in loads:
         if start <= address < start + length:
             return offset + address - start

@@ -30,12 +30,9 @@ Source: NVIDIA/nvidia-container-toolkit, ``cmd/nvidia-cdi-hook`` at the tags v1.
 NVIDIA's security bulletin for the Container Toolkit of July 2025 for both CVEs.
 """
 
-import contextlib
 import os
 import re
-import signal
 import stat
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -46,7 +43,7 @@ from msgspec import Struct
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.semver import Semver
 from dra_driver.hardware.cdi.spec import Hook
-from dra_driver.hardware.driver_root.process import enter_root
+from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.root import DriverRoot, resolve
 
 TIMEOUT_S: Final = 3.0
@@ -117,52 +114,18 @@ def parse_version(printed: bytes) -> Semver:
 
 
 def print_version(root: str, path: str, timeout_s: float = TIMEOUT_S) -> bytes:
-    """What ``path --version`` prints, at most `MAX_OUTPUT` bytes. Raises `UnknownVersionError`.
-
-    The program is killed with its children after ``timeout_s``, and when it prints more than that.
-    """
+    """Output of ``path --version``, which is killed after ``timeout_s``. Raises `UnknownVersionError`."""
+    command = [*process.enter_root(root), path, "--version"]
     try:
-        process = subprocess.Popen(
-            [*enter_root(root), path, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(_ENVIRONMENT),
-            start_new_session=True,
-        )
+        ended = process.run(command, environment=_ENVIRONMENT, within_s=timeout_s)
     except OSError as error:
         raise UnknownVersionError(f"it cannot be started: {error.strerror}") from error
-    late: list[bool] = []
-
-    def stop() -> None:
-        if process.returncode is None:
-            late.append(True)
-            _kill(process.pid)
-
-    timer = threading.Timer(timeout_s, stop)
-    timer.name = "hook-version-limit"
-    timer.daemon = True
-    timer.start()
-    try:
-        assert process.stdout is not None  # noqa: S101 - for the type checker; Popen was given PIPE
-        with process.stdout as stream:
-            printed = stream.read(MAX_OUTPUT)
-        _kill(process.pid)  # a child that holds the pipe, or a program that prints without end
-        status = process.wait(timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise UnknownVersionError("its --version does not end even when killed") from error
-    finally:
-        timer.cancel()
-    if late:
-        raise UnknownVersionError(f"its --version did not end within {timeout_s:.0f} s")
-    if not printed:
-        raise UnknownVersionError(f"its --version printed nothing and ended with status {status}")
-    return printed
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+    if ended.status is None:
+        stuck = "does not end even when killed" if ended.stuck else f"did not end within {timeout_s:.0f} s"
+        raise UnknownVersionError(f"its --version {stuck}")
+    if not ended.output:
+        raise UnknownVersionError(f"its --version printed nothing and ended with status {ended.status}")
+    return ended.output.encode()
 
 
 CANDIDATES = (
@@ -224,11 +187,8 @@ def _note(path: str, why: str) -> str:
 
 
 def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
-    """Host path of the hook to use, None for soname mode.
-
-    ``wanted`` is the administrator's choice (a host path, or ``none`` to switch hooks off). It is checked when
-    ``root`` shows the host's file system, and else used unchecked. Raises `ConfigurationError` when it is missing.
-    """
+    """Host path of the hook to use, None for soname mode. ``wanted`` is a host path, or ``none``; it is checked when
+    ``root`` shows the host's file system. Raises `ConfigurationError` when it is missing."""
     if wanted == "none":
         return None
     if wanted:

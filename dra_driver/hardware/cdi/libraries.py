@@ -106,12 +106,10 @@ class Library(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Inside path of its folder."""
         return self.path.rpartition("/")[0]
 
     @property
     def file_name(self) -> str:
-        """Name of the real file."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -136,7 +134,6 @@ class FolderState(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: str) -> "FolderState":
-        """The present state; an unreadable folder counts as missing."""
         try:
             status = os.stat(path)  # noqa: PTH116 - on the path of every prepare
         except OSError:
@@ -145,11 +142,8 @@ class FolderState(Struct, frozen=True, kw_only=True):
 
 
 class DriverFiles(Struct, frozen=True, kw_only=True):
-    """The files of one driver installation, in a stable order.
-
-    ``multiarch`` is ``x86_64-linux-gnu`` or ``aarch64-linux-gnu``. ``watched`` are the folders whose change may
-    change the result, in their state before they were read.
-    """
+    """The files of one driver installation, in a stable order. ``watched`` are the folders whose change may change the
+    result, in their state before they were read."""
 
     root: DriverRoot
     version: str
@@ -160,11 +154,8 @@ class DriverFiles(Struct, frozen=True, kw_only=True):
     watched: tuple["FolderState", ...]
 
     def is_current(self) -> bool:
-        """Whether a new search would find the same: no file was added, removed or replaced by a rename.
-
-        Packages, driver containers and daemons change a driver root like this. A library that is overwritten in place
-        is not noticed. Costs about forty ``stat`` calls, so it fits into every prepare.
-        """
+        """Whether no file was added, removed or replaced by a rename, which is how packages, driver containers and
+        daemons change a driver root. About forty ``stat`` calls."""
         return all(folder == FolderState.of(folder.path) for folder in self.watched)
 
     @property

@@ -53,21 +53,16 @@ class CdiNames:
 
     @property
     def common_id(self) -> str:
-        """Qualified name of the base device, given to the runtime with every device of a claim."""
         return f"{self.device_kind}={COMMON}"
 
     @property
     def base_file_name(self) -> str:
-        """File name of the base document."""
         return f"{self.vendor}-device_base.json"
 
     @property
     def temporary_prefix(self) -> str:
-        """Prefix of this driver's temporary files.
-
-        Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
-        would delete files that other programs are writing.
-        """
+        """Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
+        would delete files that other programs are writing."""
         return f".{self.vendor}_"
 
     def claim_device(self, claim_uid: str, device: str, share_id: str | None = None) -> str:
@@ -98,7 +93,6 @@ class CdiNames:
         return ClaimUid(match[1]) if match else None
 
     def is_temporary(self, file_name: str) -> bool:
-        """Whether ``file_name`` is a temporary file of this driver."""
         return self._temporary.fullmatch(file_name) is not None
 
 

@@ -5,11 +5,12 @@ A field's wire name is its name here in camelCase unless ``WIRE_NAMES`` says oth
 out, as the reference library does.
 """
 
-import functools
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Meta, Struct, field
 
 KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions that consumers accept, oldest first. They match exactly: 0.6.1 and 0.9.0 are not accepted."""
@@ -17,65 +18,40 @@ KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0",
 WIRE_NAMES = {"clos_id": "closID"}
 """Wire names that are not plain camelCase of the field."""
 
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
-def wire_name(name: str) -> str:
+
+def _wire_name(name: str) -> str:
     """The JSON key of a field: ``container_path`` -> ``containerPath``."""
     first, *rest = name.split("_")
     return WIRE_NAMES.get(name, first + "".join(word.title() for word in rest))
 
 
-class _Element:
+class _Element(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename=_wire_name):
     """Base of all parts of a document: fields in declared order, empty fields left out."""
 
-    __slots__ = ()
-
     def to_wire(self) -> dict[str, Any]:
-        """A new dict of JSON values, keys in the specification's order."""
-        pairs = [(key, getattr(self, name)) for name, key in _keys(self.__class__)]  # type: ignore[arg-type]
-        return {key: _wire_value(value) for key, value in pairs if not _is_empty(value)}
+        wire: dict[str, Any] = json.loads(msgspec.json.encode(self))
+        return wire
 
 
-@functools.cache
-def _keys(kind: Any) -> tuple[tuple[str, str], ...]:
-    """Names of the fields and their JSON keys; the same for every element of a kind, and needed in every prepare."""
-    return tuple((name, wire_name(name)) for name in kind.__struct_fields__)
-
-
-def _is_empty(value: object) -> bool:
-    """None, "", (), {} and an element without fields are empty; 0 and False are values (a minor may be 0)."""
-    if isinstance(value, ContainerEdits):
-        return value.empty
-    return value is None or (isinstance(value, str | tuple | Mapping) and not value)
-
-
-def _wire_value(value: object) -> object:
-    if isinstance(value, _Element):
-        return value.to_wire()
-    if isinstance(value, tuple):
-        return [_wire_value(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-class DeviceNode(_Element, Struct, frozen=True, kw_only=True):
-    """A device node to create in the container.
-
-    ``host_path`` is the node on the host from which the runtime takes the numbers when ``type`` or ``major`` is
-    missing; it is needed only when it differs from ``path``. ``file_mode`` is the permission bits as a decimal number
-    (438 is 0666). ``permissions`` are the cgroup's: a subset of ``rwm``.
-    """
+class DeviceNode(_Element, frozen=True, kw_only=True):
+    """A device node of the container. ``host_path`` only where it differs from ``path``: the runtime reads missing
+    numbers there. ``file_mode`` is decimal (438 is 0666), ``permissions`` a subset of ``rwm``."""
 
     path: str
     host_path: str = ""
     type: str = ""
-    major: int | None = None
-    minor: int | None = None
-    file_mode: int | None = None
+    major: _Int64 | None = None
+    minor: _Int64 | None = None
+    file_mode: _Uint32 | None = None
     permissions: str = ""
-    uid: int | None = None
-    gid: int | None = None
+    uid: _Uint32 | None = None
+    gid: _Uint32 | None = None
 
 
-class Mount(_Element, Struct, frozen=True, kw_only=True):
+class Mount(_Element, frozen=True, kw_only=True):
     """A mount. CDI adds no option by itself: without ``bind`` or ``rbind`` no container starts."""
 
     host_path: str
@@ -84,17 +60,17 @@ class Mount(_Element, Struct, frozen=True, kw_only=True):
     type: str = ""
 
 
-class Hook(_Element, Struct, frozen=True, kw_only=True):
+class Hook(_Element, frozen=True, kw_only=True):
     """An OCI hook. ``args[0]`` is the program's own name; ``timeout`` is in seconds."""
 
     hook_name: str
     path: str
     args: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
-    timeout: int | None = None
+    timeout: _Int64 | None = None
 
 
-class IntelRdt(_Element, Struct, frozen=True, kw_only=True):
+class IntelRdt(_Element, frozen=True, kw_only=True):
     """Intel Resource Director Technology. This driver never writes it; it is here so that validation covers the whole
     document."""
 
@@ -105,14 +81,14 @@ class IntelRdt(_Element, Struct, frozen=True, kw_only=True):
     enable_monitoring: bool | None = None
 
 
-class NetDevice(_Element, Struct, frozen=True, kw_only=True):
+class NetDevice(_Element, frozen=True, kw_only=True):
     """A host network interface moved into the container. This driver never writes it, see `IntelRdt`."""
 
     host_interface_name: str
     name: str
 
 
-class ContainerEdits(_Element, Struct, frozen=True, kw_only=True):
+class ContainerEdits(_Element, frozen=True, kw_only=True):
     """Changes of a container: for one device or, at the top of a document, for any of its devices."""
 
     env: tuple[str, ...] = ()
@@ -120,7 +96,7 @@ class ContainerEdits(_Element, Struct, frozen=True, kw_only=True):
     net_devices: tuple[NetDevice, ...] = ()
     mounts: tuple[Mount, ...] = ()
     hooks: tuple[Hook, ...] = ()
-    additional_gids: tuple[int, ...] = ()
+    additional_gids: tuple[_Uint32, ...] = ()
     intel_rdt: IntelRdt | None = None
 
     @property
@@ -144,7 +120,7 @@ class ContainerEdits(_Element, Struct, frozen=True, kw_only=True):
 _NOTHING = ContainerEdits()
 
 
-class CdiDevice(_Element, Struct, frozen=True, kw_only=True):
+class CdiDevice(_Element, frozen=True, kw_only=True):
     """One device of a document; a container requests it as ``<kind>=<name>``."""
 
     name: str
@@ -152,7 +128,7 @@ class CdiDevice(_Element, Struct, frozen=True, kw_only=True):
     container_edits: ContainerEdits
 
 
-class CdiSpec(_Element, Struct, frozen=True, kw_only=True):
+class CdiSpec(_Element, frozen=True, kw_only=True):
     """A whole document. ``kind`` is ``<vendor>/<class>``; the version is computed."""
 
     kind: str
@@ -161,15 +137,11 @@ class CdiSpec(_Element, Struct, frozen=True, kw_only=True):
     container_edits: ContainerEdits = _NOTHING
 
     def to_wire(self) -> dict[str, Any]:
-        """The document as JSON values, declaring the lowest version that covers it.
-
-        The lowest and not the newest because a consumer refuses a version that it does not know, even for a document
-        that uses nothing of it (podman 4.3 ends at 0.5.0).
-        """
+        """The document with the lowest version that covers it: a consumer refuses a version that it does not know, even
+        for a document that uses nothing of it (podman 4.3 ends at 0.5.0)."""
         return {"cdiVersion": minimum_version(self), **super(CdiSpec, self).to_wire()}  # noqa: UP008 - slots: a new class
 
     def all_edits(self) -> Iterator[ContainerEdits]:
-        """The document's own edits, then each device's."""
         yield self.container_edits
         yield from (device.container_edits for device in self.devices)
 

@@ -28,11 +28,8 @@ def _start_inotify() -> int:
 
 
 class FolderWatch:
-    """Watches folders; a missing one through the nearest folder above it that exists. For one thread at a time.
-
-    ``anchors`` are the folders whose inode is compared. Without inotify (no instance left, no kernel support)
-    `is_quiet` is always False.
-    """
+    """Watches folders; a missing one through the nearest existing folder above it. For one thread at a time. The inode
+    of ``anchors`` is compared. Without inotify `is_quiet` is always False."""
 
     def __init__(
         self, folders: Iterable[str], anchors: Iterable[str], *, start: Callable[[], int] = _start_inotify
@@ -46,7 +43,6 @@ class FolderWatch:
 
     @property
     def descriptor(self) -> int:
-        """Becomes readable when a folder changes (poll(2)); negative without inotify."""
         return self._descriptor
 
     @property
@@ -55,7 +51,6 @@ class FolderWatch:
         return self._complete
 
     def is_quiet(self) -> bool:
-        """Whether nothing has changed since the last `arm`."""
         return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
 
     def arm(self) -> None:

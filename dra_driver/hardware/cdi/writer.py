@@ -27,14 +27,10 @@ FileIdentity = tuple[int, int, int, int, int, int]
 
 
 class FileAge(Struct, frozen=True, kw_only=True):
-    """A plain file's modification time, seconds since the epoch."""
-
     modified_s: float
 
 
 class Files:
-    """The real file system. Stateless and thread-safe."""
-
     def make_folder(self, folder: str) -> None:
         """Create ``folder`` with mode 0755 whatever the umask, parents included; a folder that exists is left alone."""
         if os.path.isdir(folder):  # noqa: PTH112
@@ -52,7 +48,6 @@ class Files:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write all of ``data``."""
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -62,19 +57,15 @@ class Files:
         os.fchmod(fd, mode)
 
     def sync(self, fd: int) -> None:
-        """Wait until the file's content is on disk."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
-        """Close a descriptor."""
         os.close(fd)
 
     def replace(self, source: str, target: str) -> None:
-        """Rename ``source`` to ``target`` atomically."""
         os.replace(source, target)  # noqa: PTH105
 
     def sync_folder(self, folder: str) -> None:
-        """Wait until the folder's entries are on disk."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -96,7 +87,6 @@ class Files:
             os.close(fd)
 
     def list(self, folder: str) -> list[str]:
-        """Names in ``folder``; none when it is missing."""
         try:
             return os.listdir(folder)  # noqa: PTH208 - names, not paths
         except FileNotFoundError:
@@ -150,11 +140,9 @@ def render(spec: CdiSpec, source: str) -> bytes:
 
 
 class CdiWriter:
-    """Writes and removes this driver's files in one CDI directory.
-
-    Thread-safe without a lock, between processes too: every write goes to its own temporary file and is renamed, so of
-    two writers of one claim the later wins, and a reader sees one complete document. All methods raise `StorageError`
-    when the file system fails, and can be called again.
+    """Writes and removes this driver's files in one CDI directory. Thread-safe without a lock, between processes too:
+    each write renames its own temporary file, so the later of two writers wins. Methods raise `StorageError` and can be
+    repeated.
     """
 
     def __init__(
@@ -175,7 +163,6 @@ class CdiWriter:
 
     @property
     def directory(self) -> str:
-        """The CDI directory."""
         return self._directory
 
     def write_base(self, spec: CdiSpec) -> bool:
@@ -194,12 +181,9 @@ class CdiWriter:
         return changed
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool:
-        """Write ``spec`` to the claim's file; False when it is equal already, byte for byte.
-
-        Repeated prepares call it, too: the directory is usually in memory and empty after a reboot. A crash leaves the
-        old file (or none) and at most a temporary file, which `remove_orphans` removes later. Not synced to disk: only
-        a power cut loses the page cache, and after it the boot id is another, so the journal forgets the claim
-        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would
+        """Write ``spec`` to the claim's file; False when it is equal already. A crash leaves the old file and at most a
+        temporary one. Not synced: after a power cut the boot id is another, so the journal forgets the claim
+        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` for a document that would
         not load; then nothing is touched.
         """
         name = self._names.claim_file_name(uid)
@@ -213,15 +197,11 @@ class CdiWriter:
         return self._remove(self._names.claim_file_name(uid))
 
     def claim_uids(self) -> frozenset[ClaimUid]:
-        """UIDs of the claims that have a file."""
         return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
-        """Remove this driver's claim files whose claim is not in ``keep``; returns the removed, in order.
-
-        Also removes this driver's temporary files that are older than `STALE_AFTER_S`. Files of other programs are
-        never touched: all CDI writers of the node share the directory.
-        """
+        """Remove claim files whose claim is not in ``keep``, and temporary files older than `STALE_AFTER_S`; returns
+        the removed claims. Files of other programs are never touched."""
         kept = frozenset(keep)
         orphans = sorted(uid for uid in self.claim_uids() if uid not in kept)
         removed = tuple(uid for uid in orphans if self.remove_claim(uid))

@@ -10,11 +10,7 @@ from dra_driver.hardware.device_nodes.params import NodeParams
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
-    """At most one of the three.
-
-    ``make``: make the node, in place of what is there. ``missing``: why it must not be made; containers without a
-    user namespace work. ``refusal``: what is there instead; a container in a user namespace would get that.
-    """
+    """At most one is set. ``missing``: why the node must not be made. ``refusal``: a different file that is there."""
 
     make: bool = False
     missing: str | None = None
@@ -48,10 +44,7 @@ _CHAR: Final = "/dev/char"
 
 
 class Ensured(Struct, frozen=True, kw_only=True):
-    """How it went. ``mode`` is that of the node, if it is there.
-
-    ``missing``: why there is no node. ``refusal``: what is there instead, which a container must not get.
-    """
+    """``missing``: why there is no node. ``refusal``: a different file, which a container must not get."""
 
     mode: int | None = None
     missing: str | None = None
@@ -100,10 +93,9 @@ def _appeared(dev: DevFolder, path: str, numbers: NodeNumbers) -> bool:
 
 
 def ensure_link(dev: DevFolder, path: str, numbers: NodeNumbers) -> str | None:
-    """Make the node's link in ``/dev/char`` unless it leads there; why that failed, or None. No OSError.
-
-    A link that leads elsewhere in ``/dev`` is replaced: its name is a number that belongs to this node. Links out of
-    ``/dev`` and files of other kinds are left alone.
+    """Make the node's link in ``/dev/char`` unless it leads there; why that failed, or None. A link that leads
+    elsewhere in ``/dev`` is replaced: its number belongs to this node. Links out of ``/dev`` and other files stay. No
+    OSError.
     """
     try:
         match link_state(dev, numbers):

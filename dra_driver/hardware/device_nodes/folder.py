@@ -17,8 +17,6 @@ _MAX_LINKS: Final = 4
 
 
 class Found(StrEnum):
-    """What is at a node's path."""
-
     MISSING = "missing"
     DEVICE = "character device"
     LINK = "symbolic link"
@@ -40,8 +38,6 @@ Stamp = tuple[int, int, int] | None
 
 
 class LinkState(StrEnum):
-    """What is at a node's place in ``/dev/char``."""
-
     RIGHT = "right"
     MISSING = "missing"
     WRONG = "wrong"
@@ -106,11 +102,8 @@ class RealDev:
             raise
 
     def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
-        """Make the character device, for root alone until it has its owner and mode.
-
-        Raises FileExistsError when something is there, unless it is to ``replace`` that. Under its own name, not by a
-        rename: SELinux labels nodes by the name under which they are made.
-        """
+        """Make the character device, for root alone until it has its owner and mode. FileExistsError for an existing
+        file, unless ``replace``. Under its own name, not by a rename: SELinux labels nodes by that name."""
         here = self._here(path)
         if replace:
             os.unlink(here)  # noqa: PTH108

@@ -93,18 +93,13 @@ def _parsed(data: bytes) -> Majors:
 
 
 class NodeNumbers(Struct, frozen=True, kw_only=True):
-    """Major and minor of a character device."""
-
     major: int
     minor: int
 
 
 def node_numbers(path: str) -> NodeNumbers | None:
-    """Numbers of the character device at ``path``; None when it is missing or anything else, a symbolic link included.
-
-    ``lstat`` as the CDI library does: a link in the host's ``/dev`` is not a device node to a runtime. An
-    unreadable folder counts as missing, because the kernel's list is the fallback.
-    """
+    """Numbers of the character device at ``path``; None for anything else, a symbolic link included: to a runtime it is
+    no device node. An unreadable folder counts as missing."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -128,8 +123,6 @@ _CAPABILITY_NODE: Final = re.compile(rf"{CAPABILITIES}/nvidia-cap([0-9]{{1,7}})"
 
 
 class NodeKind(StrEnum):
-    """Which module a node belongs to."""
-
     GPU = "gpu"
     CONTROL = "control"
     UVM = "uvm"
@@ -174,7 +167,6 @@ def _major(kind: NodeKind, majors: Majors) -> int | None:
 
 
 def char_link(numbers: NodeNumbers) -> str:
-    """Path of the node's link in ``/dev/char``."""
     return f"/dev/char/{numbers.major}:{numbers.minor}"
 
 

@@ -22,11 +22,8 @@ _OTHERS: Final = 0o006
 
 
 class NodeParams(Struct, frozen=True, kw_only=True):
-    """Owner and permission bits of nodes. ``modify``: whether programs may make and change them.
-
-    ``problem`` says what of the file was not understood; then ``modify`` is False, because the administrator may have
-    restricted the nodes.
-    """
+    """Owner and mode of nodes. ``modify``: whether programs may make and change them; False with a ``problem``, because
+    the administrator may have restricted the nodes."""
 
     uid: int = 0
     gid: int = 0
@@ -36,12 +33,10 @@ class NodeParams(Struct, frozen=True, kw_only=True):
 
     @property
     def open_to_all(self) -> bool:
-        """Whether every user may read and write the nodes."""
         return self.mode & _OTHERS == _OTHERS
 
 
 def params_path(proc_driver: str = "/proc/driver") -> str:
-    """Path of the module's parameters below its folder in ``/proc``."""
     return f"{proc_driver}/nvidia/params"
 
 

@@ -85,21 +85,17 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Problems:
-    """The present problems by kind and path. For one thread at a time."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._found: dict[tuple[str, ProblemKind], tuple[str, float]] = {}
 
     def put(self, kind: ProblemKind, path: str, text: str | None) -> None:
-        """Replace the problem of this kind and path; None for none."""
         if text is None:
             self._found.pop((path, kind), None)
         else:
             self._found[path, kind] = (text, self._clock() + KEEP_S)
 
     def current(self) -> tuple[Problem, ...]:
-        """In the order of the paths."""
         now = self._clock()
         self._found = {key: value for key, value in self._found.items() if value[1] > now}
         return tuple(
@@ -137,11 +133,8 @@ class _Node(Struct, frozen=True, kw_only=True):
 
 
 class DeviceNodeReconciler:
-    """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe.
-
-    ``majors`` gives the kernel's numbers as last read, None before that. ``tools`` are the driver's, None to do
-    without; they are used only while ``may_use_tools``, because nvidia-modprobe loads a driver that was just unloaded.
-    """
+    """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe. ``majors`` are the kernel's as last
+    read. ``tools`` are used only while ``may_use_tools``: nvidia-modprobe loads a driver that was just unloaded."""
 
     def __init__(
         self,
@@ -174,12 +167,10 @@ class DeviceNodeReconciler:
             return self._problems.current()
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """Have these nodes, those that every container needs, and their links.
-
-        Nodes of other drivers are skipped, and of modules that the kernel does not list: their numbers are guesses.
-        Costs one ``lstat`` for each node that was right before. Raises `DeviceNodeError` when something else is at a
-        node's path, and `DeviceLostError` when the MIG instance behind a capability node is gone. What only some pods
-        need is no error but one of the `problems`.
+        """Have these nodes, those that every container needs, and their links; skips nodes of other drivers and of
+        unloaded modules. One ``lstat`` for each node that was right before. Raises `DeviceNodeError` for a different
+        file at a node's path, and `DeviceLostError` for a destroyed MIG instance. Needs of only some pods become
+        `problems`.
         """
         self._keep(node.path for node in nodes)
 
@@ -191,7 +182,6 @@ class DeviceNodeReconciler:
             log.debug("a device node is not as it should be", extra={"reason": error})
 
     def _keep(self, paths: Iterable[str]) -> None:
-        """Have the nodes at these paths and those of every container."""
         majors = self._majors()
         if majors is None:
             return
@@ -266,7 +256,6 @@ class DeviceNodeReconciler:
 
 
 def _expected(paths: Iterable[str], majors: Majors) -> Iterator[_Node]:
-    """Those of the paths whose module is loaded."""
     for path in paths:
         kind, numbers = kind_of(path), expected_numbers(path, majors)
         if kind is not None and numbers is not None:

@@ -35,10 +35,7 @@ class RunProgram(Protocol):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How a tool ended. ``said`` is a part of a sentence about it: "nvidia-modprobe ended with status 1".
-
-    ``late``: it was killed at its limit.
-    """
+    """How a tool ended; ``said`` is a part of a sentence. ``late``: it was killed at its limit."""
 
     worked: bool
     said: str

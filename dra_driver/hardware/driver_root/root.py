@@ -18,12 +18,8 @@ _MAX_LINKS = 40  # the kernel's MAXSYMLINKS
 
 
 class DriverRoot(Struct, frozen=True, kw_only=True):
-    """A driver's folder and the parent of its ``/dev``, each as this process and the runtime see it.
-
-    ``root`` and ``dev_root`` are this process' paths; ``host_root`` and ``host_dev_root`` the runtime's, by default
-    the same. ``/`` is the host's own root. ``dev_root`` defaults to ``/``; `locate` finds it as NVIDIA's tools
-    do.
-    """
+    """A driver's folder and the parent of its ``/dev``: ``root`` and ``dev_root`` as this process sees them, the others
+    as the runtime does, by default the same."""
 
     root: str = "/"
     host_root: str = ""
@@ -37,7 +33,6 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
         self._normalise("host_dev_root", self.host_dev_root or (host_root if dev_root == root else dev_root))
 
     def _normalise(self, name: str, given: str) -> str:
-        """Store the path without a trailing slash, so that ``/`` becomes the empty prefix."""
         path = str(given) or "/"
         if not path.startswith("/"):
             raise ConfigurationError(
@@ -63,28 +58,22 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
         return self.host_root == ""
 
     def here(self, inside: str) -> str:
-        """This process' path of ``inside``."""
         return self.root + inside
 
     def host(self, inside: str) -> str:
-        """The runtime's path of ``inside``."""
         return self.host_root + inside
 
     def dev_here(self, path: str) -> str:
-        """This process' path of a device node such as ``/dev/nvidia0``."""
         return self.dev_root + path
 
     def dev_host(self, path: str) -> str:
-        """The runtime's path of a device node."""
         return self.host_dev_root + path
 
 
 def resolve(root: str, inside: str, known: dict[str, str] | None = None) -> str | None:
-    """The inside path of ``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing.
-
-    ``os.path.realpath`` would follow an absolute link (such as Debian's ``/etc/alternatives``) out of the driver root
-    to another driver's file, or a hostile link to any file of this process' file system. ``known`` caches resolved
-    folders during one discovery. Raises OSError for anything but a missing file (permission, I/O error).
+    """``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing. ``os.path.realpath``
+    would follow an absolute link out of the driver root, a hostile one to any file of this process. ``known`` caches
+    resolved folders. Raises OSError for anything but a missing file.
     """
     known = {} if known is None else known
     todo = [part for part in reversed(inside.split("/")) if part not in ("", ".")]

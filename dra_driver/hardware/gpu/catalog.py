@@ -19,8 +19,6 @@ MODELS_FILE = Path(__file__).with_name("models.yaml")
 
 
 class Engines(Struct, frozen=True, kw_only=True):
-    """Hardware engines of a MIG instance; None where the count is not known."""
-
     copy: int | None
     decoder: int | None
     encoder: int | None
@@ -29,12 +27,8 @@ class Engines(Struct, frozen=True, kw_only=True):
 
 
 class CatalogProfile(Struct, frozen=True, kw_only=True):
-    """One MIG profile of a board.
-
-    ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo and ``profile_id`` the id that it returns.
-    ``starts`` are the first memory slices at which an instance may begin; it covers ``memory_slices`` of them.
-    ``compute_instance_enum`` names the compute instance profile that spans the whole GPU instance.
-    """
+    """One MIG profile of a board. ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, ``profile_id`` its
+    answer. ``compute_instance_enum`` is the compute instance profile that spans the GPU instance."""
 
     name: str
     profile_id: int
@@ -92,7 +86,6 @@ def models() -> Mapping[str, GpuModel]:
 
 
 def model(key: str) -> GpuModel:
-    """The board called ``key``. Raises ConfigurationError that names the nearest keys."""
     found = models().get(key)
     if found is None:
         raise ConfigurationError(f"unknown GPU model {key!r}: {suggest(key, models())}")

@@ -56,8 +56,6 @@ class GpuHolder(Struct, frozen=True, kw_only=True):
 
 
 class Scan(Struct, frozen=True, kw_only=True):
-    """What was found in ``proc``; ``complete`` is False when a limit ended the scan."""
-
     proc: Path
     holders: tuple[GpuHolder, ...] = ()
     processes: int = 0
@@ -82,7 +80,6 @@ def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic,
 
 
 def describe(found: Scan) -> str:
-    """One sentence part about the holders, with advice on programs that are known."""
     limit = "" if found.complete else ", not all of them"
     if not found.holders:
         seen = f"{found.processes} processes were looked at in {found.proc}{limit}"

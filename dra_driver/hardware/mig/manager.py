@@ -39,10 +39,7 @@ Result = TypeVar("Result")
 
 
 class BusyRetry:
-    """One time limit for all steps of an operation. For one thread.
-
-    A monitor such as dcgm opens a GPU for moments at a time, so several short pauses succeed where one long one fails.
-    """
+    """One time limit for all steps. Several short pauses, because monitors such as dcgm open a GPU for moments."""
 
     def __init__(self, within_s: float, *, sleep: Sleep, clock: Clock) -> None:
         self._sleep = sleep
@@ -52,19 +49,14 @@ class BusyRetry:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the start."""
         return self._clock() - self._began
 
     @property
     def left_s(self) -> float:
-        """Seconds until the limit, never negative."""
         return max(self._until - self._clock(), 0.0)
 
     def attempt(self, step: Callable[[], Result]) -> Result:
-        """Return what ``step`` returns, repeating it after GpuBusyError while time is left.
-
-        ``step`` runs at least once. Raises the last GpuBusyError when time is over, and other errors at once.
-        """
+        """Return what ``step`` returns, repeated after GpuBusyError while time is left; it runs at least once."""
         backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
             try:
@@ -90,18 +82,15 @@ def what_to_do(holders: str | None) -> str:
 
 
 def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception, holders: str | None) -> str:
-    """MIG mode cannot be switched because a process uses the GPU."""
     tried = f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s"
     return f"{tried}: {error}; {what_to_do(holders)}"
 
 
 def creation_is_busy(wanted: PartitionId, waited_s: float, error: Exception, holders: str | None) -> str:
-    """A GPU instance cannot be created because a process uses the GPU."""
     return f"{wanted} cannot be created, tried for {waited_s:.0f} s: {error}; {what_to_do(holders)}"
 
 
 def mode_not_owned(gpu: GpuUuid) -> str:
-    """A claim needs the whole GPU, but an administrator switched MIG mode on."""
     return (
         f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
         f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions instead"
@@ -109,7 +98,6 @@ def mode_not_owned(gpu: GpuUuid) -> str:
 
 
 def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
-    """A claim needs the whole GPU, but GPU instances exist on it."""
     return (
         f"{gpu} cannot be used as a whole: it still has {_listed(left)}; "
         "remove instances that this driver did not create with `nvidia-smi mig -dci` and `-dgi`"
@@ -117,7 +105,6 @@ def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
 
 
 def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
-    """The partition exists already, and this driver did not create it."""
     return (
         f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
         "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled again, or "
@@ -126,13 +113,11 @@ def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
 
 
 def memory_slices_taken(wanted: PartitionId, size: int, overlapping: Sequence[MigInstance]) -> str:
-    """Other instances overlap the wanted partition."""
     last = wanted.start + size - 1
     return f"{wanted} needs memory slices {wanted.start} to {last}, and these are taken by {_listed(overlapping)}"
 
 
 def not_listed(wanted: PartitionId, gi_id: int) -> str:
-    """The NVIDIA driver reported success and does not list the instance."""
     return (
         f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable compute instance"
     )
@@ -141,13 +126,11 @@ def not_listed(wanted: PartitionId, gi_id: int) -> str:
 def partition_is_busy(
     partition: PartitionId, instance: MigInstance, waited_s: float, error: Exception, holders: str | None
 ) -> str:
-    """An instance cannot be destroyed because a process uses it."""
     tried = f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s"
     return f"{tried}: {error}; {what_to_do(holders)}"
 
 
 def cleanup_failed(first: Exception, second: Exception) -> str:
-    """Creating failed with ``first``, and removing the incomplete instance failed with ``second``."""
     return f"{first}; and the incomplete instance could not be removed, which the driver tries again: {second}"
 
 
@@ -181,9 +164,7 @@ class CreationWatch(Protocol):
         """A process kept the GPU from being cut for as long as creating was tried."""
         ...
 
-    def created(self, partition: PartitionId) -> None:
-        """The partition was created."""
-        ...
+    def created(self, partition: PartitionId) -> None: ...
 
 
 def _unknown_holders(_gpu: GpuUuid) -> None:
@@ -191,11 +172,9 @@ def _unknown_holders(_gpu: GpuUuid) -> None:
 
 
 class MigManager:
-    """Creates and destroys the partitions of all GPUs of a node. Keeps no state between calls.
-
-    The caller holds the GPU's lock (one change at a time, across processes) for every method; under it the methods may
-    be called from any thread. All raise what `GpuControl` raises, and StorageError from the notes. Waits are bounded by
-    ``within_s`` (seconds) and `CLEANUP_S`; the hardware calls themselves take up to some seconds each.
+    """Creates and destroys the partitions of all GPUs of a node. Keeps no state. The caller holds the GPU's lock,
+    across processes; under it any thread may call. All raise what `GpuControl` raises, and StorageError. Waits are
+    bounded by ``within_s`` and `CLEANUP_S`; hardware calls take some seconds each.
     """
 
     def __init__(
@@ -218,16 +197,13 @@ class MigManager:
         self._long_waits = threading.BoundedSemaphore(LONG_WAITS)
 
     def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance:
-        """Create the partition, which covers ``size`` memory slices, and return it with ``.device`` set.
+        """Create the partition of ``size`` memory slices, and return it with ``.device`` set.
 
-        An instance that already exists in its place belongs to another program: NoRoomError. A caller therefore looks
-        with `find` before it records that it is going to create the partition.
-
-        A failure removes everything that was created, MIG mode included, and raises the first error: NoRoomError
-        (memory slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (a process has the
-        GPU open; after ``within_s``, or after `SHORT_WAIT_S` while `LONG_WAITS` others wait). Its ``left_over`` is True
-        in the one case in which an instance remains: call `destroy` later. A process that dies half-way leaves a note,
-        the mode on, or an instance without a compute instance: call `destroy`.
+        An existing instance in its place belongs to another program: NoRoomError. So a caller uses `find` before it
+        records the creation. A failure removes everything that was created, MIG mode included, and raises the first
+        error: NoRoomError, MigUnsupportedError, ResetRequiredError, GpuBusyError (after ``within_s``, or `SHORT_WAIT_S`
+        while `LONG_WAITS` others wait). Call `destroy` later when its ``left_over`` is True, and after a death
+        half-way.
         """
         patient = self._long_waits.acquire(blocking=False)
         try:
@@ -244,11 +220,9 @@ class MigManager:
         return created
 
     def destroy(self, partition: PartitionId, *, within_s: float) -> None:
-        """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains.
-
-        A partition that is missing, in whole or in part, is success, also when MIG mode is off. Raises GpuBusyError
-        when a process still uses it after ``within_s``. A mode that cannot be switched off is no error: its note stays
-        for `restore_mode`.
+        """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains. A
+        missing partition is success. GpuBusyError when a process still uses it after ``within_s``. A mode that stays on
+        keeps its note.
         """
         retry = self._retry(within_s)
         instance = self.find(partition)
@@ -284,11 +258,8 @@ class MigManager:
         return True
 
     def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None:
-        """Make the GPU usable as a whole: without MIG mode, which is switched off if this driver switched it on.
-
-        Raises GpuBusyError when an administrator switched it on, when an instance remains (waiting would not help: the
-        caller holds the lock), or when the GPU is still busy after ``within_s``. Repeatable.
-        """
+        """Make the GPU usable as a whole, without MIG mode. GpuBusyError when an administrator switched it on, when an
+        instance remains (waiting would not help), or when the GPU is busy after ``within_s``. Repeatable."""
         retry = self._retry(within_s)
         if self._is_on(gpu):
             if self._notes.gpu_note(gpu, MIG_MODE) is None:

@@ -45,10 +45,7 @@ _Stamp = tuple[int, int, int]
 
 
 class MpsHost:
-    """The daemons of one node. For one thread: `start`, then `step` in a loop, then `stop`.
-
-    ``memory`` has the daemons' pipes and shared memory, under paths that are the same for the container runtime.
-    """
+    """The daemons of one node. For one thread: `start`, then `step` in a loop, then `stop`."""
 
     def __init__(
         self,
@@ -73,10 +70,7 @@ class MpsHost:
         self._beat_at = clock()
 
     def start(self) -> None:
-        """Acquire the lock and remove what a former host left.
-
-        Raises ConfigurationError when another host runs, and StorageError when the folders cannot be used.
-        """
+        """Acquire the lock and remove leftovers. Raises ConfigurationError when another host runs, and StorageError."""
         self._folders.make()
         self._take_lock()
         left = orphan_processes.kill(
@@ -130,7 +124,6 @@ class MpsHost:
             log.info("MPS host stopped", extra={"left": tuple(self._running)})
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Call `start`, `step` until ``is_over``, then `stop`."""
         self.start()
         try:
             while not is_over():
@@ -145,7 +138,6 @@ class MpsHost:
             mps_files.beat(self._lock)
 
     def _apply_wanted(self) -> None:
-        """Start daemons that are wanted and do not run; stop those that are not wanted or have changed."""
         wanted = self._wanted()
         for daemon_id, supervised in self._running.items():
             if wanted.get(daemon_id) != supervised.daemon:
@@ -161,7 +153,6 @@ class MpsHost:
             )
 
     def _wanted(self) -> dict[str, MpsDaemon]:
-        """Wanted daemons by id. A file is read again only when it was replaced."""
         seen: dict[str, tuple[_Stamp, MpsDaemon | None]] = {}
         for daemon_id, stamp in self._folders.stamps().items():
             before = self._seen.get(daemon_id)
@@ -177,7 +168,6 @@ class MpsHost:
         return {daemon_id: daemon for daemon_id, (_, daemon) in seen.items() if daemon is not None}
 
     def _report(self, problem: str) -> None:
-        """Log a new problem once, not at every step."""
         if problem != self._reported:
             self._reported = problem
             log.error("cannot run all wanted MPS daemons", extra={"reason": problem})
@@ -205,10 +195,7 @@ class MpsHost:
         )
 
     def _remove_memory(self, daemon_id: str) -> None:
-        """Remove the daemon's pipes and shared memory, unless the daemon is wanted again.
-
-        Containers have the folders mounted and keep files in them; they would not see new folders of the same names.
-        """
+        """Remove the daemon's memory, unless it is wanted again: containers have the folders mounted."""
         if not self._is_wanted(daemon_id):
             self._memory.remove(daemon_id)
 

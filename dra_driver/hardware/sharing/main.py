@@ -62,8 +62,6 @@ def _files(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsHostSettings:
-    """Settings of ``dra-driver mps-host``."""
-
     driver_name: str = setting(
         Option(NODE, "DRIVER_NAME", "NAME", "name of this driver, the same as for kubelet-plugin", _name),
         "gpu.nvidia.com",
@@ -166,7 +164,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in flags_of(MpsHostSettings)}
     settings = load(MpsHostSettings, given, os.environ)
     root = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER

@@ -63,21 +63,16 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 class TmpfsBounds(Struct, frozen=True, kw_only=True):
-    """The most that one file system holds: ``size_bytes`` in ``files`` files, folders and links."""
-
     size_bytes: int
     files: int
 
 
 class Mounted(Struct, frozen=True, kw_only=True):
-    """What is mounted at a path: the type and source of the file system."""
-
     kind: str
     source: str
 
     @property
     def is_own(self) -> bool:
-        """Whether this driver mounted it."""
         return (self.kind, self.source) == ("tmpfs", SOURCE)
 
 
@@ -98,8 +93,6 @@ class Mounts(Protocol):
 
 
 class SystemMounts:
-    """Mounts of the kernel. Needs CAP_SYS_ADMIN. ``label`` gives the SELinux label of all files, None without."""
-
     def __init__(self, label: Callable[[], str | None] = container_label) -> None:
         self._label = label
 
@@ -144,7 +137,6 @@ def own_mounts() -> tuple[Path, ...]:
 
 
 def _mountinfo() -> Iterator[tuple[Path, list[str], str]]:
-    """For each mount in order: its path, its optional fields, and type, source and options of its file system."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - small
         for line in file:
             mount, _, system = line.partition(" - ")
@@ -227,10 +219,7 @@ class SharedMemory:
 
 
 class OwnMemory:
-    """A tmpfs for each daemon below ``run``, which is on a shared mount and has the same path for container runtimes.
-
-    ``former`` is where earlier versions had the daemons' shared memory.
-    """
+    """A tmpfs for each daemon below ``run``. ``former`` has the shared memory of earlier versions."""
 
     def __init__(self, run: Path, former: Path, mounts: Mounts, limits: TmpfsBounds) -> None:
         self._run = run
@@ -305,12 +294,10 @@ class OwnMemory:
         return ()
 
     def _of_former(self, daemon_id: str) -> Path | None:
-        """The folder that an earlier version made for the daemon, until it is removed."""
         found = [folder / check_id(daemon_id) for folder in self._former_folder()]
         return next((path for path in found if path.is_dir() and not path.is_symlink()), None)
 
     def _is_mounted(self, own: Path) -> bool:
-        """Whether the daemon's tmpfs is there, also from a former host. Raises StorageError for another mount."""
         found = self._mounts.at(own)
         if found is None or found.is_own:
             return found is not None

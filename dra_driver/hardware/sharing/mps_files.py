@@ -22,17 +22,18 @@ from binascii import crc32
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.text import quoted
 from dra_driver.hardware.sharing.safe_rmtree import REMOVE_S, remove_tree
+
+Content = TypeVar("Content")
 
 MAX_DEVICES: Final = 64
 MAX_LIMIT_MIB: Final = 2**24
@@ -42,36 +43,36 @@ _ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _DEVICE: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}")
 
 
-class MpsDaemon(Struct, frozen=True, kw_only=True):
-    """One daemon and the limits of its clients. Raises ValueError, with a sentence, for values out of bounds.
+_WIRE: Final = {"default_percentage": "defaultPercentage", "memory_limits": "memoryLimitsMiB"}
 
-    ``devices`` are the UUIDs of the GPUs or MIG devices that clients see, ascending. ``gpus`` are the whole GPUs among
-    them, whose compute mode becomes EXCLUSIVE_PROCESS; MIG devices have no compute mode. ``default_percentage`` is 0 to
-    100 percent of the multiprocessors, None for no limit. ``memory_limits`` maps device UUIDs to the MiB that one
-    client may allocate; a device without an entry has no limit.
+
+class MpsDaemon(Struct, frozen=True, kw_only=True, rename=_WIRE):
+    """One daemon and the limits of its clients. Raises ValueError for values out of bounds. ``devices`` are the UUIDs
+    that clients see, ascending; ``gpus`` the whole GPUs among them, whose compute mode becomes EXCLUSIVE_PROCESS.
+    ``default_percentage`` is 0 to 100 of the multiprocessors, ``memory_limits`` MiB per client by device.
     """
 
     id: str
     devices: tuple[str, ...]
     gpus: tuple[GpuUuid, ...] = ()
     default_percentage: int | None = None
-    memory_limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    memory_limits: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_id(self.id)
         if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
             raise ValueError(f"an MPS daemon has 1 to {MAX_DEVICES} different devices, not {len(self.devices)}")
         for device in self.devices:
-            if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+            if not _DEVICE.fullmatch(device):
                 raise ValueError(f"{quoted(device)} is not the UUID of a GPU or MIG device")
         if not set(self.gpus) <= set(self.devices) or not all(gpu.startswith("GPU-") for gpu in self.gpus):
             raise ValueError("the whole GPUs of an MPS daemon must be among its devices")
-        if self.default_percentage is not None and not _is_whole(self.default_percentage, 0, 100):
+        if self.default_percentage is not None and not 0 <= self.default_percentage <= 100:
             raise ValueError(f"a thread percentage must be 0 to 100, not {quoted(self.default_percentage)}")
         for device, limit in self.memory_limits.items():
             if device not in self.devices:
                 raise ValueError(f"a memory limit names {quoted(device)}, which is not a device of the daemon")
-            if not _is_whole(limit, 1, MAX_LIMIT_MIB):
+            if not 1 <= limit <= MAX_LIMIT_MIB:
                 raise ValueError(f"a memory limit must be 1 to {MAX_LIMIT_MIB} MiB, not {quoted(limit)}")
 
     @property
@@ -79,53 +80,19 @@ class MpsDaemon(Struct, frozen=True, kw_only=True):
         """A checksum of all fields, by which a status names the description that it belongs to."""
         # It distinguishes the few descriptions that one id ever has. hashlib would cost the MPS host 20 % of its
         # memory.
-        text = json.dumps(self.to_wire(), sort_keys=True).encode()
+        text = json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
         return f"{crc32(text):08x}{len(text):x}"
-
-    def to_wire(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "id": self.id,
-            "devices": list(self.devices),
-            "gpus": list(self.gpus),
-            "defaultPercentage": self.default_percentage,
-            "memoryLimitsMiB": dict(self.memory_limits),
-        }
-
-    @classmethod
-    def from_wire(cls, wire: object) -> "MpsDaemon":
-        """The reverse of `to_wire`; ignores unknown fields. Raises ValueError for any other form."""
-        if not isinstance(wire, dict):
-            raise ValueError("an MPS daemon must be an object")  # noqa: TRY004 - one error for all that a file may hold
-        devices, gpus, limits = wire.get("devices"), wire.get("gpus"), wire.get("memoryLimitsMiB")
-        if not isinstance(devices, list) or not isinstance(gpus, list) or not isinstance(limits, dict):
-            raise ValueError("devices and gpus must be lists, and memory limits an object")  # noqa: TRY004 - same
-        if not all(isinstance(text, str) for text in (wire.get("id"), *devices, *gpus)):
-            raise ValueError("the id and the devices of an MPS daemon must be strings")
-        return cls(
-            id=wire["id"],
-            devices=tuple(devices),
-            gpus=tuple(GpuUuid(gpu) for gpu in gpus),
-            default_percentage=wire.get("defaultPercentage"),
-            memory_limits=limits,
-        )
 
 
 def check_id(daemon_id: str) -> str:
-    """Return the id when it can be a folder name, else raise ValueError."""
-    if not isinstance(daemon_id, str) or not _ID.fullmatch(daemon_id):
+    if not _ID.fullmatch(daemon_id):
         raise ValueError(
             f"{quoted(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"
         )
     return daemon_id
 
 
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
 DaemonState = Literal["starting", "ready", "failed", "stopping"]
-DAEMON_STATES: Final = ("starting", "ready", "failed", "stopping")
 MAX_FILE: Final = 64 * 1024
 MAX_DAEMONS: Final = 256
 """More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
@@ -138,12 +105,9 @@ PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
 
 
-class Status(Struct, frozen=True, kw_only=True):
-    """A daemon's status, written by the MPS host.
-
-    ``generation`` is that of the description it belongs to, ``reason`` a sentence for a state other than ready,
-    ``restarts`` the number of restarts, ``shm`` the folder that daemon and clients see as ``/dev/shm``.
-    """
+class DaemonStatus(Struct, frozen=True, kw_only=True):
+    """A daemon's status, written by the MPS host. ``generation`` is that of its description, ``reason`` a sentence for
+    a state other than ready, ``shm`` the folder that daemon and clients see as ``/dev/shm``."""
 
     generation: str
     state: DaemonState
@@ -198,51 +162,31 @@ class DaemonFolder:
 
     def write_desired(self, daemon: MpsDaemon) -> None:
         """Want the daemon. Atomic."""
-        _write(self.desired, daemon.to_wire())
+        _write(self.desired, daemon)
         with storage(f"remove {self.released}"):
             self.released.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Want no daemon any more. Idempotent."""
         with storage(f"release {self.desired}"), suppress(FileNotFoundError):
             self.desired.replace(self.released)
 
-    def read_status(self) -> Status | None:
+    def read_status(self) -> DaemonStatus | None:
         """The last status of the host; None when it is missing or unreadable."""
-        wire = _read(self.status)
-        if not isinstance(wire, dict) or wire.get("state") not in DAEMON_STATES:
-            return None
-        generation, reason, shm = wire.get("generation"), wire.get("reason"), wire.get("shm")
-        pid, restarts = wire.get("pid"), wire.get("restarts")
-        if not isinstance(generation, str) or not isinstance(reason, str) or not isinstance(shm, str):
-            return None
-        return Status(
-            generation=generation,
-            state=wire["state"],
-            reason=reason,
-            pid=pid if isinstance(pid, int) else None,
-            restarts=restarts if isinstance(restarts, int) else 0,
-            shm=shm,
-        )
+        return _read(self.status, DaemonStatus)
 
-    def write_status(self, status: Status) -> None:
-        """Replace the status. Atomic."""
-        _write(self.status, asdict(status))
+    def write_status(self, status: DaemonStatus) -> None:
+        _write(self.status, status)
 
     def clear_status(self) -> None:
-        """Remove the status, because the daemon has ended. Idempotent."""
         with storage(f"remove {self.status}"):
             self.status.unlink(missing_ok=True)
 
     def remove(self, *, within_s: float = REMOVE_S) -> None:
-        """Remove the folder and its content. Idempotent."""
         with storage(f"remove {self.path}"):
             remove_tree(self.path, within_s=within_s)
 
 
 class MpsFolders:
-    """All daemons' folders below ``root``."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.daemons = root / "daemons"
@@ -259,7 +203,6 @@ class MpsFolders:
         return DaemonFolder(self.daemons / check_id(daemon_id))
 
     def ids(self) -> tuple[str, ...]:
-        """Ids with a folder, in any state, ascending."""
         with storage(f"list {self.daemons}"):
             try:
                 found = [entry.name for entry in os.scandir(self.daemons) if entry.is_dir(follow_symlinks=False)]
@@ -298,11 +241,9 @@ def storage(doing: str) -> Iterator[None]:
 
 
 def make_own(folder: Path, mode: int, *, take: bool = False) -> None:
-    """Create the folder, or check that the existing one belongs to this user. Raises OSError.
-
-    Any user may create files in /dev/shm. Through a link or a folder of another user, that user would choose what
-    containers mount and what the MPS host removes. ``take`` makes a folder of another user this user's: for one in a
-    folder where only this user can make it, whose owner root in a container has changed.
+    """Create the folder, or check that this user owns it: any user may create folders and links in /dev/shm, and would
+    choose what containers mount and what the host removes. ``take`` takes over a folder whose owner root in a container
+    has changed. Raises OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -326,30 +267,27 @@ def _is_id(name: str) -> bool:
 
 
 def _daemon(path: Path) -> MpsDaemon | None:
-    try:
-        daemon = MpsDaemon.from_wire(_read(path))
-    except ValueError:
-        return None
-    return daemon if daemon.id == path.parent.name else None
+    daemon = _read(path, MpsDaemon)
+    return daemon if daemon is not None and daemon.id == path.parent.name else None
 
 
-def _read(path: Path) -> Any:
-    """The JSON of a small plain file; None when it is missing or unreadable."""
+def _read(path: Path, kind: type[Content]) -> Content | None:
+    """The content of a small plain file; None when it is missing, unreadable or of another form."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return json.loads(os.read(descriptor, MAX_FILE))
+        return msgspec.json.decode(os.read(descriptor, MAX_FILE), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(descriptor)
 
 
-def _write(path: Path, wire: dict[str, Any]) -> None:
+def _write(path: Path, content: Struct) -> None:
     with storage(f"write {path}"):
-        replace_file(path, json.dumps(wire, sort_keys=True).encode() + b"\n")
+        replace_file(path, json.dumps(msgspec.to_builtins(content), sort_keys=True).encode() + b"\n")
 
 
 EVERY_S: Final = 10.0

@@ -73,7 +73,7 @@ from dra_driver.node.process.policy_watch import PolicyWatch
 from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
-from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms, TermsResolver
+from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
 
@@ -220,7 +220,7 @@ class NodeProcess:
         events = EventRecorder(rest, node_events.COMPONENT, settings.node_name)
         tell = partial(node_events.tell, own_node, events)
         publisher = Publisher.connect(rest, driver, settings.node_name, events, lists=settings.numa_node_as_list)
-        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), NodeTaint()
+        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), DetachTaint()
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
 

@@ -8,7 +8,6 @@ registry strategies.
 from functools import partial
 
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.rules.claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
 from dra_driver.sim.apiserver.rules.core import (
     EVENT_RULES,
     GPU_NODE_RULES,
@@ -17,13 +16,14 @@ from dra_driver.sim.apiserver.rules.core import (
     SECRET_RULES,
     SERVICE_RULES,
 )
-from dra_driver.sim.apiserver.rules.pods import POD_RULES
+from dra_driver.sim.apiserver.rules.dra import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.sim.apiserver.rules.workloads import (
     BUDGET_RULES,
     DAEMON_SET_RULES,
     DEPLOYMENT_RULES,
     JOB_RULES,
+    POD_RULES,
     REPLICA_SET_RULES,
 )
 from dra_driver.sim.apiserver.validation import dns_1035_label, dns_label, path_segment
@@ -203,32 +203,9 @@ CUSTOM_RESOURCE_DEFINITIONS = ResourceKind(
 GPU_POLICIES = _own(kind="GpuPolicy", plural="gpupolicies", short_names=("gpupol",), rules=POLICY_OBJECT_RULES)
 GPU_NODES = _own(kind="GpuNode", plural="gpunodes", short_names=("gpuno",), rules=GPU_NODE_RULES)
 
-ALL_KINDS: tuple[ResourceKind, ...] = (
-    CONFIG_MAPS,
-    EVENTS,
-    NAMESPACES,
-    NODES,
-    PODS,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    SERVICES,
-    DAEMON_SETS,
-    DEPLOYMENTS,
-    REPLICA_SETS,
-    JOBS,
-    LEASES,
-    POD_DISRUPTION_BUDGETS,
-    CLUSTER_ROLE_BINDINGS,
-    CLUSTER_ROLES,
-    ROLE_BINDINGS,
-    ROLES,
-    VALIDATING_ADMISSION_POLICIES,
-    VALIDATING_ADMISSION_POLICY_BINDINGS,
-    CUSTOM_RESOURCE_DEFINITIONS,
-    DEVICE_CLASSES,
-    RESOURCE_CLAIMS,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_SLICES,
-    GPU_NODES,
-    GPU_POLICIES,
+ALL_KINDS: tuple[ResourceKind, ...] = tuple(
+    sorted(
+        (each for each in globals().values() if isinstance(each, ResourceKind)),
+        key=lambda kind: (kind.group, kind.plural),
+    )
 )

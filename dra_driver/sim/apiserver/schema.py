@@ -28,7 +28,7 @@ _OWN: dict[str, dict[str, Any]] = {
         f"{_OWN_GROUP}.GpuNode": {**_OWN_KIND, "status": "any"},
     },
 }
-"""This project's own kinds: `rules/own.py` validates what is below spec."""
+"""This project's own kinds: `rules/core.py` validates what is below spec."""
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),

@@ -22,8 +22,7 @@ from dra_driver.sim.apiserver.patching import Patch, apply_patch
 from dra_driver.sim.apiserver.pod_logs import PodLogs, PodPorts
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
-from dra_driver.sim.apiserver.state import HISTORY_LENGTH, ObjectChange, ObjectState, Record, object_key
-from dra_driver.sim.apiserver.subscription import Subscription
+from dra_driver.sim.apiserver.state import HISTORY_LENGTH, ObjectChange, ObjectState, Record, Subscription, object_key
 from dra_driver.sim.apiserver.writes import PLAIN_WRITE, ObjectWriter, WriteOptions
 
 __all__ = ["DeleteOptions", "Listing", "Patch", "Store", "Subscription"]

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from dra_driver.core.errors import NotFoundError
 from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import newest_slices, pool_of
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
@@ -76,18 +77,12 @@ class DeviceTaintController(Controller):
 
 def _tainted(slices: Sequence[Obj]) -> dict[Device, list[Obj]]:
     """The NoExecute taints of each device in the newest generation of its pool."""
-    newest: dict[tuple[str, str], int] = {}
-    for item in slices:
-        pool = item["spec"]["driver"], item["spec"]["pool"]["name"]
-        newest[pool] = max(newest.get(pool, 0), item["spec"]["pool"]["generation"])
     found: dict[Device, list[Obj]] = {}
-    for item in slices:
-        driver, pool_name = item["spec"]["driver"], item["spec"]["pool"]["name"]
-        if item["spec"]["pool"]["generation"] == newest[driver, pool_name]:
-            for device in entries(item, "spec", "devices"):
-                taints = [taint for taint in entries(device, "taints") if taint.get("effect") == NO_EXECUTE]
-                if taints:
-                    found[driver, pool_name, device["name"]] = taints
+    for item in newest_slices(slices):
+        for device in entries(item, "spec", "devices"):
+            taints = [taint for taint in entries(device, "taints") if taint.get("effect") == NO_EXECUTE]
+            if taints:
+                found[*pool_of(item), device["name"]] = taints
     return found
 
 

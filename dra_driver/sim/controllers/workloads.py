@@ -19,7 +19,7 @@ from dra_driver.core.time import parse_time, rfc3339
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
-from dra_driver.sim.loop import Controller
+from dra_driver.sim.loop import Controller, StoreEventRecorder
 from dra_driver.sim.objects import (
     condition,
     is_deleted,
@@ -31,7 +31,6 @@ from dra_driver.sim.objects import (
     set_condition,
     uid,
 )
-from dra_driver.sim.recorder import StoreEventRecorder
 
 
 class Owned(Struct, frozen=True):

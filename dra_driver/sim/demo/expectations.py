@@ -23,9 +23,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.errors import ConfigurationError, DraError, RetryableError
+from dra_driver.kube.devices import results_of
 from dra_driver.kube.published.listing import Devices, described_devices, difference, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.client import Client
 from dra_driver.sim.objects import claim_names, condition, extended_claim_name, is_ready
@@ -34,17 +36,8 @@ from dra_driver.sim.objects import claim_names, condition, extended_claim_name, 
 def allocated_devices(pod: Obj, client: Client) -> Devices:
     """The devices allocated to the pod's claims, as ResourceSlices describe them; a share counts as its GPU."""
     claims = filter(None, [name for _, name in claim_names(pod)] + [extended_claim_name(pod)])
-    results = [
-        result
-        for name in claims
-        for result in entries(
-            client.find(RESOURCE_CLAIMS, name, pod["metadata"]["namespace"]),
-            "status",
-            "allocation",
-            "devices",
-            "results",
-        )
-    ]
+    found = [client.find(RESOURCE_CLAIMS, name, pod["metadata"]["namespace"]) for name in claims]
+    results = [result for claim in found for result in results_of(claim or {})]
     return described_devices(results, client.list(RESOURCE_SLICES, ""))
 
 
@@ -126,6 +119,13 @@ def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -
     return None
 
 
+def _existing(client: Client, kind: ResourceKind, name: str, namespace: str) -> Obj:
+    obj = client.find(kind, name, namespace)
+    if obj is None:
+        raise RetryableError(f"{kind.singular} {name} does not exist")
+    return obj
+
+
 def _seen_by(pod: Obj, client: Client) -> Devices:
     """The devices that the logs of all of the pod's containers list."""
     return sum((observed_devices(log) for log in _logs_of(pod, client).values()), Devices())
@@ -138,9 +138,7 @@ def _logs_of(pod: Obj, client: Client) -> dict[str, str]:
 
 
 def _pod(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    pod = client.find(PODS, expectation.names[0], namespace)
-    if pod is None:
-        return "the pod does not exist"
+    pod = _existing(client, PODS, expectation.names[0], namespace)
     phase = dig(pod, "status", "phase", default="")
     if expectation.state == "Pending":
         unschedulable = phase == "Pending" and condition(pod, "PodScheduled") == "False"
@@ -169,9 +167,7 @@ def _sees(expectation: Expectation, pod: Obj, client: Client) -> str | None:
 
 def _logs(expectation: Expectation, client: Client, namespace: str) -> str | None:
     name, _, container = expectation.names[0].partition("/")
-    pod = client.find(PODS, name, namespace)
-    if pod is None:
-        return "the pod does not exist"
+    pod = _existing(client, PODS, name, namespace)
     logs = {container: client.log(namespace, name, container)} if container else _logs_of(pod, client)
     for where, log in logs.items():
         if expectation.line not in log.splitlines():
@@ -197,9 +193,7 @@ def _why(pod: Obj) -> str:
 
 
 def _job(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    job = client.find(JOBS, expectation.names[0], namespace)
-    if job is None:
-        return "the job does not exist"
+    job = _existing(client, JOBS, expectation.names[0], namespace)
     if condition(job, "Complete") == "True":
         return None
     succeeded, failed = (dig(job, "status", field, default=0) for field in ("succeeded", "failed"))
@@ -207,13 +201,9 @@ def _job(expectation: Expectation, client: Client, namespace: str) -> str | None
 
 
 def _deployment(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    deployment = client.find(DEPLOYMENTS, expectation.names[0], namespace)
-    if deployment is None:
-        return "the deployment does not exist"
-    wanted, available = (
-        dig(deployment, "spec", "replicas", default=1),
-        dig(deployment, "status", "availableReplicas", default=0),
-    )
+    deployment = _existing(client, DEPLOYMENTS, expectation.names[0], namespace)
+    wanted = dig(deployment, "spec", "replicas", default=1)
+    available = dig(deployment, "status", "availableReplicas", default=0)
     if condition(deployment, "Available") == "True" and available == wanted:
         return None
     return f"{available} of {wanted} replicas are available"
@@ -235,21 +225,14 @@ def _compare(expectation: Expectation, found: dict[str, Devices]) -> str | None:
 
 
 def _pods(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    found = {}
-    for name in expectation.names:
-        pod = client.find(PODS, name, namespace)
-        if pod is None:
-            return f"pod {name} does not exist"
-        found[name] = _seen_by(pod, client)
-    return _compare(expectation, found)
+    pods = {name: _existing(client, PODS, name, namespace) for name in expectation.names}
+    return _compare(expectation, {name: _seen_by(pod, client) for name, pod in pods.items()})
 
 
 def _containers(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    found = {}
-    for name in expectation.names:
-        pod, _, container = name.partition("/")
-        found[name] = observed_devices(client.log(namespace, pod, container))
-    return _compare(expectation, found)
+    where = {name: name.partition("/") for name in expectation.names}
+    logs = {name: client.log(namespace, pod, container) for name, (pod, _, container) in where.items()}
+    return _compare(expectation, {name: observed_devices(log) for name, log in logs.items()})
 
 
 _CHECKS: Final = {

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from dra_driver.core.errors import RetryableError
+from dra_driver.kube.devices import attribute_text
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import GPU_NODES, GPU_POLICIES
-from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo.chapter import Chapter, Say
 from dra_driver.sim.node.node_process import ControllerSubprocess
 
@@ -33,7 +34,6 @@ class PolicyChapter(Chapter):
         self._controller = ControllerSubprocess(cluster.kubeconfig, cluster.folder / "policies-controller.log")
         self._node, self._gpu, self._uuid = "", "", ""
         self._before: dict[str, Obj] = {}
-        self.problem = ""
 
     def __enter__(self) -> "PolicyChapter":
         self._controller.start()
@@ -158,8 +158,4 @@ def not_said_by_status(policy: Obj) -> str | None:
 
 
 def _text(device: Obj, attribute: str) -> str:
-    for name in (attribute, f"gpu.nvidia.com/{attribute}"):
-        value = dig(device, "attributes", name, "string", default="")
-        if value:
-            return str(value)
-    return ""
+    return attribute_text(device.get("attributes"), DRIVER, attribute)

@@ -38,7 +38,6 @@ class Edits(Struct, kw_only=True):
     env: dict[str, str] = field(default_factory=dict)
     device_nodes: dict[str, Wire] = field(default_factory=dict)
     mounts: dict[str, Wire] = field(default_factory=dict)
-    hooks: list[Wire] = field(default_factory=list)
 
     def add(self, wire: Wire) -> None:
         """Add one ``containerEdits``: variables replace by name, device nodes by path, mounts by target."""
@@ -50,7 +49,6 @@ class Edits(Struct, kw_only=True):
         for mount in wire.get("mounts") or ():
             self.mounts.pop(mount["containerPath"], None)
             self.mounts[mount["containerPath"]] = mount
-        self.hooks.extend(wire.get("hooks") or ())
 
     @property
     def sorted_mounts(self) -> list[Wire]:

@@ -19,6 +19,7 @@ from dra_driver.core.errors import ConflictError, DraError, NotFoundError, Retry
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
+from dra_driver.sim.loop import StoreEventRecorder
 from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
 from dra_driver.sim.node.device_health import resources_status
 from dra_driver.sim.node.kubelet import DraManager
@@ -26,7 +27,6 @@ from dra_driver.sim.node.kubelet_state import NodeClaim
 from dra_driver.sim.node.made_processes import MadeProcesses
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
-from dra_driver.sim.recorder import StoreEventRecorder
 
 log = logging.getLogger(__name__)
 

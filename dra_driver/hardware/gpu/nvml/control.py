@@ -177,7 +177,6 @@ def set_compute_mode(handle: Handle, gpu: GpuUuid, mode: ComputeMode) -> None:
 
 
 def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | None:
-    """Its handle; None when it is gone or MIG mode is off."""
     ask = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
     return optional("nvmlDeviceGetGpuInstanceById", ask, GONE)
 
@@ -185,7 +184,6 @@ def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | No
 def _create(
     doing: str, instance: pynvml.c_nvmlGpuInstance_t, candidates: tuple[ComputeProfile, ...]
 ) -> pynvml.c_nvmlComputeInstance_t:
-    """Create the first of ``candidates`` that the GPU supports."""
     refused = MigUnsupportedError(f"{doing} failed: no compute instance profile spans it; see nvidia-smi mig -lcip")
     for profile in candidates:
         try:

@@ -124,11 +124,8 @@ def driver_call(function: str, call: Callable[[], T]) -> T:
 
 
 def change(doing: str, function: str, call: Callable[[], T]) -> T:
-    """The result of a call that changes a GPU. ``doing`` starts the message: what was tried, and on which object.
-
-    Raises the error that ``REFUSALS`` has for the code, DriverUnavailableError when the driver fails, else
-    DeviceLostError.
-    """
+    """The result of a call that changes a GPU; ``doing`` starts the message. Raises the error that ``REFUSALS`` has for
+    the code, DriverUnavailableError when the driver fails, else DeviceLostError."""
     try:
         return call()
     except pynvml.NVMLError as error:
@@ -144,18 +141,15 @@ def refusal(doing: str, function: str, code: int, seen: str) -> HardwareError:
 
 
 def unavailable(function: str, error: pynvml.NVMLError) -> DriverUnavailableError:
-    """The driver as a whole cannot be used."""
     advice = DRIVER_TROUBLE.get(error.value, "see the node's kernel log")
     return DriverUnavailableError(f"the NVIDIA driver cannot be used: {function} failed: {describe(error)}; {advice}")
 
 
 def describe(error: pynvml.NVMLError) -> str:
-    """NVML's text and the code, which nvml.h explains."""
     return f"{error} (NVML code {error.value})"
 
 
 def withdraws(error: DeviceLostError) -> bool:
-    """Whether NVML says that the GPU as a whole fails."""
     return getattr(error.__cause__, "value", None) in WITHDRAWS
 
 

@@ -90,11 +90,8 @@ class EventSet:
         self.refusal: str | None = None  # why the driver gave no set the last time
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether an event came, or a GPU was lost. Waits at most ``timeout_s`` plus one slice; sleeps when no GPU has
-        events.
-
-        Also False when the session ends meanwhile, and while the GPUs are detached. Raises DriverUnavailableError.
-        """
+        """Whether an event came, or a GPU was lost. Waits ``timeout_s`` plus one slice at most. False when the session
+        ends, and while the GPUs are detached. Raises DriverUnavailableError."""
         deadline = time.monotonic() + timeout_s
         generation: int | None = None  # the first wait may open a session, a later one must not reopen a closed one
         left_s = timeout_s
@@ -113,11 +110,9 @@ class EventSet:
         return False
 
     def covered(self, generation: int) -> frozenset[int]:
-        """NVML indexes of the GPUs whose events are reported in that session."""
         return self._covered if generation == self._generation and not self._stale.is_set() else frozenset()
 
     def renew(self) -> None:
-        """Register again before the next slice: the GPUs or a MIG mode changed."""
         self._stale.set()
         self._session.waits.interrupt()
 
@@ -148,7 +143,6 @@ class EventSet:
                     self._go.set()
 
     def _acquire(self) -> bool:
-        """The lock, from a thread that waits."""
         deadline = time.monotonic() + PAUSE_TIMEOUT_S
         while not self._lock.acquire(timeout=REPEAT_S):
             if time.monotonic() > deadline:
@@ -276,7 +270,6 @@ def mig_events(session: Session, reading: TakeCallLock, renewed: Callable[[], No
 
 
 def _register_mig(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
-    """Register the GPU at ``index`` for MIG changes; whether it has such events."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     if optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle)) is None:
         return False
@@ -362,7 +355,6 @@ class HealthEvents:
             return self._registered(gpu, handle, events)
 
     def _registered(self, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t, events: pynvml.c_nvmlEventSet_t) -> bool:
-        """Whether the GPU has such events. Raises DeviceLostError."""
         try:
             reason = _register(handle, events)
         except DeviceLostError as error:
@@ -436,5 +428,4 @@ def _register(handle: pynvml.c_nvmlDevice_t, events: pynvml.c_nvmlEventSet_t) ->
 
 
 def _address(handle: pynvml.c_nvmlDevice_t) -> int:
-    """What identifies a handle: ctypes' pointers are equal to themselves only."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

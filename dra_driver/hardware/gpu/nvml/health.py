@@ -149,7 +149,6 @@ def _fabric(handle: Handle) -> str | None:
 
 
 def fabric_trouble(mask: int) -> str:
-    """The fabric's health mask in words; "" when nothing is wrong."""
     found = [words for shift, words in FABRIC_FLAGS if mask >> shift & 3 == 1]
     shift, bits = FABRIC_CONFIGURATION
     configuration = mask >> shift & bits
@@ -172,8 +171,6 @@ class _Seen(Struct):
 
 
 class HealthLooks:
-    """For one thread at a time, but for ``forget``."""
-
     def __init__(self, session: Session, node: Node, sysfs_root: str, patience: Patience) -> None:
         self._session, self._node, self._patience = session, node, patience
         self._pci_devices = Path(sysfs_root, PCI_DEVICES)
@@ -297,11 +294,8 @@ class HealthLooks:
 
 
 def _links_down(seen: _Seen, peers_up: frozenset[int]) -> tuple[int, ...] | None:
-    """The links that should be up: they were, or in an NVSwitch fabric they are on another GPU.
-
-    None where it is not known of a link that is down: a bridge may be missing, or the link went down before this
-    process began.
-    """
+    """The links that should be up: they were, or in an NVSwitch fabric they are on another GPU. None if that is
+    unknown: a bridge may be missing, or the link went down before this process began."""
     links = seen.vitals.links
     if not links:
         return None

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 
 class InstanceReader:
-    """Call it for the answer. Thread-safe."""
-
     def __init__(self, file: Path) -> None:
         """``file``: in a folder that both processes share. Created when needed (0600) and never removed."""
         self._file = file
@@ -72,7 +70,6 @@ class InstanceReader:
 
 
 def _try(path: Path) -> int | None:
-    """The descriptor that holds the lock; None when another one does."""
     try:
         return lock_file(path)
     except BlockingIOError:
@@ -80,7 +77,6 @@ def _try(path: Path) -> int | None:
 
 
 def _released(descriptor: int | None) -> int | None:
-    """The new value of a field whose lock is given back."""
     if descriptor is not None:
         os.close(descriptor)
     return None
@@ -95,8 +91,6 @@ Token = tuple[int, int, int]
 
 
 class Listings:
-    """Thread-safe."""
-
     def __init__(self, may_read: Callable[[], bool]) -> None:
         self.may_read = may_read
         self._lock = threading.Lock()  # guards the fields below
@@ -107,7 +101,6 @@ class Listings:
         self._asked = 0  # the newest session that asked for instances
 
     def happened(self) -> None:
-        """An event came: the instances of any GPU may have changed."""
         with self._lock:
             self._events += 1
 
@@ -117,7 +110,6 @@ class Listings:
             self._own[gpu] += 1
 
     def token(self, gpu: GpuUuid, generation: int) -> Token:
-        """To be taken before a listing."""
         with self._lock:
             return generation, self._events, self._own[gpu]
 
@@ -132,7 +124,6 @@ class Listings:
         return due and self.may_read()
 
     def listed(self, gpu: GpuUuid, token: Token) -> None:
-        """The listing is done."""
         with self._lock:
             self._listed[gpu] = token
             self._reads[gpu] = 0

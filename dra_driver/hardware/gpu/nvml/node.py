@@ -44,11 +44,9 @@ class Node:
         self._found: frozenset[GpuUuid] = frozenset()  # GPUs of the last read
 
     def turn(self, gpu: str) -> CallLock:
-        """The turn of that GPU."""
         return self._turns.setdefault(gpu, CallLock(gpu, self._patience))
 
     def knowledge(self, generation: int) -> Known:
-        """What session ``generation`` knows."""
         known = self._known
         if known.generation != generation:
             self._known = known = Known(generation)  # two threads may do this at once: one set is read again
@@ -117,7 +115,6 @@ class Node:
         )
 
     def is_whole(self, generation: int, gpu: GpuUuid) -> bool:
-        """Whether the last read of the GPU found its MIG mode off, or no MIG."""
         return self._known.generation == generation and gpu in self._found and not self._known.modes.get(gpu, False)
 
     def hangs(self, known: Known, index: int) -> bool:
@@ -133,10 +130,7 @@ class Node:
         return self._modes_changed
 
     def read(self, generation: int, covered: frozenset[int]) -> Snapshot:
-        """A snapshot of the node; the caller uses session ``generation``. GPUs at the indexes ``covered`` have events.
-
-        Raises DriverUnavailableError.
-        """
+        """A snapshot of the node. GPUs at the indexes ``covered`` have events. Raises DriverUnavailableError."""
         known = self.knowledge(generation)
         driver = self._values(known, "")
         cuda = driver.read("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)

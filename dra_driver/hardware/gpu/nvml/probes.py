@@ -120,22 +120,18 @@ def plain(value: Any) -> Any:
 
 
 def handles() -> list[Any]:
-    """Raw handles of all GPUs, in the order of NVML. Raises NVMLError."""
     return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
 def handle_at(index: int) -> Any:
-    """The handle at an NVML index. Raises NVMLError."""
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
 def answers_at(index: int) -> bool:
-    """Whether there is a handle at an NVML index. Raises NVMLError."""
     return bool(handle_at(index))
 
 
 def system() -> dict[str, Answer]:
-    """What NVML says about the machine."""
     return {name: ask(getattr(pynvml, name)) for name in SYSTEM if hasattr(pynvml, name)}
 
 
@@ -205,7 +201,6 @@ def settings(handle: Any) -> dict[str, Any]:
 
 
 def timeless(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer that can be compared with another one."""
     return {key: value for key, value in answer.items() if key != "ms"}
 
 
@@ -257,11 +252,8 @@ PROFILE_NUMBERS: Final = range(0x20)
 
 
 def profiles(handle: Any) -> list[dict[str, Any]]:
-    """A row per profile number, whether or not MIG mode is on.
-
-    ``number``; ``v2`` and ``v1``, the answers of both versions; of a profile that either has: ``id``, ``placements``
-    (``start:size``) and ``remaining``, the answers for that id.
-    """
+    """A row per profile ``number``, whether or not MIG mode is on: the answers ``v2`` and ``v1``, and for a profile
+    that exists ``id``, ``placements`` (``start:size``) and ``remaining``."""
     rows = []
     for number in PROFILE_NUMBERS:
         row: dict[str, Any] = {f"v{version}": ask(_profile(handle, number, version)) for version in (2, 1)}
@@ -292,7 +284,6 @@ def without_mode(handle: Any, profile_ids: Iterable[int]) -> dict[str, Any]:
 
 
 def register_mig_events(handle: Any) -> str:
-    """Register for MIG changes alone, and free the set. Raises NVMLError."""
     events = pynvml.nvmlEventSetCreate()
     try:
         pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, events)

@@ -36,10 +36,7 @@ ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 def read_topology(pci_bus_id: str, sysfs_root: str = "/sys") -> tuple[str | None, int | None]:
-    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None where sysfs has no value. Raises nothing.
-
-    The kernel writes -1 as the NUMA node where firmware gives none (one-socket machines, most virtual machines).
-    """
+    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None where sysfs has no value, or -1 as the NUMA node."""
     link = Path(sysfs_root, "bus/pci/devices", pci_bus_id)
     return _pcie_root(link, Path(sysfs_root)), _numa_node(link)
 
@@ -61,10 +58,7 @@ def _numa_node(link: Path) -> int | None:
 
 
 def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
-    """``0000:65:00.0``: NVML prints a domain of eight digits in upper case, sysfs at least four in lower case.
-
-    Raises ValueError for a text that is no address.
-    """
+    """``0000:65:00.0`` of NVML's eight digits in upper case. Raises ValueError for a text that is no address."""
     bus_id = info.busId
     domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
@@ -132,16 +126,12 @@ _SWITCH: Final = "switch"
 
 
 def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | None:
-    """All links that were up at any read of this process; None when they could never be read.
-
-    Read at the looks 1, 4 and 16, and every `EVERY` ones: links can come up after the driver (Fabric Manager trains
-    those of NVSwitches), and some fifty calls per GPU and look would be felt. Raises as `LastValues.read`.
-    """
+    """All links that were up at any read of this process; None when they could never be read. Read at the reads 1, 4,
+    16 and every `EVERY`: Fabric Manager trains NVSwitch links late, and fifty calls per GPU are costly."""
     return values.growing(NVLINKS, partial(read_links, handle), NvLinks.__or__, every=EVERY)
 
 
 def read_links(handle: pynvml.c_nvmlDevice_t) -> NvLinks:
-    """The links that are up now. Raises pynvml.NVMLError where the GPU does not answer."""
     ends = Counter(_link_ends(handle))
     switch_links = ends.pop(_SWITCH, 0)
     peers = (NvLinkPeer(pci_bus_id=address, links=links) for address, links in sorted(ends.items()))
@@ -245,12 +235,9 @@ def describe_gpu(
     list_instances: bool = True,
     proceed: Callable[[], None] | None = None,
 ) -> Gpu:
-    """All properties of a GPU; the caller has its turn. A property that cannot be read keeps its last value.
-
-    Without ``list_instances``, known MIG instances are taken from the last description. ``proceed`` is called during a
-    listing, and may raise to end it.
-
-    Raises DriverUnavailableError, and DeviceLostError for a lost GPU, without a minor number or a known MIG state.
+    """All properties of a GPU, under its lock; a property that cannot be read keeps its last value. Without
+    ``list_instances``, so do MIG instances. ``proceed`` may raise to end a listing. Raises DriverUnavailableError, and
+    DeviceLostError for a lost GPU, without a minor number or a known MIG state.
     """
     minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
     brand = values.constant("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
@@ -295,11 +282,8 @@ def _topology(values: LastValues, pci_bus_id: str | None, sysfs_root: str) -> tu
 
 
 def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bool) -> int | None:
-    """What driver and firmware keep of the memory (nvml.h, nvmlMemory_v2_t; drivers from R510 on).
-
-    MIG instances may change it, so while MIG mode is on the value from before stays: it would change the published
-    memory of a GPU with every partition.
-    """
+    """Memory that driver and firmware keep (nvmlMemory_v2_t; R510). With MIG mode on the earlier value stays: instances
+    may change it, and with it the published memory of the GPU."""
     if mig_enabled and values.gpu is not None and values.gpu.reserved_bytes is not None:
         return values.gpu.reserved_bytes
 

@@ -41,8 +41,6 @@ MAX_LOOKS = 360  # an hour
 
 
 class Renewals:
-    """For one thread at a time, the one that takes a snapshot."""
-
     def __init__(self, session: Session, dev_folder: str) -> None:
         self._session = session
         self._dev_folder = dev_folder
@@ -81,7 +79,6 @@ class Renewals:
             yield
 
     def after_look(self, found: Snapshot) -> None:
-        """Remember what the look found."""
         missing = frozenset(gpu.label for gpu in found.left_out)
         if missing - self._left_out or not missing:
             self._looks, self._limit = 0, LEFT_OUT_LOOKS

@@ -33,8 +33,6 @@ _SM_UTIL: Final = 2  # NVML_GPM_METRIC_SM_UTIL
 
 
 class GpmMeter:
-    """The instances of one GPU in one session. For one thread."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._is_supported: bool | None = None
@@ -64,7 +62,6 @@ class GpmMeter:
             _free(former[0])
 
     def keep(self, keys: Collection[tuple[int, str]]) -> None:
-        """Free the samples of all other instances."""
         for key in self._samples.keys() - set(keys):
             _free(self._samples.pop(key)[0])
 
@@ -144,7 +141,6 @@ def read_utilisation(handle: Handle) -> tuple[int | None, int | None]:
 
 
 def read_number(handle: Handle, function: str, *arguments: Any) -> int | None:
-    """The answer of a function of pynvml with a number as answer."""
     found = _optional(function, lambda: getattr(pynvml, function)(handle, *arguments))
     return None if found is None else int(found)
 
@@ -158,10 +154,7 @@ def read_temperature(handle: Handle) -> int | None:
 def read_processes(
     handle: Handle, utilisation: Mapping[int, tuple[int, int]] | None
 ) -> tuple[ProcessUsage, ...] | None:
-    """All processes on the GPU and its instances, by PID; None where the driver lists none of the kinds.
-
-    ``utilisation`` is that of `Utilisation.read`.
-    """
+    """All processes on the GPU and its instances, by PID; None where the driver lists none of the kinds."""
     found: dict[tuple[int, int | None], int | None] = {}
     answers = [_optional(function, partial(getattr(pynvml, function), handle)) for function in LISTINGS]
     if all(answer is None for answer in answers):
@@ -192,8 +185,6 @@ def _process(
 
 
 class Utilisation:
-    """The utilisation of one GPU's processes between two looks."""
-
     def __init__(self, now_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self._now_us = now_us
         self._since_us: int | None = None
@@ -253,7 +244,6 @@ def mig_devices(handle: Handle) -> Iterator[tuple[int, Handle]]:
 
 
 def read_instance(gi_id: int, device: Handle, sm_percent: int | None) -> InstanceUsage:
-    """One MIG device, which spans its GPU instance."""
     memory = read_memory(device)
     uuid = optional("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, device), _GONE)
     return InstanceUsage(
@@ -304,7 +294,6 @@ class NvmlUsage:
         self._generation = 0
 
     def close(self) -> None:
-        """End the session. Idempotent; ``usage`` begins another one."""
         self._session.close()
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:

@@ -34,8 +34,6 @@ HANG_POLL_S = 0.05
 
 
 class FailureMode(StrEnum):
-    """One GPU's trouble."""
-
     UNBOUND = "unbound"
     HANGS = "hangs"
     CALLS_FAIL = "calls fail"
@@ -62,11 +60,8 @@ def why_left_out(gpu: GpuUuid, troubles: Collection[FailureMode]) -> str | None:
 def meet_failure_modes(
     method: str, gpu: GpuUuid, troubles: Callable[[], Collection[FailureMode]], sleep: Callable[[float], None]
 ) -> None:
-    """What a call of ``method`` for the GPU meets before it does its work. ``troubles`` reads them anew.
-
-    Raises DeviceLostError, and GpuBusyError for instances that another process has asked for. Waits while the GPU
-    hangs, at most ``HANG_S``.
-    """
+    """Fail or delay a call of ``method`` as the GPU's modes demand, which ``troubles`` reads again. Raises
+    DeviceLostError, and GpuBusyError for subscribed instances. Waits at most ``HANG_S``."""
     found = troubles()
     if FailureMode.UNBOUND in found:
         raise DeviceLostError(f"GPU {gpu} is not on this node")
@@ -111,8 +106,6 @@ _FORM: Final = re.compile(r"([a-z-]{1,20})(?:=([a-z0-9-]{1,20}))?(?:\*(\d{1,7}))
 
 
 class FaultKind(StrEnum):
-    """What is wrong with a GPU."""
-
     XID = "xid"
     ECC = "ecc"
     LOST = "lost"
@@ -151,10 +144,7 @@ class HardwareFault(Struct, frozen=True):
 
 
 class GpuFault(Struct, frozen=True, kw_only=True):
-    """A fault of one GPU, or with ``gi_id`` of one of its GPU instances (XIDs and ECC errors only).
-
-    ``source`` says who injected it, so that the same source can replace what it has injected; "" for a person or test.
-    """
+    """A fault of one GPU, or with ``gi_id`` of a GPU instance. ``source`` may replace its own faults; "" for a test."""
 
     gpu: GpuUuid
     fault: HardwareFault
@@ -163,10 +153,7 @@ class GpuFault(Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(Struct, frozen=True, kw_only=True):
-    """One GPU's health as its faults make it. ``lost`` says why it does not answer.
-
-    ``recovery_action`` is None while one of its instances is ill: NVML's "none" would say that it recovered.
-    """
+    """``recovery_action`` is None while an instance is unhealthy: NVML's "none" would report recovery."""
 
     lost: str | None = None
     hangs: bool = False
@@ -179,7 +166,6 @@ class GpuHealth(Struct, frozen=True, kw_only=True):
 
 
 def health_of(faults: Iterable[GpuFault]) -> GpuHealth:
-    """What these faults of one GPU make of it."""
     health = GpuHealth()
     for found in faults:
         effect = _EFFECTS[found.fault.kind] if found.gi_id is None else _of_instance
@@ -332,7 +318,6 @@ class FaultOrder(Struct, frozen=True):
 
 
 def is_partition(device: str) -> bool:
-    """Whether the device is a part of a GPU."""
     return "-mig-" in device
 
 
@@ -372,10 +357,8 @@ def with_order(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOr
 
 
 def without_order(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOrder, ...]:
-    """Without that fault of that device."""
     return tuple(one for one in orders if not one.is_like(order))
 
 
 def without_device(orders: Iterable[FaultOrder], device: str) -> tuple[FaultOrder, ...]:
-    """Without those of the device, and of the partitions of a GPU."""
     return tuple(one for one in orders if one.device != device and not one.device.startswith(f"{device}-mig-"))

@@ -50,7 +50,6 @@ class Attachment:
 
     @property
     def detached(self) -> str | None:
-        """The reason given to ``detach``; None while calls are allowed."""
         return self._detached
 
     def detach(self, reason: str, timeout_s: float) -> bool:
@@ -66,7 +65,6 @@ class Attachment:
             self._close_if_unused()
 
     def reattach(self) -> None:
-        """Allow calls again."""
         with self._turn:
             self._detached = None
             self._turn.notify_all()
@@ -136,12 +134,9 @@ class SimulatedHardware:
         on_change: Callable[[Snapshot], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``file`` is read again, for ``node_name``, whenever its inode, size or modification time changes.
-
-        ``state_file`` keeps MIG instances, modes and faults beyond this process and shares them with other processes;
-        its directory must exist, and all processes must use the same spec. ``on_change`` runs inside each call that
-        changes something, before it returns, one at a time over all processes; it must not wait for a thread that calls
-        this object. Its DraErrors are logged, because the hardware has changed nevertheless.
+        """``file`` is read again whenever it changes. ``state_file`` outlives this process and is shared with others of
+        the same spec. ``on_change`` runs inside each call that changes something, one at a time over all processes; it
+        must not wait for a thread that calls this object. Its DraErrors are logged.
         """
         self._lock = threading.RLock()  # guards everything below; held while on_change runs
         self._node = node
@@ -218,11 +213,8 @@ class SimulatedHardware:
         delay_s: float = 0.0,
         after: bool = False,
     ) -> None:
-        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones.
-
-        A failing call waits ``delay_s`` and raises ``error``: before its work, or with ``after`` when its work is done.
-        ``gpu`` limits the fault to calls for that GPU.
-        """
+        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones: wait
+        ``delay_s`` and raise ``error``, before the work or ``after`` it. ``gpu`` limits the fault."""
         if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
             raise ValueError(
                 f"cannot let {method} fail with {error!r}: expected a HardwareError and one of the methods"
@@ -248,7 +240,6 @@ class SimulatedHardware:
             self._store.write(replace(self._store.read(), faults=()))
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        """Run one call of the interface: check that the driver may be used and can be, and apply faults."""
         with self._attachment.use():
             return self._attached_call(method, gpu, work)
 
@@ -347,7 +338,6 @@ class SimulatedHardware:
         )
 
     def _announce(self) -> None:
-        """Notify of a change; the caller holds the lock."""
         if self._on_change is not None:
             try:
                 self._on_change(self._snapshot())
@@ -356,7 +346,6 @@ class SimulatedHardware:
         self._wake()
 
     def _wake(self) -> None:
-        """Let ``await_change`` look again."""
         with self._changed:
             self._change_count += 1
             self._changed.notify_all()
@@ -374,7 +363,6 @@ class SimulatedHardware:
         return changed
 
     def _current(self) -> NodeSpec:
-        """The node as described now; the caller holds the lock."""
         if self._file is not None:
             try:
                 self.reload()
@@ -385,7 +373,6 @@ class SimulatedHardware:
         return self._node
 
     def reload(self) -> None:
-        """Read the spec file if it changed. Raises ConfigurationError that names the file."""
         if self._file is None:
             return
         try:

@@ -28,12 +28,9 @@ COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this dri
 
 
 class GpuState(Struct, frozen=True, kw_only=True):
-    """Mutable state of one GPU.
-
-    ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and
-    ``busy_on_create`` one that lets its MIG mode be switched and keeps its first GPU instance from being created.
-    ``fabric_after_mig`` is what ``fabric`` becomes when the last GPU instance is destroyed, None for no change.
-    ``troubles``: see ``faults.py``.
+    """Mutable state of one GPU. ``in_use``: ids of GPU instances with a process. ``busy`` names the program that has
+    the GPU open, ``busy_on_create`` one that only keeps its first instance from being created. ``fabric_after_mig``
+    replaces ``fabric`` when the last instance is destroyed.
     """
 
     mig_enabled: bool = False
@@ -47,17 +44,14 @@ class GpuState(Struct, frozen=True, kw_only=True):
     troubles: frozenset[FailureMode] = frozenset()
 
     def instance(self, gi_id: int) -> MigInstance | None:
-        """The GPU instance with that id, or None."""
         return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
 
 
 def described(gpu: Gpu) -> GpuState:
-    """The state that the fields of ``gpu`` describe."""
     return GpuState(mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances, fabric=gpu.fabric)
 
 
 def apply(gpu: Gpu, state: GpuState) -> Gpu:
-    """``gpu`` as it looks in ``state``."""
     return replace(gpu, mig_enabled=state.mig_enabled, mig_instances=state.instances, fabric=state.fabric)
 
 
@@ -77,21 +71,16 @@ def gpu_instance_id(gpu: Gpu, start: int, size: int) -> int:
 
 
 def compute_instance(gpu: Gpu, gi_id: int, *, ci_id: int = COMPUTE_INSTANCE_ID, spans: bool = True) -> ComputeInstance:
-    """A compute instance of a GPU instance."""
     return ComputeInstance(ci_id=ci_id, uuid=mig_uuid(gpu.uuid, gi_id, ci_id), spans=spans)
 
 
 def mig_mode(gpu: Gpu, state: GpuState) -> bool:
-    """Whether MIG mode is on. Raises MigUnsupportedError."""
     require_mig(gpu)
     return state.mig_enabled
 
 
 def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False) -> GpuState:
-    """Switch MIG mode; ``by_reset``: with the GPU reset that some boards need, as an administrator does it.
-
-    Raises MigUnsupportedError, GpuBusyError, ResetRequiredError. Switching on resets the compute mode to DEFAULT.
-    """
+    """Switch MIG mode; ``by_reset``: with a GPU reset. MigUnsupportedError, GpuBusyError, ResetRequiredError."""
     require_mig(gpu)
     if enabled == state.mig_enabled:
         return state
@@ -106,7 +95,6 @@ def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False
 
 
 def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tuple[GpuState, int]:
-    """A new, empty GPU instance and its id. Raises MigUnsupportedError, NoRoomError and GpuBusyError."""
     require_mig(gpu)
     if not state.mig_enabled:
         raise MigUnsupportedError(f"no GPU instance can be created on {gpu.uuid}: its MIG mode is off")
@@ -126,7 +114,6 @@ def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tupl
 
 
 def add_compute(gpu: Gpu, state: GpuState, gi_id: int, *, spans: bool = True) -> tuple[GpuState, ComputeInstance]:
-    """The compute instance of a GPU instance. Raises NoRoomError when there is one, DeviceLostError without the GI."""
     instance = state.instance(gi_id)
     if instance is None:
         raise DeviceLostError(f"GPU instance {gi_id} of {gpu.uuid} does not exist")
@@ -137,7 +124,6 @@ def add_compute(gpu: Gpu, state: GpuState, gi_id: int, *, spans: bool = True) ->
 
 
 def drop_compute(gpu: Gpu, state: GpuState, gi_id: int, ci_id: int) -> GpuState:
-    """Remove a compute instance; the same state when it does not exist. Raises GpuBusyError."""
     instance = state.instance(gi_id)
     if instance is None or all(compute.ci_id != ci_id for compute in instance.compute):
         return state
@@ -147,10 +133,7 @@ def drop_compute(gpu: Gpu, state: GpuState, gi_id: int, ci_id: int) -> GpuState:
 
 
 def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False) -> GpuState:
-    """Remove a GPU instance; the same state when it does not exist.
-
-    Raises GpuBusyError for one that is not empty or in use; with ``forced`` it is removed with its content.
-    """
+    """Remove a GPU instance, or nothing. GpuBusyError for one that is not empty or in use, unless ``forced``."""
     instance = state.instance(gi_id)
     if instance is None:
         return state
@@ -163,7 +146,6 @@ def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False
 
 
 def set_compute_mode(gpu: Gpu, state: GpuState, mode: ComputeMode) -> GpuState:
-    """Set the compute mode. Raises MigUnsupportedError with MIG mode on, as nvml.h says."""
     if state.mig_enabled:
         raise MigUnsupportedError(f"the compute mode of {gpu.uuid} cannot be set while its MIG mode is on")
     return replace(state, compute_mode=mode)
@@ -200,7 +182,6 @@ def _require(what: str, resource: str, wanted: list[MigProfile], whole: MigProfi
 
 
 def _whole(gpu: Gpu) -> MigProfile:
-    """The profile of the whole GPU, whose engines are the total. With and without graphics are equal."""
     return max(gpu.mig_profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
 
 

@@ -63,10 +63,7 @@ def parse_nvlink(value: object) -> str:
 
 
 def nvlinks_of_entry(model: catalog.GpuModel, wanted: str | None, gpus: int, first_minor: int) -> tuple[str, ...]:
-    """The wish of each of ``gpus`` GPUs of one entry: `SWITCH`, `NONE` or ``bridge-NAME``.
-
-    Without ``wanted``, boards have what they are sold with: NVSwitches or no bridge. Raises ConfigurationError.
-    """
+    """The link of each GPU of one entry; without ``wanted``, as the board is sold. Raises ConfigurationError."""
     table = model.nvlink
     if wanted is None:
         wanted = SWITCH if table is not None and table.to_switches else NONE
@@ -114,8 +111,6 @@ GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?(\+pairs)?")
 
 
 class SimulatedGpu(Struct, frozen=True, kw_only=True):
-    """A described GPU with its initial MIG instances; ``lost`` says why it does not answer."""
-
     gpu: Gpu
     lost: str | None = None
     troubles: frozenset[FailureMode] = frozenset()
@@ -136,7 +131,6 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
 
 
 def parse_groups(spec: str, node_name: str) -> NodeSpec:
-    """The short form. Raises ConfigurationError that quotes the wrong part."""
     boards: list[Linked] = []
     for part in spec.split(","):
         match = GROUP.fullmatch(part.strip())
@@ -188,10 +182,7 @@ def parse_document(text: str, node_name: str) -> NodeSpec:
 
 
 def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
-    """The GPU ``minor`` of ``node_name``: always the same, with another UUID on each node.
-
-    Two GPUs share a PCIe root and four a NUMA node, as on common two-socket machines.
-    """
+    """The GPU ``minor`` of ``node_name``: always the same. Two share a PCIe root and four a NUMA node."""
     root_bus = 8 * (minor // 2) % 256
     return Gpu(
         uuid=GpuUuid(f"GPU-{uuid.uuid5(NAMESPACE, f'{node_name}/{minor}')}"),
@@ -214,7 +205,6 @@ def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
 
 @functools.cache
 def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
-    """Profiles of a board by id; one object for all GPUs of a model."""
     ordered = sorted(table.profiles, key=lambda profile: profile.profile_id)
     return tuple(
         MigProfile(
@@ -342,7 +332,6 @@ def _whole(low: int, high: int, unit: str = "") -> Callable[[Any], int]:
 
 
 def _mib(value: Any, least: int) -> int:
-    """Bytes of a number of MiB."""
     return _whole(least, MAX_MEMORY_MIB, " of MiB")(value) * 2**20
 
 

@@ -263,10 +263,7 @@ class _Active(Struct, frozen=True, kw_only=True):
 
 
 class SimulatedUsage:
-    """Looks at ``gpus`` and at the file. ``proc`` is the host's /proc, None where PIDs are not looked for.
-
-    Used by one thread.
-    """
+    """Reads ``gpus`` and the file, in one thread. ``proc`` is the host's /proc, None to find no PIDs."""
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ partition. A row of ``sharing`` is deleted with its device.
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
@@ -200,7 +201,7 @@ def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[P
                 "shares": share.count if share else None,
                 "total_memory": share.total_memory if share else None,
                 "max_shares": share.max_shares if share else None,
-                "daemon": json.dumps(daemon.to_wire(), separators=(",", ":")) if daemon else None,
+                "daemon": msgspec.json.encode(daemon).decode() if daemon else None,
             }
 
 
@@ -264,6 +265,6 @@ def _optional(column: str, value: object) -> int | None:
 
 def _daemon(text: str) -> MpsDaemon:
     try:
-        return MpsDaemon.from_wire(json.loads(text))
+        return msgspec.json.decode(text, type=MpsDaemon)
     except (ValueError, RecursionError):
         values.corrupt_value("daemon", text)

@@ -21,6 +21,7 @@ from dra_driver.sim.apiserver.rules.dra import (
     each,
     each_unique,
     label_name,
+    node_selector_problems,
     pool_name,
     qualified_name,
     taint,
@@ -30,11 +31,9 @@ from dra_driver.sim.apiserver.validation import (
     dns_subdomain,
     forbidden_field,
     invalid,
-    label_key,
     required,
     too_long,
     too_many,
-    unsupported,
 )
 
 MAX_DEVICES = 128
@@ -189,7 +188,6 @@ _NUMBER = r"(0|[1-9]\d*)"
 _PRE = r"(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)"
 _BUILD = r"[0-9a-zA-Z-]+"
 _SEMVER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+{_BUILD}(\.{_BUILD})*)?", re.ASCII)
-_SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[StatusCause]:
@@ -313,30 +311,4 @@ def _steps(
         if not size or (value.as_int() - low) % size:
             text = f"value is not a multiple of a given step ({step}) from ({bounds['min']})"
             problems.append(invalid(path, str(value), text))
-    return problems
-
-
-def node_selector_problems(selector: Any, path: str) -> list[StatusCause]:
-    """Problems of a core/v1 NodeSelector: no terms, unknown operators, missing or surplus values."""
-    terms = entries(selector, "nodeSelectorTerms")
-    if not terms:
-        return [required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")]
-    problems: list[StatusCause] = []
-    for at, term in enumerate(terms):
-        for field in ("matchExpressions", "matchFields"):
-            for index, item in enumerate(entries(term, field)):
-                problems += _requirement(item, f"{path}.nodeSelectorTerms[{at}].{field}[{index}]")
-    return problems
-
-
-def _requirement(item: Obj, path: str) -> list[StatusCause]:
-    operator, values = item.get("operator", ""), entries(item, "values")
-    problems = [invalid(f"{path}.key", item.get("key", ""), text) for text in label_key(item.get("key", ""))]
-    if operator in {"In", "NotIn"} and not values:
-        problems.append(required(f"{path}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
-    elif operator in {"Exists", "DoesNotExist"} and values:
-        text = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
-        problems.append(forbidden_field(f"{path}.values", text))
-    elif operator not in _SELECTOR_OPERATORS:
-        problems.append(unsupported(f"{path}.operator", operator, _SELECTOR_OPERATORS))
     return problems

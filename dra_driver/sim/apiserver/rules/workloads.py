@@ -1,19 +1,304 @@
-"""Defaults and validation of deployments, replica sets, daemon sets, jobs and disruption budgets.
+"""Defaults and validation of pods, and of deployments, replica sets, daemon sets, jobs and disruption budgets.
 
-Follows kubernetes/kubernetes pkg/apis/{apps,batch}/v1/defaults.go, their validation, and the generated selector of jobs
-(pkg/registry/batch/job/strategy.go).
-"""
+Defaults follow kubernetes/kubernetes pkg/apis/core/v1/defaults.go and pkg/apis/{apps,batch}/v1/defaults.go, validation
+pkg/apis/{core,apps,batch}/validation (1.36.2), and the generated selector of jobs pkg/registry/batch/job/strategy.go.
+Of pods, the part of the validation is here that manifests often break: names, containers, their resources, references
+to claims, what may change later, and the status of extended resources. For standard resources, requests must not exceed
+limits. Extended resources (``nvidia.com/gpu``) have whole numbers and a limit that equals the request."""
 
+from collections.abc import Iterator
+
+from dra_driver.core.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.rules.pods import default_pod_spec, pod_spec_problems
 from dra_driver.sim.apiserver.selectors import object_match
 from dra_driver.sim.apiserver.validation import (
     StatusCause,
+    dns_label,
+    dns_subdomain,
+    duplicate,
+    forbidden_field,
     invalid,
+    label_key,
+    not_found_field,
     required,
     unsupported,
 )
+
+_PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+_RESTART_POLICIES = ("Always", "OnFailure", "Never")
+_MUTABLE = ("activeDeadlineSeconds", "tolerations", "schedulingGates", "terminationGracePeriodSeconds")
+_IMMUTABLE_TEXT = (
+    "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
+    "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
+    "`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+)
+
+
+def _image_tag(image: str) -> str:
+    name = image.rpartition("/")[2]
+    if "@" in name:
+        return name.partition("@")[2]
+    return name.partition(":")[2] or "latest"
+
+
+def default_pod_spec(spec: Obj) -> None:
+    """Defaults that pods and templates share."""
+    spec.setdefault("dnsPolicy", "ClusterFirst")
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("securityContext", {})
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec.setdefault("schedulerName", "default-scheduler")
+    if spec.get("serviceAccountName") or spec.get("serviceAccount"):
+        account = spec.get("serviceAccountName") or spec["serviceAccount"]
+        spec["serviceAccountName"] = spec["serviceAccount"] = account
+    for container in [*entries(spec, "initContainers"), *entries(spec, "containers")]:
+        latest = _image_tag(container.get("image", "")) == "latest"
+        container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
+        container.setdefault("terminationMessagePath", "/dev/termination-log")
+        container.setdefault("terminationMessagePolicy", "File")
+        container.setdefault("resources", {})
+        for port in entries(container, "ports"):
+            port.setdefault("protocol", "TCP")
+    for volume in entries(spec, "volumes"):
+        if len(volume) == 1:
+            volume["emptyDir"] = {}
+
+
+def _default_pod(pod: Obj) -> None:
+    spec = child(pod, "spec")
+    default_pod_spec(spec)
+    spec.setdefault("enableServiceLinks", True)
+    for container in [*entries(spec, "initContainers"), *entries(spec, "containers")]:
+        limits = mapping(container, "resources", "limits")
+        if limits:
+            requests = child(container, "resources", "requests")
+            for name, amount in limits.items():
+                requests.setdefault(name, amount)
+
+
+def _prepare_create(pod: Obj) -> None:
+    spec = child(pod, "spec")
+    spec.setdefault("serviceAccountName", "default")
+    spec.setdefault("serviceAccount", spec["serviceAccountName"])
+    spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
+    spec.setdefault("priority", 0)
+    tolerations = spec.setdefault("tolerations", [])
+    for reason in ("not-ready", "unreachable"):
+        key = f"node.kubernetes.io/{reason}"
+        if not any(
+            item.get("key", key) == key and item.get("effect", "NoExecute") == "NoExecute" for item in tolerations
+        ):
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+    pod["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
+
+
+def qos_class(spec: Obj) -> str:
+    """BestEffort, Burstable or Guaranteed, from cpu and memory of all containers."""
+    kinds = set()
+    for container in [*entries(spec, "initContainers"), *entries(spec, "containers")]:
+        requests, limits = (mapping(container, "resources", part) for part in ("requests", "limits"))
+        asked = {name: requests.get(name) for name in ("cpu", "memory")}
+        bound = {name: limits.get(name) for name in ("cpu", "memory")}
+        if not any([*asked.values(), *bound.values()]):
+            kinds.add("BestEffort")
+        else:
+            kinds.add("Guaranteed" if all(bound.values()) and asked == bound else "Burstable")
+    return kinds.pop() if len(kinds) == 1 else "Burstable" if kinds else "BestEffort"
+
+
+def pod_spec_problems(spec: Obj, path: str) -> list[StatusCause]:
+    problems, seen = _claim_problems(spec, f"{path}.resourceClaims"), set()
+    claims = {item.get("name") for item in entries(spec, "resourceClaims")}
+    if not entries(spec, "containers"):
+        problems.append(required(f"{path}.containers"))
+    for field in ("containers", "initContainers"):
+        for at, container in enumerate(entries(spec, field)):
+            here = f"{path}.{field}[{at}]"
+            problems += _container_problems(container, here, claims)
+            if (name := container.get("name")) in seen:
+                problems.append(duplicate(f"{here}.name", name))
+            seen.add(name)
+    if spec.get("restartPolicy") not in _RESTART_POLICIES:
+        problems.append(unsupported(f"{path}.restartPolicy", spec.get("restartPolicy", ""), _RESTART_POLICIES))
+    for key, value in (spec.get("nodeSelector") or {}).items():
+        problems += [invalid(f"{path}.nodeSelector", key, text) for text in label_key(key)]
+        if not isinstance(value, str):
+            problems.append(invalid(f"{path}.nodeSelector.{key}", value, "must be a string"))
+    return problems
+
+
+def _claim_problems(spec: Obj, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
+    seen = set()
+    for at, item in enumerate(entries(spec, "resourceClaims")):
+        here, name = f"{path}[{at}]", item.get("name", "")
+        problems += (
+            [invalid(f"{here}.name", name, text) for text in dns_label(name)] if name else [required(f"{here}.name")]
+        )
+        if name in seen:
+            problems.append(duplicate(f"{here}.name", name))
+        seen.add(name)
+        sources = [field for field in ("resourceClaimName", "resourceClaimTemplateName") if field in item]
+        if len(sources) != 1:
+            text = "at most one of `resourceClaimName`, `resourceClaimTemplateName` may be specified"
+            if not sources:
+                text = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
+            problems.append(invalid(here, {key: item[key] for key in item}, text))
+        problems += [
+            invalid(f"{here}.{field}", item[field], text) for field in sources for text in dns_subdomain(item[field])
+        ]
+    return problems
+
+
+def _container_problems(container: Obj, path: str, claims: set[object]) -> list[StatusCause]:
+    name = container.get("name", "")
+    problems = [invalid(f"{path}.name", name, text) for text in dns_label(name)] if name else [required(f"{path}.name")]
+    if not container.get("image"):
+        problems.append(required(f"{path}.image"))
+    if container.get("imagePullPolicy") not in _PULL_POLICIES:
+        problems.append(unsupported(f"{path}.imagePullPolicy", container.get("imagePullPolicy", ""), _PULL_POLICIES))
+    problems += resource_problems(container, path)
+    used = set()
+    for at, claim in enumerate(entries(container, "resources", "claims")):
+        here, wanted = f"{path}.resources.claims[{at}]", claim.get("name", "")
+        if not wanted:
+            problems.append(required(here))
+        elif wanted not in claims:
+            text = "must be one of the names in pod.spec.resourceClaims" + ("" if claims else " which is empty")
+            problems.append(not_found_field(here, wanted, text))
+        if (key := (wanted, claim.get("request", ""))) in used:
+            problems.append(duplicate(here, f"{key[0]}/{key[1]}" if key[1] else key[0]))
+        used.add(key)
+    return problems
+
+
+def _frozen(spec: Obj) -> Obj:
+    """The part of a pod's spec that must not change, without images."""
+    kept: Obj = {key: copy_json(value) for key, value in spec.items() if key not in _MUTABLE}
+    for container in [*entries(kept, "containers"), *entries(kept, "initContainers")]:
+        container.pop("image", None)
+    return kept
+
+
+def _validate_pod(pod: Obj, review: Review) -> list[StatusCause]:
+    if review.subresource:
+        return extended_claim_problems(pod) if review.subresource == "status" else []
+    spec = mapping(pod, "spec")
+    problems = pod_spec_problems(spec, "spec")
+    if review.old is not None and _frozen(spec) != _frozen(mapping(review.old, "spec")):
+        problems.append(forbidden_field("spec", _IMMUTABLE_TEXT))
+    return problems
+
+
+def _keep_assigned(pod: Obj, old: Obj, subresource: str) -> None:
+    """Keep fields that admission set at creation if an update leaves them out."""
+    if subresource:
+        return
+    for field in ("nodeName", "serviceAccountName", "serviceAccount", "preemptionPolicy", "priority", "tolerations"):
+        before = dig(old, "spec", field)
+        if before is not None:
+            child(pod, "spec").setdefault(field, copy_json(before))
+
+
+POD_RULES = WriteRules(
+    default=_default_pod, prepare_create=_prepare_create, prepare_update=_keep_assigned, validate=_validate_pod
+)
+
+
+_NO_LIMIT = "Limit must be set for non overcommitable resources"
+_NO_CONTAINER = "must match the name of an entry in spec.initContainers.name or spec.containers.name"
+_NO_RESOURCE = (
+    "must match the extended resource name of an entry in spec.initContainers.resources.requests or "
+    "spec.containers.resources.requests"
+)
+_MAPPING = ("containerName", "resourceName", "requestName")
+
+
+def is_extended(resource: str) -> bool:
+    """Whether a resource is outside of Kubernetes' own domain (helper.IsExtendedResourceName).
+
+    A class's implicit ``deviceclass.resource.kubernetes.io/<class>`` is inside, so it needs no limit.
+    """
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
+
+
+def resource_problems(container: Obj, path: str) -> list[StatusCause]:
+    """The problems of a container's requests and limits; ``path`` is the container's."""
+    return list(_problems(mapping(container, "resources"), f"{path}.resources"))
+
+
+def _problems(resources: Obj, path: str) -> Iterator[StatusCause]:
+    limits, requests = mapping(resources, "limits"), mapping(resources, "requests")
+    for where, amounts in (("limits", limits), ("requests", requests)):
+        for name, text in amounts.items():
+            yield from _amount_problems(name, str(text), f"{path}.{where}[{name}]")
+    for name, text in requests.items():
+        if name in limits:
+            yield from _unequal(name, str(text), str(limits[name]), f"{path}.requests")
+        elif is_extended(name):
+            yield required(f"{path}.limits", _NO_LIMIT)
+
+
+def _amount_problems(name: str, text: str, path: str) -> Iterator[StatusCause]:
+    amount = _quantity(text)
+    if amount is None:
+        return  # the decoder rejects it
+    if amount.nano < 0:
+        yield invalid(path, text, "must be greater than or equal to 0")
+    if is_extended(name) and not amount.is_integer():
+        yield invalid(path, text, "must be an integer")
+
+
+def _unequal(name: str, text: str, limit_text: str, path: str) -> Iterator[StatusCause]:
+    amount, limit = _quantity(text), _quantity(limit_text)
+    if amount is None or limit is None or amount == limit:
+        return
+    if is_extended(name):
+        yield invalid(path, text, f"must be equal to {name} limit of {limit_text}")
+    elif amount > limit:
+        yield invalid(path, text, f"must be less than or equal to {name} limit of {limit_text}")
+
+
+def _quantity(text: str) -> Quantity | None:
+    try:
+        return Quantity.parse(text)
+    except ValueError:
+        return None
+
+
+def extended_claim_problems(pod: Obj) -> list[StatusCause]:
+    status = mapping(pod, "status", "extendedResourceClaimStatus")
+    return list(_status_problems(pod, status)) if status else []
+
+
+def _status_problems(pod: Obj, status: Obj) -> Iterator[StatusCause]:
+    path, name = "status.extendedResourceClaimStatus", status.get("resourceClaimName", "")
+    asked = {
+        container.get("name"): mapping(container, "resources", "requests")
+        for field in ("initContainers", "containers")
+        for container in entries(pod, "spec", field)
+    }
+    mappings = entries(status, "requestMappings")
+    if not mappings:
+        yield required(f"{path}.requestMappings", "at least one request mapping is required")
+    seen = set()
+    for at, item in enumerate(mappings):
+        here = f"{path}.requestMappings[{at}]"
+        values = tuple(item.get(field, "") for field in _MAPPING)
+        if values in seen:
+            yield from (duplicate(f"{here}.{field}", value) for field, value in zip(_MAPPING, values, strict=True))
+        seen.add(values)
+        container, resource, request = values
+        if container not in asked:
+            yield invalid(f"{here}.containerName", container, _NO_CONTAINER)
+        if not any(resource in requests for requests in asked.values()):
+            yield invalid(f"{here}.resourceName", resource, _NO_RESOURCE)
+        # The real server leaves the index out of this path.
+        yield from (invalid(f"{path}.requestName", request, text) for text in dns_label(request))
+    yield from (invalid(f"{path}.resourceClaimName", name, text) for text in dns_subdomain(name))
+
 
 _CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
 _JOB_NAME = "batch.kubernetes.io/job-name"
