@@ -65,7 +65,7 @@ CAUSES: Final = (
     *("xid", "ecc", "lost", "hang", "row-remap", "retired-pages", "recovery-action", "nvlink", "fabric"),
     "unmonitored",
 )
-# What the usage exporter may find (``kubelet.usage_events``).
+# What the usage exporter may find (``node/process/usage_report.py``).
 USAGE_FINDINGS: Final = ("over-grant", "idle", "unattributed")
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
 _CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)

@@ -42,7 +42,7 @@ _GONE: Final = frozenset({HealthCause.LOST, HealthCause.HANG})
 
 
 class HealthTaints:
-    """An amendment of ``published_terms.PublishedTerms``. ``conditions`` and ``missing`` give what holds now."""
+    """An amendment of ``terms_resolver.PublishedTerms``. ``conditions`` and ``missing`` give what holds now."""
 
     def __init__(
         self, conditions: Callable[[], Iterable[HealthCondition]], missing: Callable[[], Missing] = dict

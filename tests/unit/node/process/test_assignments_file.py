@@ -4,6 +4,8 @@ import json
 import stat
 from pathlib import Path
 
+import pytest
+
 from dra_driver.core.errors import StorageError
 from dra_driver.core.model.ids import DeviceName, MigUuid
 from dra_driver.core.model.mig import PartitionId
@@ -20,6 +22,7 @@ from dra_driver.node.claims.entry import (
 from dra_driver.node.process.assignments_file import (
     CHECK_S,
     FILE,
+    PAUSE_S,
     RETRY_S,
     VERSION,
     AssignmentsFile,
@@ -40,7 +43,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.entries: list[Entry] = [entry()]
         self.detached: str | None = None
-        self.fails, self.reads = False, 0
+        self.fails, self.reads, self.now = False, 0, 100.0
         self.folder = folder / "usage"
         gpus = [ReportedGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
         self.changes = GpuChangeTracker(lambda: None, ExporterLock(folder / "driver.lock"))
@@ -51,6 +54,7 @@ class Node:
             gpus=lambda: gpus,
             detached=lambda: self.detached,
             changes=self.changes,
+            clock=lambda: self.now,
         )
 
     def read(self) -> list[Entry]:
@@ -147,3 +151,20 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (node.folder / FILE).unlink()
     node.file.step()
     assert json.loads((node.folder / FILE).read_text())["node"] == "n"
+
+
+def test_changes_within_the_pause_are_written_together_except_of_gpus(tmp_path: Path) -> None:
+    """Reading the journal takes time that prepares need; the exporter has to close a GPU immediately."""
+    node = Node(tmp_path)
+    node.file.claims_changed()
+    node.file._turn()
+    node.file.claims_changed()
+    node.now += PAUSE_S / 2
+    assert (node.file._turn(), node.reads) == (pytest.approx(PAUSE_S / 2), 1)
+    with node.changes.during(GPU):
+        node.file._turn()
+        assert (node.told().gpus[0].changing, node.reads) == (True, 2)
+    node.now += PAUSE_S
+    node.file.claims_changed()
+    node.file._turn()
+    assert node.reads == 3
