@@ -54,7 +54,7 @@ def from_wire(kind: type[S], value: object) -> S:
     """The struct. Raises ValueError for what is no object or lacks a required field."""
     try:
         return convert(value, kind)
-    except ValidationError:  # an entry of a later version, or of somebody else
+    except ValidationError:  # an entry of a later version, or of another writer
         found: S = _struct(kind, value)
         return found
 
