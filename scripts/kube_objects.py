@@ -17,7 +17,7 @@ ROOTS: Final = {
     "resource": ("resource.v1.ResourceClaim", "resource.v1.ResourceClaimTemplate", "resource.v1.DeviceClass",
                  "resource.v1.ResourceSlice", "resource.v1beta2.DeviceTaintRule"),
     "core": ("core.v1.Node", "core.v1.Pod", "core.v1.Namespace", "core.v1.Event", "core.v1.PersistentVolumeClaim",
-             "storage.v1.StorageClass", "coordination.v1.Lease"),
+             "storage.v1.StorageClass", "coordination.v1.LeaseSpec"),
 }  # fmt: skip
 """The kinds of each module; what they refer to follows. ``meta`` has the types of both."""
 FIELDS: Final = {

@@ -25,8 +25,11 @@ from msgspec import Struct
 from dra_driver.core.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.time import rfc3339_micro
+from dra_driver.core.wire import S, from_wire
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.objects.core import LeaseSpec
+from dra_driver.kube.objects.meta import ObjectMeta
 
 LONGEST_S: Final = 300
 """A promise beyond this is not believed: a wrong value in the Lease must not stop all replicas."""
@@ -65,15 +68,14 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, obj: Mapping[str, Any]) -> "LeaseRecord":
         """From the API object. Fields of a wrong type count as absent."""
-        metadata, spec = _mapping(obj, "metadata"), _mapping(obj, "spec")
-        duration = _number(spec, "leaseDurationSeconds")
+        metadata, spec = _part(ObjectMeta, obj.get("metadata")), _part(LeaseSpec, obj.get("spec"))
         return cls(
-            version=_text(metadata, "resourceVersion"),
-            holder=_text(spec, "holderIdentity"),
-            duration_s=float(min(max(duration, 1), LONGEST_S)),
-            transitions=_number(spec, "leaseTransitions"),
-            acquired=_text(spec, "acquireTime"),
-            renewed=_text(spec, "renewTime"),
+            version=metadata.resource_version,
+            holder=spec.holder_identity,
+            duration_s=float(min(max(spec.lease_duration_seconds or 0, 1), LONGEST_S)),
+            transitions=max(spec.lease_transitions or 0, 0),
+            acquired=spec.acquire_time,
+            renewed=spec.renew_time,
         )
 
 
@@ -120,19 +122,11 @@ def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
     }
 
 
-def _mapping(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = obj.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _text(obj: Mapping[str, Any], key: str) -> str:
-    found = obj.get(key)
-    return found if isinstance(found, str) else ""
-
-
-def _number(obj: Mapping[str, Any], key: str) -> int:
-    found = obj.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
+def _part(kind: type[S], value: object) -> S:
+    try:
+        return from_wire(kind, value)
+    except ValueError:
+        return kind()
 
 
 log = logging.getLogger(__name__)

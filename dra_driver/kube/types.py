@@ -1,8 +1,7 @@
-"""Types of wire objects, as far as this project reads or writes them.
+"""Types of the objects that this project writes as dicts: ResourceSlices, and the object of an event.
 
-Objects are the plain dicts of the JSON, so fields that are not listed here survive a read and a write. A TypedDict
-checks nothing at run time: objects from the API server are hostile until they are checked. Source:
-kubernetes/kubernetes staging/src/k8s.io/api/resource/v1/types.go and core/v1/types.go.
+Objects that are read are structs (``kube/objects/``). A slice stays a dict, so that fields that are not listed here
+survive a read and a write. Source: kubernetes/kubernetes staging/src/k8s.io/api/resource/v1/types.go.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -112,47 +111,6 @@ class ResourceSlice(TypedDict):
     kind: Literal["ResourceSlice"]
     metadata: ObjectMeta
     spec: ResourceSliceSpec
-
-
-class DeviceRequestAllocationResult(TypedDict):
-    request: str
-    driver: str
-    pool: str
-    device: str
-    adminAccess: NotRequired[bool]
-    shareID: NotRequired[str]
-    consumedCapacity: NotRequired[dict[str, str]]
-
-
-class DeviceAllocation(TypedDict, total=False):
-    results: list[DeviceRequestAllocationResult]
-    config: list[dict[str, Any]]
-
-
-class AllocationResult(TypedDict, total=False):
-    devices: DeviceAllocation
-    nodeSelector: dict[str, Any]
-
-
-class ResourceClaimStatus(TypedDict, total=False):
-    allocation: AllocationResult
-    reservedFor: list[dict[str, str]]
-    devices: list[dict[str, Any]]
-
-
-class ResourceClaim(TypedDict):
-    apiVersion: str
-    kind: str
-    metadata: ObjectMeta
-    spec: dict[str, Any]
-    status: NotRequired[ResourceClaimStatus]
-
-
-class DeviceClass(TypedDict):
-    apiVersion: str
-    kind: str
-    metadata: ObjectMeta
-    spec: dict[str, Any]
 
 
 class ObjectReference(TypedDict, total=False):

@@ -234,10 +234,3 @@ class LeaseSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     preferred_holder: str = ""
     renew_time: str = ""
     strategy: str = ""
-
-
-class Lease(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    metadata: ObjectMeta
-    api_version: str = ""
-    kind: str = ""
-    spec: LeaseSpec | None = None
