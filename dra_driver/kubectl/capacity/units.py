@@ -376,7 +376,9 @@ def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
     of_whole = not unit.main_kind.profile
     devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
     whole = sum(memory_nano(device.wire) for device in devices)
-    return whole, sum(memory_nano(device.wire) - _consumed_memory(device) for device in devices if not device.allocated)
+    return whole, sum(
+        memory_nano(device.wire) - (device.consumed or {}).get(MEMORY, 0) for device in devices if not device.allocated
+    )
 
 
 def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:

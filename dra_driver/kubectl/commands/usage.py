@@ -153,13 +153,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _document(report: UseReport, rows: Sequence[ClaimDeviceUse | UseSum], by: str) -> dict[str, Any]:
-    items = [asdict(each) for each in rows]
+    items = [{_name(key): value for key, value in asdict(each).items()} for each in rows]
     about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps), "by": by}
-    return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": [_camel(item) for item in items]}
-
-
-def _camel(item: dict[str, Any]) -> dict[str, Any]:
-    return {_name(key): value for key, value in item.items()}
+    return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": items}
 
 
 def _name(key: str) -> str:

@@ -189,10 +189,10 @@ class MatchChecker:
         clause = best.failed[0]
         cluster = bool(self._scope.cluster_devices)
         where = "the catalog or the cluster" if cluster else "the catalog"
-        seen = values_seen(clause, best.device)
+        seen, shown = values_seen(clause, best.device), " ".join(cut(clause.text, 120).split())
         message = (
-            f"no device of {where} matches; the nearest is {best.device.label}, for which {' '.join(cut(clause.text, 120).split())} "
-            f"is false{': ' + seen if seen else ''}"
+            f"no device of {where} matches; the nearest is {best.device.label}, for which {shown} is false"
+            f"{': ' + seen if seen else ''}"
         )
         self._reporter.add(
             "DRA018", manifest, best.selector.spot, message, offset=clause.offset,
