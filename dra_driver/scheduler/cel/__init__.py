@@ -8,8 +8,7 @@ Other packages import from here. Code that walks the syntax tree of an expressio
 
 from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
 from dra_driver.scheduler.cel.cost import COST_LIMIT
-from dra_driver.scheduler.cel.device import DeviceView
-from dra_driver.scheduler.cel.program import MAX_LENGTH, Expression, Program, compile_selector, value_of
+from dra_driver.scheduler.cel.program import MAX_LENGTH, DeviceView, Expression, Program, compile_selector, value_of
 from dra_driver.scheduler.cel.signatures import FUNCTION_GATE, FUNCTION_SINCE, LACKS_BEFORE_1_36, LACKS_NONE
 
 __all__ = [

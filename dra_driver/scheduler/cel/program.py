@@ -7,28 +7,126 @@ The variables of an `Expression`, such as those of a ValidatingAdmissionPolicy, 
 API server for kinds without a schema. Its environment is that of device selectors (``signatures``) without ``device``;
 an expression that needs more (``authorizer``, a Kubernetes list type) does not compile here. Every evaluation is
 metered: the limit of one call is the same (k8s.io/apiserver pkg/apis/cel PerCallLimit).
+
+The variable ``device`` of selectors is a device of a ResourceSlice (``spec.devices[]``) as CEL values. It follows
+k8s.io/dynamic-resource-allocation cel/compile.go: names without a domain belong to the driver's domain; an unknown
+domain is an empty map, but a missing name in a domain is an error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel import types as t
-from dra_driver.scheduler.cel.check import Checker, Variable
-from dra_driver.scheduler.cel.cost import COST_LIMIT, cost_bound
-from dra_driver.scheduler.cel.device import DeviceView
+from dra_driver.scheduler.cel.check import Checker, Variable, validate
+from dra_driver.scheduler.cel.cost import COST_LIMIT, ORDINARY, cost_bound
 from dra_driver.scheduler.cel.eval_common import UNSET, Closure
 from dra_driver.scheduler.cel.eval_fast import FastBuilder
 from dra_driver.scheduler.cel.eval_metered import Meter, MeteredBuilder
 from dra_driver.scheduler.cel.ir import FIRST_SLOT, IrBuilder, IrNode
 from dra_driver.scheduler.cel.lexer import SourceText
-from dra_driver.scheduler.cel.libraries.kube import forget_promotions
+from dra_driver.scheduler.cel.libraries.kube import forget_promotions, of_capacity
 from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.signatures import LACKS_NONE
-from dra_driver.scheduler.cel.validate import validate
-from dra_driver.scheduler.cel.values import AbortedError, EvalError, StringMap, reset_work, type_name, well_formed
+from dra_driver.scheduler.cel.values import (
+    AbortedError,
+    CelMap,
+    DomainMap,
+    EvalError,
+    StringMap,
+    reset_work,
+    type_name,
+    well_formed,
+)
+
+
+class DeviceView:
+    """One device in the form that programs evaluate. Thread-safe.
+
+    ``lists``: the scheduler's gate DRAListTypeAttributes is on. ``problem`` is a sentence about an attribute that the
+    scheduler cannot read, such as a list without that gate; it fails every selector. ``ordinary``: texts and maps are
+    within ``ORDINARY``.
+    """
+
+    __slots__ = ("env", "ordinary", "problem")
+
+    def __init__(self, driver: str, device: Mapping[str, Any], *, lists: bool = False) -> None:
+        """Raises ValueError on a malformed quantity or version."""
+        self.problem = ""
+        self.ordinary = len(driver) <= ORDINARY
+        attributes = {
+            name: self._attribute(name, value, lists) for name, value in (device.get("attributes") or {}).items()
+        }
+        capacity = {name: of_capacity(str(value["value"])) for name, value in (device.get("capacity") or {}).items()}
+        self.ordinary = self.ordinary and max(len(attributes), len(capacity)) <= ORDINARY
+        self.env = (
+            StringMap(
+                {
+                    "driver": driver,
+                    "attributes": _by_domain(driver, attributes),
+                    "capacity": _by_domain(driver, capacity),
+                    "allowMultipleAllocations": bool(device.get("allowMultipleAllocations") or False),
+                }
+            ),
+        )
+
+    @classmethod
+    def from_wire(cls, device: Mapping[str, Any], driver: str) -> "DeviceView":
+        """The view of a device of a ResourceSlice. Raises ValueError on a malformed quantity or version."""
+        return cls(driver, device)
+
+    def _attribute(self, name: str, value: Mapping[str, Any], lists: bool) -> Any:
+        text = value.get("string")
+        if text is not None:
+            self.ordinary = self.ordinary and len(text) <= ORDINARY
+            return well_formed(text)
+        for kind in ("int", "bool"):
+            if value.get(kind) is not None:
+                return value[kind]
+        if value.get("version") is not None:
+            return Semver.parse(value["version"])
+        if lists and (found := self._list(value)) is not None:
+            return found
+        self.problem = self.problem or f"attribute {name}: unsupported attribute value of type {'/'.join(value) or '-'}"
+        return None
+
+    def _list(self, value: Mapping[str, Any]) -> list[Any] | None:
+        """None for what is no list of a type that the API has."""
+        for kind, read in _LISTS.items():
+            items = value.get(kind)
+            if isinstance(items, list):
+                texts = items if kind in {"strings", "versions"} else ()
+                self.ordinary = (
+                    self.ordinary and len(items) <= ORDINARY and all(len(text) <= ORDINARY for text in texts)
+                )
+                return [read(item) for item in items]
+        return None
+
+
+def _plain(value: Any) -> Any:
+    return value
+
+
+_LISTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "ints": _plain,
+    "bools": _plain,
+    "strings": well_formed,
+    "versions": Semver.parse,
+}
+
+
+def _by_domain(driver: str, values: Mapping[str, Any]) -> DomainMap:
+    domains: dict[str, CelMap] = {}
+    for name, value in values.items():
+        domain, separator, identifier = name.partition("/")
+        if not separator:
+            domain, identifier = driver, name
+        domains.setdefault(domain, StringMap({})).data[identifier] = value
+    return DomainMap(domains)
+
 
 MAX_LENGTH: Final = 10 * 1024
 """Longest expression in bytes (CELSelectorExpressionMaxLength)."""

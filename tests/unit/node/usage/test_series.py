@@ -106,7 +106,6 @@ def test_the_answer_is_what_the_commands_read() -> None:
 
 
 def test_the_answer_says_what_is_not_known() -> None:
-    """In the sentences of the exporter."""
     joined = join(replace(LOOK, pods=Unread(reason="no socket")))
     answer = document(*seen(joined), window_s=60.0)
     assert answer["knows"]["claims"] == "no socket"

@@ -1,10 +1,11 @@
-"""Reading PCIe roots and NUMA nodes from a sysfs that may be incomplete."""
+"""Reading PCIe roots and NUMA nodes from a sysfs that may be incomplete; which open files are the driver's."""
 
 from pathlib import Path
 
 import pytest
 
 from dra_driver.hardware.gpu.nvml import properties
+from dra_driver.hardware.gpu.nvml.backend import open_device_files
 
 BUS_ID = "0000:65:00.0"
 
@@ -56,3 +57,28 @@ def test_sysfs_itself_may_be_behind_a_link(tmp_path: Path) -> None:
     sysfs(tmp_path / "real", f"pci0000:64/{BUS_ID}", "0")
     (tmp_path / "link").symlink_to("real")
     assert properties.read_topology(BUS_ID, str(tmp_path / "link")) == ("pci0000:64", 0)
+
+
+def test_device_files_of_the_driver_are_found_below_any_root(tmp_path: Path) -> None:
+    """A driver container has a /dev of its own; capabilities lie in a folder."""
+    targets = [
+        "/dev/nvidia0",
+        "/dev/nvidia0",
+        "/run/nvidia/driver/dev/nvidiactl",
+        "/dev/nvidia-caps/nvidia-cap12",
+        "/dev/null",
+        "/usr/lib/libnvidia-ml.so.1",
+        "socket:[12]",
+    ]
+    for number, target in enumerate(targets):
+        (tmp_path / str(number)).symlink_to(target)
+    assert open_device_files(tmp_path) == (
+        "/dev/nvidia-caps/nvidia-cap12",
+        "/dev/nvidia0",
+        "/run/nvidia/driver/dev/nvidiactl",
+    )
+
+
+def test_without_the_folder_nothing_is_known_to_be_open(tmp_path: Path) -> None:
+    """A system without /proc."""
+    assert open_device_files(tmp_path / "none") == ()

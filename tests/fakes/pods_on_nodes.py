@@ -12,7 +12,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
 
 DEPLOYED: dict[str, Any] = yaml.safe_load(
-    (Path(__file__).parents[3] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "deploy/base/daemonset.yaml").read_text(encoding="utf-8")
 )
 NAMESPACE = "dra-driver"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
