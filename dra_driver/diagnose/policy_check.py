@@ -4,9 +4,11 @@ Uses the same code as the node process (``dra_driver.node.policy``).
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 
@@ -71,6 +73,45 @@ def policy_files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
             yield read_file(path)
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+
+
+class GpuTrial(Struct, frozen=True, kw_only=True):
+    """Policy files applied to one simulated GPU, None while the files have problems of their own.
+
+    ``policy`` is the one that applies, "" without one, and ``spec`` what it says; ``outranked`` are the others that
+    match, with their priorities.
+    """
+
+    gpu: "Gpu | None" = None
+    problems: Sequence[str] = ()
+    policy: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    outranked: Sequence[tuple[str, int]] = ()
+
+
+def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> GpuTrial:
+    """Apply the policies to the GPU of that name or UUID. Raises ConfigurationError if ``spec`` has none."""
+    from dra_driver.core.model.terms import terms_of
+    from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+    from dra_driver.node.policy import examine, survey
+
+    found, wrong = examine(list(policy_files(paths)))
+    if wrong:
+        return GpuTrial(problems=wrong)
+    snapshot = SimulatedBackend.from_spec(spec, node_name).snapshot()
+    gpu = next((each for each in snapshot.gpus if name in (each.device_name, each.uuid)), None)
+    if gpu is None:
+        raise ConfigurationError(f"{spec} has no GPU {name}; it has gpu-0 to gpu-{len(snapshot.gpus) - 1}")
+    terms, conflicts = survey(found.policies, snapshot, (), node_name)
+    if mine := [conflict for conflict in conflicts if gpu.uuid in conflict]:
+        return GpuTrial(gpu=gpu, problems=mine)
+    applied = terms_of(terms, gpu.uuid).policy
+    written = {item["metadata"]["name"]: item["spec"] for item in found.written}
+    # A policy matches where it applies when it is alone.
+    alone = [each for each in found.policies if terms_of(survey([each], snapshot, (), node_name)[0], gpu.uuid).policy]
+    others = [(each.name, each.priority) for each in alone if each.name != applied]
+    outranked = sorted(others, key=lambda each: (-each[1], each[0]))
+    return GpuTrial(gpu=gpu, policy=applied, spec=written[applied] if applied else {}, outranked=outranked)
 
 
 def _try(policies: Any, spec: str, node_name: str) -> int:

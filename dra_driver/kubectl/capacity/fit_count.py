@@ -5,6 +5,7 @@ units are counted once.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -235,8 +236,8 @@ class _Line(Struct):
 
 
 class _Model(Struct):
-    states: dict[str, int] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
+    states: Counter[str] = field(default_factory=Counter)
+    memory: Counter[str] = field(default_factory=Counter)
     lines: dict[SyntheticRequest, _Line] = field(default_factory=dict)
 
 
@@ -251,14 +252,13 @@ class Aggregate:
         main_kind = unit.main_kind
         model = self._models.setdefault((main_kind.driver, main_kind.model), _Model())
         states = _states(unit, counted, problem)
-        for state, count in states.items():
-            model.states[state] = model.states.get(state, 0) + count
+        model.states.update(states)
         supply = counted.supply
-        _plus(model.memory, "total", supply.memory)
+        model.memory["total"] += supply.memory
         if "free" in states:
-            _plus(model.memory, "free", min(supply.memory_left, supply.memory * states["free"] // unit.gpu_count))
+            model.memory["free"] += min(supply.memory_left, supply.memory * states["free"] // unit.gpu_count)
         elif "fragmented" in states:
-            _plus(model.memory, "fragmented", supply.memory_left)
+            model.memory["fragmented"] += supply.memory_left
         for request in counted.fits or (SyntheticRequest(kind=kind) for kind in dict.fromkeys(unit.kinds)):
             line = model.lines.setdefault(request, _Line())
             line.add(_line(unit, counted, request, usable=not problem))
@@ -266,10 +266,8 @@ class Aggregate:
     def join(self, other: "Aggregate") -> None:
         for key, theirs in other._models.items():
             mine = self._models.setdefault(key, _Model())
-            for state, count in theirs.states.items():
-                _plus(mine.states, state, count)
-            for name, value in theirs.memory.items():
-                _plus(mine.memory, name, value)
+            mine.states.update(theirs.states)
+            mine.memory.update(theirs.memory)
             for request, line in theirs.lines.items():
                 mine.lines.setdefault(request, _Line()).add(line)
 
@@ -334,11 +332,11 @@ def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
     else:
         free = min(rest - supply.in_parts, counted.fits.get(whole, 0)) if rest else 0
     rest -= free
-    states = {"used": used, problem or "free": free}
+    states = Counter({"used": used, problem or "free": free})
     if rest and supply.in_parts:
-        _plus(states, "fragmented" if anything and not problem else "used", rest)
+        states["fragmented" if anything and not problem else "used"] += rest
     elif rest:
-        _plus(states, problem or ("tainted" if supply.tainted else "other"), rest)
+        states[problem or ("tainted" if supply.tainted else "other")] += rest
     return {state: count for state, count in states.items() if count}
 
 
@@ -431,7 +429,3 @@ def _wire(request: SyntheticRequest, line: _Line) -> RequestCapacity:
         stranded=by_sum - line.fits,
         at_least=line.capped and line.fits >= MAX_FITS,
     )
-
-
-def _plus(counts: dict[str, int], name: str, value: int) -> None:
-    counts[name] = counts.get(name, 0) + value

@@ -10,16 +10,13 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.kube.devices import generation_of
+from dra_driver.kube.devices import generation_of, pool_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.holdings import DeviceRow, Wire, devices_of
+from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, Wire, devices_of
 from dra_driver.kubectl.capacity.units import attribute
 
-FREE: Final = "free"
-IN_USE: Final = "in use"
 IN_PARTS: Final = "in parts"
-UNKNOWN: Final = ""
 _PARTITION: Final = "-mig-"
 
 
@@ -64,9 +61,7 @@ def _wires(slices: Iterable[Wire]) -> dict[tuple[str, str, str], Wire]:
     """Devices by driver, pool and name; of several generations the newest."""
     ordered = sorted(slices, key=generation_of)
     return {
-        (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device
-        for item in ordered
-        for device in item["spec"].get("devices") or ()
+        (*pool_of(item), device["name"]): device for item in ordered for device in item["spec"].get("devices") or ()
     }
 
 

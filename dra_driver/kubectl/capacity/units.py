@@ -144,7 +144,7 @@ class Unit(Struct, kw_only=True, eq=False):
 
 def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
     """Returns the units of a usable pool, in the order of their first devices."""
-    units = _grouped(pool.key[0], pool.devices, shares=shares)
+    units = units_of_devices(pool.key[0], pool.devices, shares=shares)
     if not pool.counter_slices:
         return units
     overdrawn = any(value < 0 for value in pool.supply.left)
@@ -160,10 +160,6 @@ def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
 
 
 def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
-    return _grouped(driver, devices, shares=shares)
-
-
-def _grouped(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
     leaders: dict[Hashable, Hashable] = {}
     marks = []
     for place, device in enumerate(devices):
@@ -346,7 +342,7 @@ def stem_of(counter: str) -> str:
 def _counters(unit: Unit) -> tuple[Sums, Sums]:
     total: Sums = {}
     for entry in unit.sets:
-        _add_counters(total, entry.get("counters") or {}, 1)
+        _add_counters(total, entry.get("counters") or {})
     left = dict(total)
     for device in (*unit.offered, *unit.elsewhere):
         if device.allocated or device.shared:
@@ -358,14 +354,14 @@ def _counters(unit: Unit) -> tuple[Sums, Sums]:
 def _sums(device: PoolDevice) -> Sums:
     found: Sums = {}
     for entry in device.wire.get("consumesCounters") or ():
-        _add_counters(found, entry.get("counters") or {}, 1)
+        _add_counters(found, entry.get("counters") or {})
     return found
 
 
-def _add_counters(sums: Sums, counters: Mapping[str, Wire], sign: int) -> None:
+def _add_counters(sums: Sums, counters: Mapping[str, Wire]) -> None:
     for name, counter in counters.items():
         stem = stem_of(name)
-        sums[stem] = sums.get(stem, 0) + sign * nano(counter["value"])
+        sums[stem] = sums.get(stem, 0) + nano(counter["value"])
 
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
@@ -380,7 +376,9 @@ def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
     of_whole = not unit.main_kind.profile
     devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
     whole = sum(memory_nano(device.wire) for device in devices)
-    return whole, sum(memory_nano(device.wire) - _consumed_memory(device) for device in devices if not device.allocated)
+    return whole, sum(
+        memory_nano(device.wire) - (device.consumed or {}).get(MEMORY, 0) for device in devices if not device.allocated
+    )
 
 
 def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:

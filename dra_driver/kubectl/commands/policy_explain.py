@@ -9,7 +9,6 @@ from dra_driver.config.status import node_status_of
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, PolicyOrigin
-from dra_driver.core.model.terms import terms_of
 from dra_driver.kube import paths
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
 
@@ -120,7 +119,6 @@ def _state(policy: NodePolicy, gpu: str) -> str:
 
 
 def _table(spec: Any, policy: str) -> None:
-
     print()
     values = field_values(spec)
     rows = [(each.field, each.value, f"policy {policy}" if each.given else "default") for each in values]
@@ -128,36 +126,17 @@ def _table(spec: Any, policy: str) -> None:
 
 
 def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
-    from dra_driver.diagnose.policy_check import policy_files
-    from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-    from dra_driver.node.policy import examine, survey
+    from dra_driver.diagnose.policy_check import trial_on_gpu
 
-    found, wrong = examine(list(policy_files(paths)))
-    for complaint in wrong:
-        print(complaint)
-    if wrong:
+    found = trial_on_gpu(paths, spec, node, name)
+    if found.gpu is not None:
+        print(f"{found.gpu.device_name} of node {node}: {found.gpu.product_name}")
+    if found.problems:
+        print("\n".join(found.problems))
         return 1
-    snapshot = SimulatedBackend.from_spec(spec, node).snapshot()
-    gpu = next((each for each in snapshot.gpus if name in (each.device_name, each.uuid)), None)
-    if gpu is None:
-        raise ConfigurationError(f"{spec} has no GPU {name}; it has gpu-0 to gpu-{len(snapshot.gpus) - 1}")
-    terms, conflicts = survey(found.policies, snapshot, (), node)
-    applied = terms_of(terms, gpu.uuid).policy
-    print(f"{gpu.device_name} of node {node}: {gpu.product_name}")
-    mine = [conflict for conflict in conflicts if gpu.uuid in conflict]
-    if mine:
-        print("\n".join(mine))
-        return 1
-    print(f"policy {applied} applies" if applied else "no policy applies: all fields have their defaults")
-    written = {item["metadata"]["name"]: item for item in found.written}
-    _table(written[applied]["spec"] if applied else {}, applied)
-    # A policy matches where it applies when it is alone.
-    matching = [each for each in found.policies if terms_of(survey([each], snapshot, (), node)[0], gpu.uuid).policy]
-    rows = [
-        (each.name, "File", "Outranked", f"priority {each.priority}")
-        for each in sorted(matching, key=lambda each: (-each.priority, each.name))
-        if each.name != applied
-    ]
+    print(f"policy {found.policy} applies" if found.policy else "no policy applies: all fields have their defaults")
+    _table(found.spec, found.policy)
+    rows = [(other, "File", "Outranked", f"priority {priority}") for other, priority in found.outranked]
     if rows:
         print()
         show(_OTHERS, rows, colour=wants_colour())

@@ -4,7 +4,6 @@ import argparse
 import json
 import signal
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.command_line.table import show
@@ -169,9 +168,5 @@ def _step(result: "TryResult", done: int, total: int) -> str:
 
 def _stop_on_signals(work: "SmokeRun") -> None:
     """SIGINT, SIGTERM and SIGHUP end the run after its objects are deleted; it has begun when they come again."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        work.stop()
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+        signal.signal(number, lambda *_: work.stop())

@@ -22,8 +22,8 @@ from dra_driver.kubectl.commands.usage_source import (
     read_use,
     tell_source,
 )
-from dra_driver.kubectl.usage import device_use
 from dra_driver.kubectl.usage.device_use import (
+    KEYS,
     ClaimDeviceUse,
     Labels,
     UseReport,
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     key = _label_of(args.by)
     report = read_use(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
-    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else _sums(uses, args.by)
+    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else summed(uses, KEYS[args.by])
     tell_source(report)
     if args.output == "json":
         print(json.dumps(_document(report, uses if args.by == "device" else sums, args.by), indent=2))
@@ -94,7 +94,7 @@ def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str
     labels, gaps = read_labels(args)
     for gap in gaps:
         print(f"note: {printable(gap)}", file=sys.stderr)
-    return summed(uses, lambda use: [(value_in(labels.get((use.namespace, use.claim)), key),)])
+    return summed(uses, lambda use: (value_in(labels.get((use.namespace, use.claim)), key),))
 
 
 def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
@@ -112,10 +112,6 @@ def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
         for use in uses
     ]
     _table(_DEVICES, rows)
-
-
-def _sums(uses: Sequence[ClaimDeviceUse], by: str) -> list[UseSum]:
-    return device_use.summed(uses, getattr(device_use, f"by_{by}"))
 
 
 def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> None:
@@ -157,13 +153,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _document(report: UseReport, rows: Sequence[ClaimDeviceUse | UseSum], by: str) -> dict[str, Any]:
-    items = [asdict(each) for each in rows]
+    items = [{_name(key): value for key, value in asdict(each).items()} for each in rows]
     about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps), "by": by}
-    return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": [_camel(item) for item in items]}
-
-
-def _camel(item: dict[str, Any]) -> dict[str, Any]:
-    return {_name(key): value for key, value in item.items()}
+    return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": items}
 
 
 def _name(key: str) -> str:

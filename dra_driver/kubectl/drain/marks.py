@@ -5,7 +5,7 @@ Each change is a merge patch that holds for one resourceVersion: two people who 
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from dra_driver.core.errors import ConfigurationError, ConflictError, NotFoundEr
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube import paths
+from dra_driver.kubectl.drain.view import DrainApi
 
 DETACH_REASON: Final = "kubectl dra drain"
 """How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those. A number follows, and the
@@ -20,22 +21,15 @@ UUIDs of the GPUs where it was asked for single ones: it stays until the last of
 _TRIES: Final = 10
 
 
-class NodeApi(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def get(self, path: str) -> dict[str, Any]: ...
-    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
-
-
 Annotations = Mapping[str, str]
 
 
-def annotations_of(api: NodeApi, node: str) -> Annotations:
+def annotations_of(api: DrainApi, node: str) -> Annotations:
     """Raises ConfigurationError for a node that does not exist."""
     return _annotations(_node(api, node))
 
 
-def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
+def change_drain(api: DrainApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
     """The drain annotation's value after ``change``, and whether it was another one before."""
 
     def decide(found: Annotations) -> str | None:
@@ -56,7 +50,7 @@ class DetachEnd(Struct, frozen=True, kw_only=True):
     needed_by: tuple[GpuUuid, ...] = ()
 
 
-def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
+def ask_detach(api: DrainApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
     """Ask for a detach for these GPUs (None: the whole node), unless something else asks for one.
 
     Returns the reason that is in force, as events tell it. One of this command gets a new number each time, by which
@@ -74,7 +68,7 @@ def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
     return clean(reason or "")
 
 
-def end_detach(api: NodeApi, node: str) -> DetachEnd:
+def end_detach(api: DrainApi, node: str) -> DetachEnd:
     """End a detach that ``drain`` asked for, unless it is needed by a GPU that is still drained."""
     needed_by: tuple[GpuUuid, ...] = ()
 
@@ -112,7 +106,7 @@ def _is_own(reason: str) -> bool:
     return reason.startswith(DETACH_REASON)
 
 
-def _change(api: NodeApi, node: str, key: str, decide: Callable[[Annotations], str | None]) -> tuple[str | None, bool]:
+def _change(api: DrainApi, node: str, key: str, decide: Callable[[Annotations], str | None]) -> tuple[str | None, bool]:
     for tried in range(1, _TRIES + 1):
         item = _node(api, node)
         found = _annotations(item)
@@ -129,7 +123,7 @@ def _change(api: NodeApi, node: str, key: str, decide: Callable[[Annotations], s
     raise AssertionError("unreachable")
 
 
-def _node(api: NodeApi, node: str) -> Mapping[str, Any]:
+def _node(api: DrainApi, node: str) -> Mapping[str, Any]:
     try:
         return api.get(paths.node(node))
     except NotFoundError as error:

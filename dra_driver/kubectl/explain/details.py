@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.core.text import listed
+from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import allocation_results
 from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
 from dra_driver.kubectl.explain.holders import Holders, NodeHolders
@@ -472,7 +472,7 @@ def _headline_of(request: RequestSummary) -> str:
     lost = sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
     matching = request.devices - lost
     if not matching:
-        return f"none of {_count(request.devices, 'device')} matches request {request.request}"
+        return f"none of {counted(request.devices, 'device')} matches request {request.request}"
     rejected = {
         code: sum(reason.devices for reason in request.reasons if reason.code == code)
         for code in _SHORT
@@ -482,7 +482,7 @@ def _headline_of(request: RequestSummary) -> str:
         f"{count} {_SHORT[code]}{_short_capacities(request, code)}" for code, count in rejected.items()
     )
     left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not shortages else ""
-    matches = f"{_count(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
+    matches = f"{counted(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
     return f"{matches}: {shortages}{left}".replace(": ,", ":")
 
 
@@ -494,7 +494,3 @@ def _short_capacities(request: RequestSummary, code: str) -> str:
     ]
     names = dict.fromkeys(message.removeprefix(start).partition(":")[0] for message in short)
     return f" ({', '.join(names)})" if names else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
@@ -124,13 +123,6 @@ _MAX_NODES: Final = 10
 _UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
 
 
-class _Outcome(Struct, frozen=True):
-    """An explanation, and the node that would take the subject, if any."""
-
-    report: Explanation
-    place: NodeResult | None
-
-
 def explain(
     state: ClusterState, subject: Subject, *, node: str = "", scheduler: SchedulerModel | None = None
 ) -> Explanation:
@@ -138,7 +130,7 @@ def explain(
 
     Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
     """
-    return _explained(with_defaults(state), subject, node, scheduler or SchedulerModel()).report
+    return _explained(with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
 
 
 def explain_pods(
@@ -149,14 +141,16 @@ def explain_pods(
     current = with_defaults(state)
     for pod in pods:
         subject = subject_of(current, pod)
-        found = _explained(current, subject, node, scheduler or SchedulerModel())
-        reports.append(found.report)
-        if found.place is not None:
-            current = _with_placed(current, pod, found.place)
+        report, place = _explained(current, subject, node, scheduler or SchedulerModel())
+        reports.append(report)
+        if place is not None:
+            current = _with_placed(current, pod, place)
     return reports
 
 
-def _explained(state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> _Outcome:
+def _explained(
+    state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel
+) -> tuple[Explanation, NodeResult | None]:
     claims = [
         replace(item, claim=claim_with_defaults(item.claim)) if item.claim is not None else item
         for item in subject.claims
@@ -164,7 +158,7 @@ def _explained(state: ClusterState, subject: Subject, node: str, scheduler: Sche
     subject = replace(subject, claims=claims)
     report = past_scheduling_report(state, subject)
     if report is not None:
-        return _Outcome(report, None)
+        return report, None
     return _Explainer(state, subject, node, scheduler).run()
 
 
@@ -194,7 +188,7 @@ class _Explainer:
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
 
-    def run(self) -> _Outcome:
+    def run(self) -> tuple[Explanation, NodeResult | None]:
         allocated = [item for item in self._subject.claims if _is_allocated(item)]
         unallocated = [item for item in self._subject.claims if not _is_allocated(item)]
         self._find_other_causes(unallocated)
@@ -235,7 +229,7 @@ class _Explainer:
         place = min(fitting, key=lambda item: self._usage.get(item.name, NodeUsage()).pods) if placeable else None
         if place is not None:
             place = self._with_allocations(place)
-        return _Outcome(report, place)
+        return report, place
 
     # --- the steps ---
 

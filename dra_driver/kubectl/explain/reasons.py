@@ -15,7 +15,7 @@ from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.quantity import Quantity
-from dra_driver.core.text import listed
+from dra_driver.core.text import cut, listed
 from dra_driver.kubectl.explain.holders import Holders
 from dra_driver.kubectl.explain.report import Reason
 from dra_driver.kubectl.explain.subject import RequestSpec
@@ -76,8 +76,7 @@ def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
 
 def short(expression: str) -> str:
     """Returns the expression on one line, at most _MAX_SHOWN characters."""
-    flat = " ".join(expression.split())
-    return flat if len(flat) <= _MAX_SHOWN else flat[: _MAX_SHOWN - 1] + "…"
+    return cut(" ".join(expression.split()), _MAX_SHOWN)
 
 
 def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable | None:

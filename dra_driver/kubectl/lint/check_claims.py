@@ -13,6 +13,7 @@ from dra_driver.kubectl.lint.check_capacity import CapacityChecker
 from dra_driver.kubectl.lint.check_configs import ConfigChecker, parts_of
 from dra_driver.kubectl.lint.check_matches import MAX_RESULTS, MatchChecker
 from dra_driver.kubectl.lint.check_selectors import SelectorChecker
+from dra_driver.kubectl.lint.finding import Severity
 from dra_driver.kubectl.lint.manifest import Manifest, claim_devices
 from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
@@ -136,12 +137,9 @@ class ClaimChecker:
             return found
         close = did_you_mean(name, {*self._scope.names("DeviceClass"), *WELL_KNOWN})
         message = f"DeviceClass {name!r} is not defined here" + (" nor in the cluster" if in_cluster else "")
-        severity = "error" if in_cluster else "warning" if close else "info"
+        severity: Severity = "error" if in_cluster else "warning" if close else "info"
         hint = close or "its selectors cannot be checked; also pass its manifest, or --cluster-state"
-        self._reporter.add(
-            "DRA030", manifest, spot, message, hint=hint,
-            severity="error" if severity == "error" else "warning" if severity == "warning" else "info",
-        )  # fmt: skip
+        self._reporter.add("DRA030", manifest, spot, message, hint=hint, severity=severity)
         return found
 
     def _constraint(self, manifest: Manifest, constraint: Spot) -> None:

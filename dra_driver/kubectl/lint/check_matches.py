@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dra_driver.core.quantity import Quantity
+from dra_driver.core.text import cut
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice, gate_hint
 from dra_driver.kubectl.lint.expressions import (
     MatchResult,
@@ -188,11 +189,10 @@ class MatchChecker:
         clause = best.failed[0]
         cluster = bool(self._scope.cluster_devices)
         where = "the catalog or the cluster" if cluster else "the catalog"
-        shown = clause.text if len(clause.text) <= 120 else f"{clause.text[:119]}…"
-        seen = values_seen(clause, best.device)
+        seen, shown = values_seen(clause, best.device), " ".join(cut(clause.text, 120).split())
         message = (
-            f"no device of {where} matches; the nearest is {best.device.label}, for which {' '.join(shown.split())} "
-            f"is false{': ' + seen if seen else ''}"
+            f"no device of {where} matches; the nearest is {best.device.label}, for which {shown} is false"
+            f"{': ' + seen if seen else ''}"
         )
         self._reporter.add(
             "DRA018", manifest, best.selector.spot, message, offset=clause.offset,

@@ -12,6 +12,7 @@ from dra_driver.core.semver import Semver
 from dra_driver.kube.published import STANDARD_DOMAIN
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice
 from dra_driver.kubectl.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
+from dra_driver.kubectl.lint.finding import Severity
 from dra_driver.kubectl.lint.manifest import Manifest
 from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
@@ -98,14 +99,16 @@ class SelectorChecker:
             what = "a capacity" if other == "capacity" else "an attribute"
             hint = f'{reference.name} is {what}: device.{other}["{reference.domain}"].{reference.name}'
         else:
-            hint = did_you_mean(reference.name, known) or f"known names: {', '.join(sorted(_driver_parameters(known)))}"
+            hint = (
+                did_you_mean(reference.name, known)
+                or f"known names: {', '.join(sorted(set(known) - OTHER_ATTRIBUTES))}"
+            )
         message = f"no device of {reference.domain} has {word} {reference.name!r}"
         message += "" if reference.tested else "; reading it fails, and the pod is not scheduled on any node"
-        severity = "warning" if reference.tested else "error"
+        severity: Severity = "warning" if reference.tested else "error"
         self._reporter.add(
-            "DRA016", manifest, item.spot, message, hint=hint, offset=reference.offset,
-            severity="warning" if severity == "warning" else "error",
-        )  # fmt: skip
+            "DRA016", manifest, item.spot, message, hint=hint, offset=reference.offset, severity=severity
+        )
 
     def _comparison(self, manifest: Manifest, item: ParsedSelector, comparison: Comparison) -> None:
         reference = comparison.reference
@@ -172,10 +175,6 @@ def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, s
         tables.setdefault(("capacity", DRIVER), {}).setdefault(name, "")
     # Other drivers publish more names in the standard domain, so only the domains of drivers are complete.
     return {(table, domain): names for (table, domain), names in tables.items() if domain in drivers}
-
-
-def _driver_parameters(names: Iterable[str]) -> set[str]:
-    return set(names) - OTHER_ATTRIBUTES
 
 
 def _offset(text: str, line: int, column: int) -> int | None:

@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 import yaml
 from msgspec import Struct
 
+from dra_driver.core.text import cut
+
 # --- A YAML document as a tree with the position of each value.
 #
 # Accessors never raise: they return None or nothing when a value has another shape.
@@ -62,7 +64,7 @@ class YamlNode:
             return "nothing"
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
-        shown = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
+        shown = cut(self.text, 60)
         return repr(shown) if isinstance(self.value, str) else shown
 
 

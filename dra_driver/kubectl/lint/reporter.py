@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import Final
 
-from dra_driver.core.text import printable
+from dra_driver.core.text import cut, printable
 from dra_driver.kubectl.lint.finding import RANK, RULES, Finding, Severity
 from dra_driver.kubectl.lint.manifest import Manifest, ManifestText
 from dra_driver.kubectl.lint.reading import Spot, YamlNode, line_and_column, line_at, offset_in_text
@@ -106,7 +106,7 @@ class Reporter:
             Finding(
                 rule=rule,
                 severity=severity or RULES[rule].severity,
-                message=printable(message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 1]}…"),
+                message=printable(cut(message, _MAX_MESSAGE)),
                 file=text.name,
                 line=line,
                 column=column,

@@ -126,7 +126,7 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
             seen.setdefault(key, manifest)
             continue
         first = seen[key]
-        message = f"{manifest.label} is defined twice; the first is {_where(first.text, first.spot)}"
+        message = f"{manifest.label} is defined twice; the first is {first.text.name}:{first.spot.node.line}"
         spot = manifest.spot.get("metadata", "name") or manifest.spot
         reporter.add("DRA006", manifest, spot, message, hint="when both are applied, the second replaces the first")
 

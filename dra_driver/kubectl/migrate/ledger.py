@@ -241,16 +241,13 @@ class Ledger:
         self._notes: list[MigrationNote] = []
 
     def carried(self, path: Path, text: str) -> None:
-        self._add(FieldOutcome.CARRIED, path, text)
+        self.note(FieldOutcome.CARRIED, path, text)
 
     def changed(self, path: Path, text: str) -> None:
-        self._add(FieldOutcome.CHANGED, path, text)
+        self.note(FieldOutcome.CHANGED, path, text)
 
     def lost(self, path: Path, text: str) -> None:
-        self._add(FieldOutcome.NOT_CARRIED, path, text)
-
-    def note(self, outcome: FieldOutcome, path: Path, text: str) -> None:
-        self._add(outcome, path, text)
+        self.note(FieldOutcome.NOT_CARRIED, path, text)
 
     def close(self, rest: FieldOutcome = FieldOutcome.NOT_CARRIED, text: str = UNKNOWN) -> tuple[MigrationNote, ...]:
         """All notes, in the order of paths; fields without one get ``rest`` and ``text``."""
@@ -262,7 +259,7 @@ class Ledger:
             if path in noted:
                 continue
             if path not in above:
-                self._add(rest, path, text)
+                self.note(rest, path, text)
             elif isinstance(value, Mapping):
                 waiting += [((*path, key), item) for key, item in value.items()]
             elif isinstance(value, list):
@@ -270,7 +267,7 @@ class Ledger:
         order = sorted(self._notes, key=lambda note: (note.line, [str(step) for step in note.path]))
         return tuple(order)
 
-    def _add(self, outcome: FieldOutcome, path: Path, text: str) -> None:
+    def note(self, outcome: FieldOutcome, path: Path, text: str) -> None:
         document = self._document
         self._notes.append(
             MigrationNote(
@@ -310,6 +307,7 @@ Rules = Mapping[str, Rule]
 CARRIED: Final = FieldOutcome.CARRIED
 CHANGED: Final = FieldOutcome.CHANGED
 LOST: Final = FieldOutcome.NOT_CARRIED
+NOTHING: Final[Rule] = (CARRIED, "empty: there is nothing to carry over")
 _EMPTY: Final[tuple[Any, ...]] = (None, "", {}, [])
 
 
@@ -354,13 +352,8 @@ def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
 
     def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         on = value is True or str(value).lower() == "true"
-        use(
-            when_on if on else when_off or (CARRIED, "off: there is nothing to carry over"),
-            value,
-            path,
-            ledger,
-            gathered,
-        )
+        rule = when_on if on else when_off or (CARRIED, "off: there is nothing to carry over")
+        use(rule, value, path, ledger, gathered)
 
     return act
 
@@ -369,13 +362,7 @@ def unless_empty(rule: Rule) -> Act:
     """``rule`` for a field with a value; an empty one has nothing to carry."""
 
     def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-        use(
-            (CARRIED, "empty: there is nothing to carry over") if value in _EMPTY else rule,
-            value,
-            path,
-            ledger,
-            gathered,
-        )
+        use(NOTHING if value in _EMPTY else rule, value, path, ledger, gathered)
 
     return act
 

@@ -22,7 +22,7 @@ from dra_driver.kubectl.migrate.ledger import (
     to_value,
     unless_empty,
 )
-from dra_driver.kubectl.migrate.plugin_config import MIG_STRATEGIES, environment, note_mig_strategy
+from dra_driver.kubectl.migrate.plugin_config import FLAGS, MIG_STRATEGIES, environment, note_mig_strategy
 
 STAYS: Final = "the GPU Operator's own: it goes on with it beside this driver"
 _OFF: Final = "it is off: there is nothing to carry over"
@@ -196,14 +196,6 @@ _WEBHOOK: Final = "parameters of claims are checked by a ValidatingAdmissionPoli
 _TEMPLATE: Final = "the chart has this setting fixed"
 
 
-def _root(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if value in {None, "", "/"}:
-        ledger.carried(path, "the NVIDIA driver is searched below the host's /")
-        return
-    to_value("driver", "root")(value, path, ledger, gathered)
-    gathered.set_value(("driver", "hasDev"), True)
-
-
 def _folder(suffix: str, *keys: str) -> Any:
     def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         root = str(value).removesuffix(suffix)
@@ -221,7 +213,7 @@ def _folder(suffix: str, *keys: str) -> Any:
 
 
 DRA_DRIVER_VALUES: Final[Rules] = {
-    "nvidiaDriverRoot": _root,
+    "nvidiaDriverRoot": FLAGS["nvidiaDriverRoot"],
     "nvidiaCDIHookPath": to_value("driver", "cdiHook"),
     "altProcDevices": unless_empty((LOST, "device numbers are read from the host's /proc/devices")),
     "nameOverride": unless_empty((LOST, _HELM)),

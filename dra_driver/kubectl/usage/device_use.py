@@ -84,29 +84,19 @@ class UseSum(Struct, frozen=True, kw_only=True):
     partial: tuple[str, ...] = ()
 
 
-def by_claim(use: ClaimDeviceUse) -> list[tuple[str, ...]]:
-    return [(use.namespace, use.claim)]
+KEYS: Final[Mapping[str, Callable[[ClaimDeviceUse], tuple[str, ...]]]] = {
+    "claim": lambda use: (use.namespace, use.claim),
+    "pod": lambda use: (use.namespace, ",".join(use.pods)),  # what each pod of a claim uses is not told apart
+    "namespace": lambda use: (use.namespace,),
+    "node": lambda use: (use.node,),
+}
 
 
-def by_pod(use: ClaimDeviceUse) -> list[tuple[str, ...]]:
-    """One key for all pods of a claim together: what each of them uses is not told apart here."""
-    return [(use.namespace, ",".join(use.pods))]
-
-
-def by_namespace(use: ClaimDeviceUse) -> list[tuple[str, ...]]:
-    return [(use.namespace,)]
-
-
-def by_node(use: ClaimDeviceUse) -> list[tuple[str, ...]]:
-    return [(use.node,)]
-
-
-def summed(uses: Iterable[ClaimDeviceUse], keys: Callable[[ClaimDeviceUse], list[tuple[str, ...]]]) -> list[UseSum]:
+def summed(uses: Iterable[ClaimDeviceUse], key_of: Callable[[ClaimDeviceUse], tuple[str, ...]]) -> list[UseSum]:
     """One sum for each key, in the order of keys. Utilisation is the mean over devices, idleness the shortest."""
     groups: dict[tuple[str, ...], list[ClaimDeviceUse]] = {}
     for use in uses:
-        for key in keys(use):
-            groups.setdefault(key, []).append(use)
+        groups.setdefault(key_of(use), []).append(use)
     return [_sum(key, groups[key]) for key in sorted(groups)]
 
 

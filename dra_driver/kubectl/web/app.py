@@ -169,7 +169,11 @@ class Pages:
         if not found:
             return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
         view = claim_views(found, self._fleet(), self._uses())[0]
-        events = [each for each in event_rows(self._state().events) if _is_about(each, "ResourceClaim", found[0])]
+        events = [
+            each
+            for each in event_rows(self._state().events)
+            if (each.kind, each.namespace, each.name) == ("ResourceClaim", namespace, name)
+        ]
         return self._page(request, "claim.html", view=view, events=events[:20])
 
     async def pending(self, request: Request) -> Response:
@@ -182,8 +186,8 @@ class Pages:
 
     async def pod(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        pods = self._state().pods
-        if all((_namespace(pod), pod["metadata"]["name"]) != (namespace, name) for pod in pods):
+        every = [pod["metadata"] for pod in self._state().pods]
+        if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
             return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
         answer = self._explained(namespace, name)
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
@@ -384,14 +388,6 @@ def _node_texts(node: Any) -> str:
 
 def _claim_texts(row: Any) -> str:
     return " ".join((f"{row.namespace}/{row.name}", row.state, *row.nodes, *row.pods, *row.requests))
-
-
-def _is_about(event: Any, kind: str, row: Any) -> bool:
-    return bool((event.kind, event.namespace, event.name) == (kind, row.namespace, row.name))
-
-
-def _namespace(item: Mapping[str, Any]) -> str:
-    return str(item["metadata"].get("namespace") or "default")
 
 
 __all__ = ["PageSources", "Pages", "Waiting", "application", "templates"]

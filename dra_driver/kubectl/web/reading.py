@@ -355,17 +355,13 @@ def _gaps_that_matter(state: ClusterState) -> list[str]:
 MAX_NODES: Final = 20_000
 
 
-class ListsObjects(StateReader, Protocol):
-    """The part of ``rest.RestClient`` that is needed here: reads alone."""
-
-
 class LiveSource:
     """The cluster of a kubeconfig. Used by one thread.
 
     What the user may not list in all namespaces is read from ``namespace`` alone.
     """
 
-    def __init__(self, api: ListsObjects, namespace: str = "") -> None:
+    def __init__(self, api: StateReader, namespace: str = "") -> None:
         self._api = api
         self._namespace = namespace
 

@@ -6,7 +6,7 @@ Stop: 1. server (open streams end within a second), 2. readers; their threads do
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -48,11 +48,6 @@ CLUSTER_S: Final = 5.0
 USE_S: Final = 15.0
 
 
-class _Reads(Protocol):
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 def serve(
     source: ReadsCluster,
     *,
@@ -85,7 +80,11 @@ def serve(
             use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
-        readers: list[_Reads] = [sources.cluster, sources.derived, *([sources.use] if sources.use else [])]
+        readers: list[Periodic[Any] | Derived] = [
+            sources.cluster,
+            sources.derived,
+            *([sources.use] if sources.use else []),
+        ]
         for reader in readers:
             reader.start()
         try:

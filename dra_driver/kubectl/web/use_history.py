@@ -151,7 +151,10 @@ class _Past:
 
     def samples(self) -> list[UseSample]:
         times = sorted({*self._uses, *self._gpus})
-        return [UseSample(_time(at), self._uses.get(at, {}), self._gpus.get(at, {})) for at in times]
+        return [
+            UseSample(datetime.fromtimestamp(at, tz=UTC), self._uses.get(at, {}), self._gpus.get(at, {}))
+            for at in times
+        ]
 
     def _series(self, field: str, answer: Any) -> Iterator[tuple[Mapping[str, Any], int, float]]:
         memory = field == "used_bytes"
@@ -187,10 +190,6 @@ def _pair(pair: Any) -> tuple[int | None, float | None]:
         return None, None
     known = math.isfinite(at) and math.isfinite(value) and 0 <= at < 2**33
     return (int(at) // STEP_S * STEP_S, value) if known else (None, None)
-
-
-def _time(at: int) -> datetime:
-    return datetime.fromtimestamp(at, tz=UTC)
 
 
 WIDTH: Final = 600
