@@ -21,7 +21,6 @@ from tests.unit.sim_apiserver.builders import config_map, pod
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    """A running server."""
     server = ApiServer()
     server.start()
     yield server
@@ -135,7 +134,6 @@ def test_a_successor_takes_over_address_token_and_objects(api: ApiServer) -> Non
 
 
 def test_stopping_twice_or_before_the_start_is_harmless() -> None:
-    """stop is allowed in every state."""
     server = ApiServer()
     server.stop()
     server.start()

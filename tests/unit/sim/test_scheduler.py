@@ -32,7 +32,6 @@ def node_of(store: Store, name: str) -> str:
 
 
 def message_of(store: Store, name: str) -> str:
-    """The message of the PodScheduled condition."""
     conditions = store.get(PODS, name, "default")["status"].get("conditions", [])
     return next((item.get("message", "") for item in conditions if item["type"] == "PodScheduled"), "")
 
@@ -85,7 +84,6 @@ def test_counts_reasons_of_nodes(store: Store) -> None:
 
 
 def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
-    """While no relevant object changes, the pod is not tried and nothing is written."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)
@@ -96,7 +94,6 @@ def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
 
 
 def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
-    """A rejected pod is tried again when slices change, after its back-off."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)
@@ -139,7 +136,6 @@ def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
 
 
 def test_first_come_first_served(store: Store) -> None:
-    """Of pods created in the same second, the first one gets the device."""
     where = {"nodeSelector": {"only": "a"}}
     labelled = store.get(NODES, "a")
     labelled["metadata"]["labels"] = {"only": "a"}

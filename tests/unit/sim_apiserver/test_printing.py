@@ -32,7 +32,6 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
     ],
 )
 def test_durations_have_two_units_at_most(seconds: int, shown: str) -> None:
-    """The format of kubectl."""
     assert duration(seconds) == shown
 
 
@@ -109,7 +108,6 @@ def test_pods_show_ready_status_and_restarts(status: Obj, cells: list[str]) -> N
 
 
 def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
-    """Terminating wins over the containers' states."""
     assert _pod({"phase": "Running", "containerStatuses": [RUNNING]}, deletionTimestamp="x")[1] == "Terminating"
     assert _pod({"phase": "Succeeded"}, deletionTimestamp="x")[1] == "Succeeded"
 

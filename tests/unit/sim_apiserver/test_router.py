@@ -85,7 +85,6 @@ def test_references_in_openapi_resolve() -> None:
 
 
 def test_methods_that_do_not_exist_are_not_allowed() -> None:
-    """405, not 404 and not 500."""
     for method, path in (
         ("PUT", "/api/v1/pods"),
         ("POST", "/api/v1/pods"),
@@ -163,7 +162,6 @@ def test_the_columns_of_a_watched_table_come_once() -> None:
 
 
 def test_bodies_are_read_by_their_media_type() -> None:
-    """YAML and JSON objects are accepted; other types, and lists, are refused."""
     yaml_body = ApiRequest(method="POST", path="/", headers={"content-type": "application/yaml"}, body=b"a: {b: 1}")
     assert yaml_body.object() == {"a": {"b": 1}}
     for headers, body, status in (

@@ -53,7 +53,6 @@ def test_attributes_and_capacities_are_counted_together() -> None:
 
 
 def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
-    """timeAdded is set when it is missing."""
     store = Store()
     taint = {"key": "a", "effect": "NoExecute"}
     made = store.create(RESOURCE_SLICES, resource_slice(devices=[{"name": "a", "taints": [taint]}]))
