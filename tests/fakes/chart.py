@@ -101,3 +101,10 @@ def mounts(spec: Obj) -> dict[str, tuple[str, str]]:
     hosts = {item["name"]: item["hostPath"]["path"] for item in spec["volumes"] if "hostPath" in item}
     inside = {item["name"]: item["mountPath"] for item in container["volumeMounts"]}
     return {name: (inside[name], path) for name, path in hosts.items()}
+
+
+def granted(objs: list[Obj], name: str) -> set[tuple[str, str]]:
+    """Verb and resource of each right of the roles with this name."""
+    roles = [each for each in objs if each["kind"] in {"Role", "ClusterRole"} and each["metadata"]["name"] == name]
+    rules = [rule for each in roles for rule in each["rules"]]
+    return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}

@@ -108,17 +108,6 @@ def prepare(api: ApiServer) -> None:
     taint_device(store, 1)
 
 
-def granted(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """Verb and resource of each right of the account."""
-    rules = [
-        rule
-        for obj in objects
-        if obj["kind"] in {"Role", "ClusterRole"} and obj["metadata"]["name"] == ACCOUNT
-        for rule in obj["rules"]
-    ]
-    return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-
-
 def test_the_account_has_the_rights_that_are_used_and_no_others(
     objects: list[dict[str, Any]], requests_of_a_controller: list[tuple[str, str]]
 ) -> None:
@@ -129,7 +118,7 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(
     repeats = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
     # Without the CustomResourceDefinitions both lists are answered with 404, and nothing more is asked.
     policies = {("watch", "gpunodes"), ("watch", "gpupolicies"), ("update", "gpupolicies/status")}
-    assert granted(objects) == used | repeats | policies
+    assert chart.granted(objects, ACCOUNT) == used | repeats | policies
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What the chart grants a controller that evicts because of use: what it asks of an API server, and no more."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -34,12 +33,6 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[st
         api.stop()
 
 
-def granted(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    roles = [each for each in objects if each["kind"] in {"Role", "ClusterRole"}]
-    rules = [rule for each in roles if each["metadata"]["name"] == ACCOUNT for rule in each["rules"]]
-    return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-
-
 def test_the_account_has_the_rights_that_are_used_and_no_others(requests: list[tuple[str, str]]) -> None:
     """Among them no right to list pods or claims, or to delete anything."""
     objects = chart.objects(VALUES)
@@ -47,7 +40,8 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(requests: list[t
     rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
     assert [access for access in asked if not rules.allow(access)] == []
     used = {(access.verb, access.resource) for access in asked}
-    assert granted(objects) == used | {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
+    repeats = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
+    assert chart.granted(objects, ACCOUNT) == used | repeats
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.fakes import chart
 from tests.fakes.rbac import Access
 
 NAMESPACE = "gpus"
+ROLE = "dra-driver-usage-reader"
 
 
 class Asked:
@@ -34,17 +35,16 @@ class Asked:
 def test_the_role_grants_what_the_command_asks_and_no_more() -> None:
     api = Asked()
     assert ask_exporters(api, NAMESPACE) == UseReport(source="1 of 1 exporters", window_s=60.0, uses=[], gaps=())
-    role = chart.found(chart.objects({"usageReader": {"enabled": True}}, NAMESPACE), "Role", "dra-driver-usage-reader")
-    assert role["metadata"]["namespace"] == NAMESPACE
-    granted = {(verb, item) for rule in role["rules"] for item in rule["resources"] for verb in rule["verbs"]}
+    objects = chart.objects({"usageReader": {"enabled": True}}, NAMESPACE)
+    assert chart.found(objects, "Role", ROLE)["metadata"]["namespace"] == NAMESPACE
     asked = [access for request in api.requests if (access := Access.of_request(*request)) is not None]
-    assert {(access.verb, access.resource) for access in asked} == granted
+    assert {(access.verb, access.resource) for access in asked} == chart.granted(objects, ROLE)
     assert {access.namespace for access in asked} == {NAMESPACE}
 
 
 def test_it_is_off_as_delivered() -> None:
     names = {each["metadata"]["name"] for each in chart.objects()}
-    assert "dra-driver-usage-reader" not in names
+    assert ROLE not in names
 
 
 def test_a_node_without_an_exporter_is_named() -> None:
