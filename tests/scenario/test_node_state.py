@@ -100,7 +100,6 @@ def test_state_says_what_disagrees_and_repairs_it(inspected: Inspected) -> None:
 
 
 def test_cleanup_refuses_while_something_runs_or_is_prepared(inspected: Inspected) -> None:
-    """Nothing is removed then."""
     node = inspected.node
     whole = node.leftovers()
     status, text = inspected.run("cleanup")

@@ -53,11 +53,8 @@ def shorten_logs(folder: Path) -> None:
 
 
 def last_lines(folder: Path) -> str:
-    """The last lines of the daemon's output, else of its control log, each once; '' when both are empty.
-
-    Every restart of a daemon appends the same lines, and the text should not change with their number: Kubernetes
-    counts events with the same text as one.
-    """
+    """The last lines of the daemon's output, else of its control log, each once: every restart appends the same lines,
+    and Kubernetes counts events with the same text as one."""
     for name in (OUTPUT, "control.log"):
         with suppress(OSError):
             lines = _end(folder / name, _TAIL).decode(errors="replace").split("\n")

@@ -36,8 +36,6 @@ _DROPPED = {"managedFields", "selfLink"}
 
 @dataclass(frozen=True)
 class Server:
-    """The server's address and token."""
-
     host: str
     port: int
     token: str
@@ -53,7 +51,6 @@ class Answer:
 
 
 def load(name: str) -> list[dict[str, Any]]:
-    """The steps of one conversation."""
     steps: list[dict[str, Any]] = yaml.safe_load((STEPS / f"{name}.yaml").read_text(encoding="utf-8"))
     return steps
 
@@ -99,7 +96,6 @@ def fill(text: str | None, known: dict[str, str]) -> Any:
 
 
 def capture(step: dict[str, Any], answer: Answer, known: dict[str, str]) -> None:
-    """Save parts of the reply for later steps."""
     for name, path in step.get("capture", {}).items():
         value = answer.body
         for part in path.split("."):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.apiserver.kinds import EVENTS, JOBS, NODES, PODS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 
 OLDEST_MINOR = 34  # resource.k8s.io/v1 is in client-go's scheme since then
@@ -74,13 +74,11 @@ def _find_kubectl() -> str:
 
 @pytest.fixture(scope="module")
 def kubectl_path() -> str:
-    """A kubectl that has resource.k8s.io/v1."""
     return _find_kubectl()
 
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    """A new API server."""
     server = ApiServer()
     server.start()
     yield server
@@ -247,7 +245,6 @@ def test_create_run_label_annotate_patch_and_scale(kubectl: Kubectl) -> None:
 
 
 def test_logs_come_from_the_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
-    """logs, -c, --tail, --timestamps, and -f until the container has terminated."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     api.store.logs.append("default", "trainer", "main", "GPU 0: one\nGPU 1: two\n")
     assert kubectl("logs", "trainer", "-c", "main") == "GPU 0: one\nGPU 1: two\n"
@@ -268,7 +265,6 @@ def test_logs_come_from_the_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
 
 
 def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kubectl) -> None:
-    """wait --for condition, jsonpath and delete return after the change."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     pod = api.store.get(PODS, "trainer", "default")
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -283,23 +279,11 @@ def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kube
     gone.join()
 
 
-def test_a_job_gets_its_selector_and_deletes_by_label(api: ApiServer, kubectl: Kubectl) -> None:
-    """create job, then delete by selector and the whole collection."""
-    kubectl("create", "job", "once", "--image=busybox:1")
-    assert api.store.get(JOBS, "once", "default")["spec"]["selector"]["matchLabels"]
-    kubectl("apply", "-f", "-", stdin=MANIFEST)
-    kubectl("delete", "pods", "-l", "app=trainer")
-    assert kubectl("get", "pods", "-o", "name") == ""
-    kubectl("delete", "jobs", "--all")
-    assert api.store.list(JOBS).items == []
-
-
 BASE = Path(__file__).parents[3] / "deploy" / "base"
 
 
 @pytest.mark.skipif(not (BASE / "kustomization.yaml").exists(), reason="deploy/base has no kustomization")
 def test_the_kustomize_base_is_applied_twice_and_deleted(kubectl: Kubectl) -> None:
-    """`kubectl apply -k deploy/base` succeeds twice, and `delete -k` deletes every object."""
     kubectl("apply", "-k", str(BASE))
     assert "created" not in kubectl("apply", "-k", str(BASE))
     kubectl("delete", "-k", str(BASE))

@@ -12,7 +12,6 @@ from tests.contract.apiserver.conversation import RECORDED, STEPS, Server, ask, 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A new embedded API server."""
     api = ApiServer()
     url = urlsplit(api.start())
     yield Server(url.hostname or "", url.port or 0, api.token)

@@ -21,7 +21,6 @@ from tests.unit.sim_apiserver.builders import config_map, pod
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    """A running server."""
     server = ApiServer()
     server.start()
     yield server
@@ -62,7 +61,6 @@ def test_the_certificate_verifies_strictly(api: ApiServer) -> None:
 
 
 def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
-    """Every request needs the token, also for health."""
     assert urlsplit(api.url).hostname == "127.0.0.1"
     assert _request(api, "GET", "/readyz") == (200, b"ok")
     for path in ("/readyz", "/version", "/api/v1/pods"):
@@ -71,7 +69,6 @@ def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
 
 
 def test_the_kubeconfig_replaces_another_and_is_private(api: ApiServer, tmp_path: Path) -> None:
-    """It replaces an existing file by a rename, with mode 0600."""
     path = tmp_path / "config"
     path.write_text("old")
     path.chmod(0o644)
@@ -137,7 +134,6 @@ def test_a_successor_takes_over_address_token_and_objects(api: ApiServer) -> Non
 
 
 def test_stopping_twice_or_before_the_start_is_harmless() -> None:
-    """stop is allowed in every state."""
     server = ApiServer()
     server.stop()
     server.start()

@@ -48,7 +48,6 @@ def finish(store: Store) -> None:
 
 
 def test_creates_a_claim_and_names_it_in_the_pod(store: Store) -> None:
-    """The claim's name has the pod's and its own, its labels are the template's, and the pod owns it."""
     pod = make_pod(store)
     ClaimController(store).step()
     (made,) = claims(store)

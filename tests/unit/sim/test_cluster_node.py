@@ -35,7 +35,6 @@ def plugin_folder(node: ClusterNode) -> Path:
 
 
 def test_everything_that_claims_leave_is_named(node: ClusterNode) -> None:
-    """Each kind of leftover has a sentence of its own."""
     (node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
     (node.folders.views / "pod-uid").mkdir()
     (plugin_folder(node) / "mps/daemons/GPU-1").mkdir(parents=True)
@@ -52,7 +51,6 @@ def test_everything_that_claims_leave_is_named(node: ClusterNode) -> None:
 
 
 def test_a_restored_gpu_is_no_leftover(node: ClusterNode) -> None:
-    """A GPU that was changed and restored is not listed."""
     hardware = SimulatedBackend.from_spec(node.spec, node.name, state_file=plugin_folder(node) / "simulated-gpus.json")
     gpu = hardware.snapshot().gpus[0].uuid
     hardware.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)

@@ -27,7 +27,6 @@ def write(
 
 
 def smi(folder: Path, body: str) -> dict[str, Any]:
-    """A mount of a script as nvidia-smi."""
     script = folder / "host-smi"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
@@ -35,7 +34,6 @@ def smi(folder: Path, body: str) -> dict[str, Any]:
 
 
 def test_common_edits_of_a_document_apply_once_and_first(tmp_path: Path) -> None:
-    """Two devices of one document add its common edits once, before their own."""
     devices = {"a": {"env": ["WHO=a"], "deviceNodes": [node("/dev/n0")]}, "b": {"deviceNodes": [node("/dev/n1")]}}
     write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"]})
     edits = inject([tmp_path], [f"{KIND}=a", f"{KIND}=b", f"{KIND}=a"])
@@ -52,7 +50,6 @@ def test_unresolvable_devices_have_containerds_message(tmp_path: Path) -> None:
 
 
 def test_a_conflict_makes_a_device_unresolvable_and_no_other(tmp_path: Path) -> None:
-    """A device that two documents define is hidden; all other devices stay usable."""
     write(tmp_path, "x.json", {"a": {}, "b": {"env": ["B=x"]}})
     write(tmp_path, "y.json", {"a": {}, "c": {}})
     (tmp_path / "broken.json").write_text("{")
@@ -69,7 +66,6 @@ def test_later_directories_win(tmp_path: Path) -> None:
 
 
 def test_mounts_are_sorted_by_depth(tmp_path: Path) -> None:
-    """A folder is mounted before the mounts inside it."""
     mounts = [{"hostPath": "/h", "containerPath": path} for path in ("/a/b/c", "/a", "/a/b")]
     write(tmp_path, "x.json", {"a": {"mounts": mounts}})
     edits = inject([tmp_path], [f"{KIND}=a"])
@@ -187,7 +183,6 @@ STATUS = {
     ],
 )
 def test_extended_resources_follow_the_pods_mappings(name: str, asked: list[str], expected: list[str]) -> None:
-    """A container gets the devices of its own mappings and of no other container's."""
     devices = (
         _device("x", "container-0-request-0"),
         _device("y", "container-1-request-0"),

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.client import StoreClient
 from dra_driver.sim.demo.expectations import parse_expectation, read_expectations, unmet
@@ -130,32 +130,6 @@ def test_same_and_different(store: Store) -> None:
     assert "a sees" in (complaint(store, "pods a c same GPU") or "")
     assert "a sees" in (complaint(store, "pods a b different GPUs") or "")
     assert "blind see no GPU" in (complaint(store, "pods a blind different GPUs") or "")
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "done"),
-    [
-        (JOBS, "job/x Complete", {"conditions": [{"type": "Complete", "status": "True"}]}),
-        (
-            DEPLOYMENTS,
-            "deployment/x Available",
-            {"conditions": [{"type": "Available", "status": "True"}], "availableReplicas": 1},
-        ),
-    ],
-)
-def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
-    """A workload is complete when its own condition says so."""
-    template: Obj = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
-    spec: Obj = {"template": template}
-    if kind is JOBS:
-        template["spec"]["restartPolicy"] = "Never"
-    else:
-        spec["selector"] = {"matchLabels": {"a": "b"}}
-    assert complaint(store, text) is not None
-    made = store.create(kind, {"metadata": {"name": "x"}, "spec": spec}, namespace="default")  # type: ignore[arg-type]
-    assert complaint(store, text) is not None
-    store.update_status(kind, {**made, "status": done})  # type: ignore[arg-type]
-    assert complaint(store, text) is None
 
 
 def test_only_whole_lines_of_nvidia_smi_count() -> None:

@@ -27,7 +27,6 @@ def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(
 
 
 def test_a_claim_is_unprepared_with_its_last_user(tmp_path: Path) -> None:
-    """While another pod on the node uses the claim, it stays prepared."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim(), "pod-1")
     state.add_user(claim(), "pod-2")
@@ -39,7 +38,6 @@ def test_a_claim_is_unprepared_with_its_last_user(tmp_path: Path) -> None:
 
 
 def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
-    """The old claim of that name has to be unprepared first."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim("old"), "pod-1")
     with pytest.raises(RetryableError, match="different UID old is not unprepared yet"):

@@ -9,14 +9,12 @@ from dra_driver.sim.demo.requirements import Requirements, group_examples, parse
 
 
 def example(folder: Path, name: str, *lines: str) -> Path:
-    """An example whose header has these lines."""
     path = folder / name
     path.write_text("\n".join(["# What it shows.", *lines, "# expect: pod/p Pending", "kind: Pod", ""]))
     return path
 
 
 def test_an_example_without_requirements_runs_on_any_cluster(tmp_path: Path) -> None:
-    """Its header has no line for them."""
     needs = read_requirements(example(tmp_path, "x.yaml"))
     assert needs == Requirements()
     assert str(needs) == ""
@@ -75,7 +73,6 @@ def test_examples_are_grouped_by_requirements(tmp_path: Path) -> None:
 
 
 def test_node_flags() -> None:
-    """A node is NAME=SPEC; the error for anything else shows the form."""
     assert parse_nodes(["a=4xa100-sxm4-40gb", "b=2xl4-24gb"]) == {"a": "4xa100-sxm4-40gb", "b": "2xl4-24gb"}
     for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
         with pytest.raises(ConfigurationError, match="node"):

@@ -32,7 +32,6 @@ def node_of(store: Store, name: str) -> str:
 
 
 def message_of(store: Store, name: str) -> str:
-    """The message of the PodScheduled condition."""
     conditions = store.get(PODS, name, "default")["status"].get("conditions", [])
     return next((item.get("message", "") for item in conditions if item["type"] == "PodScheduled"), "")
 
@@ -62,7 +61,6 @@ def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
 
 
 def test_says_why_no_node_fits(store: Store) -> None:
-    """Condition and event have the message of kube-scheduler."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -86,7 +84,6 @@ def test_counts_reasons_of_nodes(store: Store) -> None:
 
 
 def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
-    """While no relevant object changes, the pod is not tried and nothing is written."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)
@@ -97,7 +94,6 @@ def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
 
 
 def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
-    """A rejected pod is tried again when slices change, after its back-off."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)
@@ -111,7 +107,6 @@ def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
 
 
 def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> None:
-    """The condition and event have the error of the expression."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly("gpu", 'device.attributes["gpu.nvidia.com"].nope == "x"')))
     pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -134,7 +129,6 @@ def test_pods_without_claims_and_without_their_claims(store: Store, claims: tupl
 
 
 def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
-    """Gated pods and pods of other schedulers are ignored."""
     pod(store, "gated", schedulingGates=[{"name": "later"}])
     pod(store, "other", schedulerName="other")
     EmbeddedScheduler(store).step()
@@ -142,7 +136,6 @@ def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
 
 
 def test_first_come_first_served(store: Store) -> None:
-    """Of pods created in the same second, the first one gets the device."""
     where = {"nodeSelector": {"only": "a"}}
     labelled = store.get(NODES, "a")
     labelled["metadata"]["labels"] = {"only": "a"}

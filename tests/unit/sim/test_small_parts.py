@@ -47,7 +47,6 @@ WAITING = ContainerState()
     ],
 )
 def test_phase_follows_the_containers(states: tuple[ContainerState, ...], restart: str, expected: str) -> None:
-    """The phase is derived from the states of all containers."""
     assert phase(pod("a", "b", restart=restart), dict(zip("ab", states, strict=True))) == expected
 
 
@@ -59,7 +58,6 @@ def test_a_failed_init_container_fails_a_pod_that_is_not_restarted() -> None:
 
 
 def test_status_says_what_is_not_ready() -> None:
-    """Conditions name the containers that are not ready; a running pod has addresses."""
     one = pod("a", "b")
     fill(one, {"a": RUNNING, "b": WAITING}, NOW, host_ip="10.0.0.1", pod_ip="10.244.0.2")
     assert condition(one, "Ready") == "False"
@@ -73,7 +71,6 @@ def test_status_says_what_is_not_ready() -> None:
 
 
 def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
-    """lastTransitionTime changes only with the status."""
     obj: Obj = {}
     assert set_condition(obj, "Ready", "False", NOW, message="a")
     assert not set_condition(obj, "Ready", "False", LATER, message="a")
@@ -103,14 +100,12 @@ TAINTED: Obj = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
     ],
 )
 def test_nodes_take_or_refuse_pods(node_spec: Obj, pod_spec: Obj, pods_on_node: int, said: str) -> None:
-    """Cordons, taints, selectors and the number of pods count, with kube-scheduler's messages."""
     reason = unfit_reason({"spec": pod_spec}, {**node("a", zone="z1"), "spec": node_spec}, NodeUsage(pods=pods_on_node))
     assert said in reason
     assert bool(reason) == bool(said)
 
 
 def test_node_affinity_counts() -> None:
-    """Required node affinity is respected."""
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z2"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     wanting = {"spec": {"affinity": {"nodeAffinity": required}}}
@@ -165,7 +160,6 @@ def test_the_api_server_compiles_cel_expressions() -> None:
 
 
 def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> None:
-    """A mistake in an example is reported with the file's path."""
     path = tmp_path / "x.yaml"
     path.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n---\napiVersion: v1\nkind: Secret\n")
     assert [obj["kind"] for obj in manifests.load(path)] == ["Pod", "Secret"]

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
-from dra_driver.sim.apiserver.store import DeleteOptions, Store
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.workloads import DeploymentController, JobController, ReplicaSetController
 from dra_driver.sim.objects import condition
 
@@ -42,7 +42,6 @@ class World:
         self.store.update_status(PODS, pod)
 
     def run_all(self) -> None:
-        """Make every pod ready."""
         for pod in self.pods():
             self.set_phase(pod, "Running")
         self.settle()
@@ -76,24 +75,12 @@ def _job(world: World, **spec: object) -> None:
 
 
 def test_a_deployment_becomes_available_with_its_pods(world: World) -> None:
-    """Pods are created through a replica set; Available becomes True when they are ready."""
     _deploy(world)
     assert len(world.pods()) == 2
     assert condition(world.deployment(), "Available") == "False"
     world.run_all()
     assert condition(world.deployment(), "Available") == "True"
     assert world.deployment()["status"]["availableReplicas"] == 2
-
-
-def test_a_lost_pod_is_replaced(world: World) -> None:
-    """Deleting a replica creates a new one with another name."""
-    _deploy(world)
-    gone = world.pods()[0]["metadata"]["name"]
-    world.store.delete(PODS, gone, "default", DeleteOptions(grace_period_s=0))
-    world.settle()
-    names = [pod["metadata"]["name"] for pod in world.pods()]
-    assert len(names) == 2
-    assert gone not in names
 
 
 def test_scaling_down_deletes_pods(world: World) -> None:
@@ -129,7 +116,6 @@ def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
 
 
 def test_deleting_a_deployment_deletes_its_pods(world: World) -> None:
-    """Its replica set and pods are dependents."""
     _deploy(world)
     world.store.delete(DEPLOYMENTS, "d", "default")
     world.settle()
@@ -177,7 +163,6 @@ def test_a_finished_job_is_deleted_after_its_time(world: World) -> None:
 
 
 def test_a_job_that_keeps_failing_ends(world: World) -> None:
-    """After backoffLimit failures the job has failed and creates no more pods."""
     _job(world, backoffLimit=1)
     for _ in range(2):
         for pod in world.pods():

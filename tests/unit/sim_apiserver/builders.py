@@ -6,36 +6,30 @@ Obj = dict[str, Any]
 
 
 def config_map(name: str, **metadata: Any) -> Obj:
-    """A ConfigMap in the default namespace."""
     return {"metadata": {"name": name, "namespace": "default", **metadata}}
 
 
 def node(name: str = "n1") -> Obj:
-    """A node."""
     return {"metadata": {"name": name}}
 
 
 def pod(name: str = "p", **spec: Any) -> Obj:
-    """A pod of one container."""
     containers = [{"name": "main", "image": "ubuntu:24.04"}]
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": containers, **spec}}
 
 
 def claim(name: str = "c", **exactly: Any) -> Obj:
-    """A claim for one device of class gpu."""
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com", **exactly}}
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": {"requests": [request]}}}
 
 
 def resource_slice(name: str = "s", devices: list[Obj] | None = None, **spec: Any) -> Obj:
-    """A slice of node n1."""
     pool = {"name": "n1/gpu.example.com", "resourceSliceCount": 1, "generation": 1}
     body = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": devices or [{"name": "gpu-0"}]}
     return {"metadata": {"name": name}, "spec": body | spec}
 
 
 def owned_by(owner: Obj, **extra: Any) -> Obj:
-    """A reference to ``owner`` for metadata.ownerReferences."""
     metadata = owner["metadata"]
     return {
         "apiVersion": owner["apiVersion"],

@@ -47,7 +47,6 @@ def test_nulls_are_dropped() -> None:
     ],
 )
 def test_wrong_types_are_bad_requests_with_the_path(body: Obj, path: str) -> None:
-    """A string in place of a list is refused before validation."""
     with pytest.raises(InvalidObjectError, match=path) as refused:
         decode(PODS, body)
     assert refused.value.status == 400
@@ -64,7 +63,6 @@ def test_quantities_come_back_canonical(sent: object, kept: str) -> None:
 
 
 def test_times_come_back_in_utc() -> None:
-    """Time has whole seconds; other texts are refused."""
     body = {"metadata": {"creationTimestamp": "2026-01-01T01:00:00.5+01:00"}}
     decode(PODS, body)
     assert body["metadata"]["creationTimestamp"] == "2026-01-01T00:00:00Z"
@@ -121,7 +119,6 @@ def test_embedded_structs_and_special_types_have_their_json_form() -> None:
 
 
 def test_invalid_protobuf_bodies_are_bad_requests() -> None:
-    """Other bytes, unknown kinds, truncated messages."""
     for body in (b"{}", _envelope("v1", "Gadget", b""), _envelope("v1", "Pod", b"\x0a\x05ab"), b"k8s\x00\xff"):
         with pytest.raises(InvalidObjectError):
             decode_body(body)
@@ -129,7 +126,6 @@ def test_invalid_protobuf_bodies_are_bad_requests() -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_protobuf_reader(data: bytes) -> None:
-    """Every input is decoded or refused as a bad request."""
     for body in (b"k8s\x00" + data, _envelope("v1", "Pod", data)):
         with suppress(InvalidObjectError):
             assert isinstance(decode_body(body), dict)

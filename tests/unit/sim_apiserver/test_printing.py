@@ -32,7 +32,6 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
     ],
 )
 def test_durations_have_two_units_at_most(seconds: int, shown: str) -> None:
-    """The format of kubectl."""
     assert duration(seconds) == shown
 
 
@@ -105,12 +104,10 @@ RUNNING = {"name": "a", "ready": True, "restartCount": 0, "state": {"running": {
     ],
 )
 def test_pods_show_ready_status_and_restarts(status: Obj, cells: list[str]) -> None:
-    """READY, STATUS and RESTARTS are derived from container states."""
     assert _pod(status) == cells
 
 
 def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
-    """Terminating wins over the containers' states."""
     assert _pod({"phase": "Running", "containerStatuses": [RUNNING]}, deletionTimestamp="x")[1] == "Terminating"
     assert _pod({"phase": "Succeeded"}, deletionTimestamp="x")[1] == "Succeeded"
 
@@ -126,13 +123,11 @@ def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
     ],
 )
 def test_claims_show_their_state(status: Obj, deleted: bool, shown: str) -> None:
-    """Pending, allocated, reserved, deleted."""
     metadata = {"deletionTimestamp": "x"} if deleted else {}
     assert _cells(RESOURCE_CLAIMS, {"metadata": metadata, "status": status}) == ["x", shown, "90s"]
 
 
 def test_jobs_count_completions() -> None:
-    """COMPLETIONS and DURATION of finished and running jobs."""
     status = {
         "succeeded": 1,
         "startTime": "2026-01-01T23:59:00Z",
@@ -145,7 +140,6 @@ def test_jobs_count_completions() -> None:
 
 
 def test_nodes_show_readiness_and_roles() -> None:
-    """Ready, cordoned, roles from labels."""
     node = {
         "metadata": {"labels": {"node-role.kubernetes.io/gpu": ""}},
         "spec": {"unschedulable": True},

@@ -10,7 +10,6 @@ from tests.unit.sim_apiserver.builders import Obj, config_map, node, owned_by, p
 
 
 def _family(store: Store, **reference: bool) -> Obj:
-    """A config map that owns a secret."""
     owner = store.create(CONFIG_MAPS, config_map("owner"))
     metadata = {"name": "child", "namespace": "default", "ownerReferences": [owned_by(owner, **reference)]}
     store.create(SECRETS, {"metadata": metadata})
@@ -29,17 +28,6 @@ def test_dependents_are_deleted_with_their_last_owner() -> None:
     assert [ref["kind"] for ref in store.get(SECRETS, "child", "default")["metadata"]["ownerReferences"]] == ["Node"]
     store.delete(NODES, "n1")
     assert store.find(SECRETS, "child", "default") is None
-
-
-def test_slices_are_deleted_with_their_node() -> None:
-    """A node's slices are dependents of its Node object."""
-    store = Store()
-    owner = store.create(NODES, node())
-    mine = resource_slice()
-    mine["metadata"]["ownerReferences"] = [owned_by(owner, controller=True)]
-    store.create(RESOURCE_SLICES, mine)
-    store.delete(NODES, "n1")
-    assert store.list(RESOURCE_SLICES).items == []
 
 
 def test_an_object_whose_owner_does_not_exist_is_collected() -> None:
@@ -67,7 +55,6 @@ def test_foreground_deletion_waits_for_blocking_dependents() -> None:
 
 
 def test_orphans_stay_without_their_reference() -> None:
-    """Orphan deletes the owner only."""
     store = Store()
     _family(store)
     store.delete(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Orphan"))

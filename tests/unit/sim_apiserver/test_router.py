@@ -41,7 +41,6 @@ def _json(reply: Any) -> Any:
     ],
 )
 def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> None:
-    """Kind, namespace, name, subresource."""
     target = target_of(path)
     assert target is not None
     assert (target.kind.plural, target.namespace, target.name, target.subresource) == expected
@@ -61,7 +60,6 @@ def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> N
     ],
 )
 def test_paths_that_name_nothing(path: str) -> None:
-    """Unknown versions, scopes and subresources."""
     assert target_of(path) is None
 
 
@@ -87,7 +85,6 @@ def test_references_in_openapi_resolve() -> None:
 
 
 def test_methods_that_do_not_exist_are_not_allowed() -> None:
-    """405, not 404 and not 500."""
     for method, path in (
         ("PUT", "/api/v1/pods"),
         ("POST", "/api/v1/pods"),
@@ -129,7 +126,6 @@ def test_logs_are_cut_as_asked() -> None:
 
 
 def test_a_container_that_waits_has_no_log_yet() -> None:
-    """The error has the reason for waiting."""
     store = Store()
     store.create(PODS, pod())
     waiting = [{"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}]
@@ -140,7 +136,6 @@ def test_a_container_that_waits_has_no_log_yet() -> None:
 
 
 def test_a_watch_plan_reads_its_options() -> None:
-    """Start revision, bookmarks and timeout."""
     plan = _ask(
         Store(),
         "GET",
@@ -167,7 +162,6 @@ def test_the_columns_of_a_watched_table_come_once() -> None:
 
 
 def test_bodies_are_read_by_their_media_type() -> None:
-    """YAML and JSON objects are accepted; other types, and lists, are refused."""
     yaml_body = ApiRequest(method="POST", path="/", headers={"content-type": "application/yaml"}, body=b"a: {b: 1}")
     assert yaml_body.object() == {"a": {"b": 1}}
     for headers, body, status in (

@@ -20,7 +20,6 @@ def _problems(store: Store, kind: object, obj: Obj) -> str:
     [({}, 128), ({"taints": [{"key": "a", "effect": "NoSchedule"}]}, 64)],
 )
 def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int) -> None:
-    """128 plain devices fit a slice; one taint makes 64 the limit."""
     store = Store()
     devices = [{"name": f"gpu-{at}"} for at in range(limit + 1)]
     devices[0] |= extra
@@ -30,7 +29,6 @@ def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int) -> No
 
 
 def test_counters_have_their_limits() -> None:
-    """Eight sets a slice, 32 counters a set, two sets a device."""
     store = Store()
     counters = {f"c{at}": {"value": "1"} for at in range(33)}
     sets = [{"name": f"s{at}", "counters": {"a": {"value": "1"}}} for at in range(9)]
@@ -45,7 +43,6 @@ def test_counters_have_their_limits() -> None:
 
 
 def test_attributes_and_capacities_are_counted_together() -> None:
-    """At most 32 per device."""
     device = {
         "name": "a",
         "attributes": {f"a{at}": {"int": at} for at in range(20)},
@@ -56,7 +53,6 @@ def test_attributes_and_capacities_are_counted_together() -> None:
 
 
 def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
-    """timeAdded is set when it is missing."""
     store = Store()
     taint = {"key": "a", "effect": "NoExecute"}
     made = store.create(RESOURCE_SLICES, resource_slice(devices=[{"name": "a", "taints": [taint]}]))
@@ -82,7 +78,6 @@ def test_opaque_parameters_have_at_most_ten_kibibytes() -> None:
 
 
 def test_results_and_reservations_have_their_limits() -> None:
-    """32 devices and 256 consumers per claim."""
     store = Store()
     store.create(RESOURCE_CLAIMS, claim())
     result = {"request": "gpu", "driver": "gpu.example.com", "pool": "p"}
@@ -118,7 +113,6 @@ def test_a_claim_being_deleted_accepts_no_new_consumers() -> None:
     ],
 )
 def test_quality_of_service_follows_requests_and_limits(resources: Obj, expected: str) -> None:
-    """status.qosClass as the kubelet and the scheduler expect it."""
     assert qos_class({"containers": [{"resources": resources}]}) == expected
 
 

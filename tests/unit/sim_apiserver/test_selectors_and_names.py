@@ -38,14 +38,12 @@ LABELS = {"metadata": {"labels": {"app": "x", "tier": "web", "n": "5"}}}
     ],
 )
 def test_label_selectors(selector: str, expected: bool) -> None:
-    """Equality, sets, existence and numbers."""
     match = label_match(selector)
     assert (match is None or match(LABELS)) is expected
 
 
 @pytest.mark.parametrize("selector", ["a b", "=x", "app in x", "app=x y", "-a=b", ","])
 def test_invalid_selectors_are_bad_requests(selector: str) -> None:
-    """They are refused, and do not select nothing."""
     with pytest.raises(InvalidObjectError):
         label_match(selector)
 
@@ -87,7 +85,6 @@ def test_field_selectors() -> None:
     ],
 )
 def test_name_formats(check: object, good: str, bad: list[str]) -> None:
-    """One valid name and the invalid forms."""
     assert callable(check)
     assert check(good) == []
     assert [name for name in bad if not check(name)] == []
@@ -95,5 +92,4 @@ def test_name_formats(check: object, good: str, bad: list[str]) -> None:
 
 @given(st.from_regex(r"[a-z]([-a-z0-9]*[a-z0-9])?-?", fullmatch=True))
 def test_generated_names_are_names(base: str) -> None:
-    """A generated name is a valid label for every valid base."""
     assert dns_label(generated_name(base)) == []

@@ -20,7 +20,6 @@ def test_generated_names_are_cut_and_unique() -> None:
 
 
 def test_callers_get_copies() -> None:
-    """Changing an object that was passed in or returned does not change the stored one."""
     store = Store()
     sent = config_map("a", labels={"x": "1"})
     store.create(CONFIG_MAPS, sent)
@@ -30,7 +29,6 @@ def test_callers_get_copies() -> None:
 
 
 def test_status_is_written_through_its_subresource_only() -> None:
-    """An update keeps the stored status, a status update keeps everything else."""
     store = Store()
     made = store.create(PODS, pod())
     store.update(PODS, made | {"status": {"phase": "Running"}})
@@ -42,7 +40,6 @@ def test_status_is_written_through_its_subresource_only() -> None:
 
 
 def test_dry_runs_are_checked_and_not_stored() -> None:
-    """They fail like the write would, and store nothing."""
     store = Store()
     assert store.create(CONFIG_MAPS, config_map("a"), options=WriteOptions(dry_run=True))["metadata"]["uid"]
     assert store.find(CONFIG_MAPS, "a", "default") is None
@@ -51,7 +48,6 @@ def test_dry_runs_are_checked_and_not_stored() -> None:
 
 
 def test_a_watch_resumes_or_fails_with_gone() -> None:
-    """Changes after a revision, or GoneError if the history does not reach back."""
     store = Store(history_length=3)
     since = store.revision
     for name in "ab":
@@ -65,7 +61,6 @@ def test_a_watch_resumes_or_fails_with_gone() -> None:
 
 
 def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
-    """Other kinds and namespaces are left out."""
     store = Store()
     with store.watch([CONFIG_MAPS], since=store.revision, namespace="kube-system") as events:
         store.create(NODES, node())
@@ -75,7 +70,6 @@ def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
 
 
 def test_a_closed_watch_gets_no_changes() -> None:
-    """Each write wakes an open watch; later writes do not reach a closed one."""
     store, woken = Store(), []
     with store.watch([NODES], since=store.revision, wake=lambda: woken.append(1)) as events:
         store.create(NODES, node())
@@ -86,7 +80,6 @@ def test_a_closed_watch_gets_no_changes() -> None:
 
 
 def test_concurrent_writers_lose_no_update() -> None:
-    """A counter that four threads increment, with retries on conflicts, has the exact sum."""
     store = Store()
     store.create(CONFIG_MAPS, config_map("a") | {"data": {"n": "0"}})
 

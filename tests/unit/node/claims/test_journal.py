@@ -91,7 +91,6 @@ def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
 
 
 def test_states_follow_one_another(journal: Journal) -> None:
-    """preparing, prepared, unpreparing, gone."""
     attempt = begun(journal, 1)
     assert journal.finish(uid(1), attempt)
     assert [entry.state for entry in journal.entries()] == [State.PREPARED]

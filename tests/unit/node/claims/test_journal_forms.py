@@ -144,7 +144,6 @@ DEVICES = [
 def test_everything_that_unprepare_needs_comes_back(
     journal: Journal, tmp_path: Path, devices: tuple[AssignedDevice, ...]
 ) -> None:
-    """Another run reads all details that this one wrote."""
     begun(journal, 1, *devices)
     again = open_journal(tmp_path, "run-2")
     assert stored(again).devices == devices
@@ -219,7 +218,6 @@ def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
 def test_a_gpu_has_one_form_at_a_time(
     journal: Journal, one: AssignedDevice, other: AssignedDevice, together: bool
 ) -> None:
-    """In either order, the second claim is blocked by the first."""
     for first, second in ((one, other), (other, one)):
         prepared(journal, 1, first)
         answer = journal.begin(ref(2), [second])
@@ -283,7 +281,6 @@ def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal
 
 
 def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal, tmp_path: Path) -> None:
-    """The others are removed at once."""
     prepared(journal, 1, assigned(1))
     prepared(journal, 2, cut(partition()))
     rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")

@@ -42,7 +42,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("device", [assigned(1), cut(partition()), shared()], ids=["whole", "partition", "share"])
 def test_columns_of_a_newer_version_are_ignored(folder: Path, device: AssignedDevice) -> None:
-    """Entries are written, read, amended and removed by column name."""
     journal = open_journal(folder, "run-1")
     attempt = prepared(journal, 1, device)
     journal.close()

@@ -240,7 +240,6 @@ def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -
 
 
 def test_a_gpu_that_needs_a_reset_for_mig_gets_no_partition(node: ClaimsNode) -> None:
-    """On such an Ampere GPU the error says so, and nothing remains."""
     node.backend = simulated("1xa100-sxm4-40gb")
     run = node.run()
     error = run.refusal(claim(1, result(node.part("1g.5gb", 0))))

@@ -154,7 +154,6 @@ def journalled(done: PreparePlan) -> Entry:
 
 
 def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
-    """A repeated call must get the answer of the first call."""
     done = planned(
         claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
     )

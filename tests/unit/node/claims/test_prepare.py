@@ -72,7 +72,6 @@ def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
 
 
 def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None:
-    """The message names the claim, and so the pod."""
     run.prepare(claim(1, name="train"))
     error = run.refusal(claim(2))
     assert isinstance(error, DeviceInUseError)

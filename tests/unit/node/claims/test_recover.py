@@ -204,7 +204,6 @@ def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.L
 
 
 def test_a_claim_that_is_being_prepared_gets_no_file(node: ClaimsNode) -> None:
-    """The call that prepares the claim writes its file."""
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
     assert run.service.rewrite_missing_files() == ()
@@ -328,7 +327,6 @@ def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> N
 
 
 def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> None:
-    """A rebuild adopts one of the claims and reports the other."""
     first = node.run("run-1")
     first.prepare(claim(1))
     first.node.writer.files[uid(2)] = b"a second claim's file"
@@ -352,7 +350,6 @@ def test_a_failure_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
 
 
 def test_a_read_only_disk_does_not_stop_a_start(node: ClaimsNode) -> None:
-    """The process starts and reports the problems."""
     run = node.run("run-1")
     run.prepare(claim(1))
     run.journal.start_unprepare(uid(1))

@@ -101,7 +101,6 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
 
 
 def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode) -> None:
-    """As with whole GPUs."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
     node.clock.after(3.0, lambda: run.unprepare(ref(1)))

@@ -43,7 +43,6 @@ def test_a_file_without_an_entry_is_removed(run: Run) -> None:
 
 
 def test_a_missing_file_does_not_matter(run: Run) -> None:
-    """The entry is removed all the same."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     assert run.unprepare(ref(1)) is None

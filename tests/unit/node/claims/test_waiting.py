@@ -9,7 +9,6 @@ from tests.fakes.claims import uid
 
 
 def test_a_claim_lock_has_one_holder() -> None:
-    """A second thread gets False, and another claim is free."""
     locks, seen = ClaimLocks(), []
 
     def ask() -> None:

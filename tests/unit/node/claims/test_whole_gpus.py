@@ -103,8 +103,6 @@ def test_no_file_is_left_when_it_cannot_be_written(run: Run) -> None:
 
 
 def test_a_claim_whose_file_alone_fails_is_undone(node: ClaimsNode) -> None:
-    """Its device is free again for others."""
-
     def fails(_: Run, of: str) -> None:
         raise FULL
 

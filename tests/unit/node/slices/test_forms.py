@@ -237,7 +237,6 @@ def test_an_invalid_taint_withholds_only_its_gpu(taints: tuple[Taint, ...]) -> N
 
 
 def test_sharing_needs_the_whole_gpu_and_a_server_that_keeps_it() -> None:
-    """Otherwise the device is for one claim, with a reason."""
     assert forms_of(mig_gpu(H100), SHARED, ALL).sharing == SHARED.sharing
     plain = forms_of(mig_gpu(H100), SHARED, replace(ALL, multi_allocation=False))
     assert (plain.whole, plain.sharing) == (True, None)

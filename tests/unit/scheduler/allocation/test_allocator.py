@@ -24,13 +24,11 @@ def devices(allocations: Any) -> list[list[str]]:
 
 
 def test_first_free_devices_in_published_order() -> None:
-    """The first devices of a slice that fit are allocated."""
     held = [allocated(claim("other"), "gpu-0", node_name="a")]
     assert devices(allocate(claim("c", exactly(count=2)), held=held)) == [["gpu-1", "gpu-2"]]
 
 
 def test_admin_access_gets_allocated_devices_and_allocates_none() -> None:
-    """A claim with admin access gets devices of other claims, which stay available to others."""
     held = [allocated(claim("user"), "gpu-0", node_name="a")]
     monitor = claim("m", exactly(allocationMode="All", adminAccess=True))
     (allocation,) = allocate(monitor, held=held)
@@ -41,7 +39,6 @@ def test_admin_access_gets_allocated_devices_and_allocates_none() -> None:
 
 
 def test_taints_block_unless_tolerated() -> None:
-    """Only claims that tolerate the taint get a tainted GPU."""
     taint = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
     sick = resource_slice("a", {**gpu("gpu-0"), "taints": [taint]})
     assert allocate(claim("c"), slices=[sick]) is None

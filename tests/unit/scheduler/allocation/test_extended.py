@@ -24,7 +24,6 @@ def pod(*containers: Obj, init: list[Obj] | None = None) -> Obj:
 
 
 def asked(of: Obj, on: Obj | None = None) -> tuple[dict[str, int], dict[str, list[str]]] | None:
-    """Counts by request, and requests by container."""
     made = extended_claim(of, on or node("a"), resource_classes([device_class("gpu", GPU)]))
     if made is None:
         return None
@@ -36,7 +35,6 @@ def asked(of: Obj, on: Obj | None = None) -> tuple[dict[str, int], dict[str, lis
 
 
 def test_the_newest_class_has_the_resource() -> None:
-    """Of two classes with one extended resource the newest wins; each class also has its implicit resource."""
     classes = [
         device_class("old", GPU, "2026-01-01T00:00:00Z"),
         device_class("b", GPU, "2026-02-01T00:00:00Z"),
@@ -70,19 +68,6 @@ def test_init_containers_use_the_devices_of_later_containers() -> None:
 
 
 def test_a_resource_of_the_node_needs_no_device() -> None:
-    """If the node offers the resource itself, as with a device plugin, the claim has no request for it."""
     with_plugin = {**node("a"), "status": {"allocatable": {GPU: "8"}}}
     assert asked(pod(container("x", gpu="1")), with_plugin) is None
     assert asked(pod(container("x", cpu="1"))) is None
-
-
-def test_the_claim_belongs_to_the_pod() -> None:
-    """The claim has the pod as owner, and the annotation of extended resources."""
-    made = extended_claim(pod(container("x", gpu="1")), node("a"), resource_classes([device_class("gpu", GPU)]))
-    assert made is not None
-    metadata = made.claim["metadata"]
-    assert metadata["generateName"] == "p-extended-resources-"
-    assert metadata["annotations"] == {"resource.kubernetes.io/extended-resource-claim": "true"}
-    assert metadata["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": True}
-    ]

@@ -44,7 +44,6 @@ Obj = dict[str, Any]
     ],
 )
 def test_a_malformed_field_is_named(path: tuple[Any, ...], value: Any, what: str) -> None:
-    """The error names the field and object that no API server returns."""
     wires: Obj = {"slices": [resource_slice("a", gpu("x"))], "claims": [claim("c")], "classes": [device_class()]}
     wires["node"] = node("a")
     holder = wires = json.loads(json.dumps(wires))
@@ -58,7 +57,6 @@ def test_a_malformed_field_is_named(path: tuple[Any, ...], value: Any, what: str
 
 
 def test_a_pod_may_have_more_claims_than_python_has_frames() -> None:
-    """Two thousand claims for one device each are allocated without a RecursionError."""
     many = [resource_slice("a", *[gpu(f"gpu-{index}") for index in range(2000)])]
     claims = [claim(f"c{index}") for index in range(2000)]
     unhurried = Limits(timeout_s=110)
@@ -107,7 +105,6 @@ def test_the_version_selects_the_quirks(version: str, quirks: SchedulerQuirks) -
 
 @pytest.mark.parametrize("version", ["", "1", "latest", "1.x", "1.36" + "0" * 100])
 def test_other_texts_are_not_versions(version: str) -> None:
-    """A text that is not a version raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match="no Kubernetes version"):
         SchedulerQuirks.of_version(version)
 

@@ -25,8 +25,6 @@ Obj = dict[str, Any]
 
 
 class Notes:
-    """A recorder that keeps everything."""
-
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -34,7 +32,6 @@ class Notes:
         self.events.append(event)
 
     def causes(self) -> dict[str, Cause]:
-        """The last cause for each device."""
         return {event.device.device: event.cause for event in self.events if isinstance(event, Rejection)}
 
 
@@ -89,14 +86,12 @@ def test_a_rejected_device_has_a_cause(device: Obj, wanted: Obj, cause: Cause) -
 
 
 def test_holders_are_named() -> None:
-    """The cause of an allocated device names its claim; of a device that the pod itself has, none."""
     held = [allocated(claim("other", namespace="team"), "gpu-0", node_name="a")]
     recorder = notes(claim("c"), claim("d"), on=[resource_slice("a", gpu("gpu-0"), gpu("gpu-1"))], held=held)
     assert recorder.causes() == {"gpu-0": InUse(holders=("team/other",)), "gpu-1": InUse(holders=())}
 
 
 def test_a_missing_counter_says_how_much_is_missing() -> None:
-    """The cause has counter set, counter, what the device needs and what allocated devices leave."""
     held = [allocated(claim("other"), "small", node_name="a")]
     recorder = notes(claim("c"), on=slices(partition("small", 3), partition("large", 6)), held=held)
     assert recorder.causes()["large"] == CounterShort(
@@ -114,7 +109,6 @@ def test_a_device_for_other_nodes_has_its_own_cause() -> None:
 
 
 def test_pools_that_are_left_out_are_named() -> None:
-    """Incomplete and invalid pools are recorded with the reason."""
     half = resource_slice("a", gpu("gpu-0"), count=2)
     twice = resource_slice("a", gpu("x"), gpu("x"), name="t")
     twice["spec"]["pool"]["name"] = "twice"

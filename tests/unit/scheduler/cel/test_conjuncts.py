@@ -1,9 +1,9 @@
-"""Splitting selectors into conjuncts."""
+"""Splitting selectors into conjuncts, and the attributes and capacities that an expression reads."""
 
 import pytest
 
 from dra_driver.core.errors import CelSyntaxError
-from dra_driver.scheduler.cel.conjuncts import split_conjuncts
+from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,38 @@ def test_deep_parentheses_give_one_conjunct_or_a_syntax_error() -> None:
 def test_a_syntax_error_is_raised() -> None:
     with pytest.raises(CelSyntaxError):
         split_conjuncts("a && ")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ('device.driver == "x"', AttributeRefs()),
+        ("device.allowMultipleAllocations", AttributeRefs()),
+        ('device.attributes["d"].type == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('device.attributes["d"]["type"] == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('has(device.attributes["d"].uuid)', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes[?"d"].?uuid.hasValue()', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes.d.x > device.attributes["d"].y', AttributeRefs(attributes={("d", "x"), ("d", "y")})),
+        ('device.capacity["d"].memory.isGreaterThan(quantity("1"))', AttributeRefs(capacity={("d", "memory")})),
+    ],
+)
+def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> None:
+    """The names are complete: devices with equal values of these names have the same result."""
+    assert find_attribute_refs(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        '"d" in device.attributes',
+        "has(device.attributes.d)",
+        'device.attributes["d"].exists(name, name == "x")',
+        'cel.bind(a, device.attributes["d"], a.x == 1)',
+        'device.attributes["d"]["a" + "b"] == 1',
+        "device.attributes[device.driver].x == 1",
+        "[device].size() == 1",
+    ],
+)
+def test_other_uses_of_the_device_count_as_everything(expression: str) -> None:
+    """Missing a name would reuse a result for a device with another value."""
+    assert find_attribute_refs(expression).everything

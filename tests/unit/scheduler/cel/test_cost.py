@@ -14,7 +14,6 @@ A = 'device.attributes["gpu.nvidia.com"]'
 
 
 def test_the_limit_is_a_million() -> None:
-    """The last expression within 1,000,000 units succeeds, one more element fails."""
     assert compile_selector("lists.range(499994).sum() >= 0").evaluate(DEVICE)
     with pytest.raises(CelEvaluationError, match="cost limit exceeded"):
         compile_selector("lists.range(499995).sum() >= 0").evaluate(DEVICE)
@@ -64,7 +63,6 @@ def chained(first: str, step: str, last: str, times: int) -> str:
     ],
 )
 def test_exponential_values_end_with_an_error(expression: str) -> None:
-    """Expressions of low cost whose values grow exponentially end with an error."""
     with pytest.raises(CelEvaluationError):
         compile_selector(expression).evaluate(DEVICE)
 

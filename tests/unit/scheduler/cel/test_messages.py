@@ -13,7 +13,6 @@ def complaint(expression: str) -> CelSyntaxError:
 
 
 def test_the_caret_points_at_the_position() -> None:
-    """Line and column are attributes, and the text shows the line with a caret below the position."""
     error = complaint('device.driver == "x" &&\n  device.drivr == "y"')
     assert (error.line, error.column) == (2, 10)
     assert error.caret == '  |   device.drivr == "y"\n  |          ^'
@@ -22,7 +21,6 @@ def test_the_caret_points_at_the_position() -> None:
 
 
 def test_a_syntax_error_says_what_was_expected() -> None:
-    """The error lists what could follow instead."""
     assert (
         complaint('device.attributes["x".a').problem
         == "syntax error at the end of the expression: expected an operator or ']'"

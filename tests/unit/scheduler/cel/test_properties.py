@@ -66,7 +66,6 @@ def test_equality_never_fails_and_is_symmetric(a: Any, b: Any) -> None:
 
 @given(st.sampled_from(["true", "false", f"{A}.missing == 1"]), st.sampled_from(["true", "false", f"{A}.missing == 1"]))
 def test_logic_is_commutative(one: str, two: str) -> None:
-    """The order of the operands of ``&&`` and ``||`` does not change the result, errors included."""
     for operator in ("&&", "||"):
         assert answer(f"({one}) {operator} ({two})") is answer(f"({two}) {operator} ({one})")
 
@@ -83,7 +82,6 @@ def test_string_functions_agree_on_unicode(a: str, b: str) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_doubles_survive_their_text(value: float) -> None:
-    """The shortest text of a double parses to the same double."""
     read = parse_double(double_text(value))
     assert read == value
     assert math.copysign(1.0, read) == math.copysign(1.0, value)
@@ -108,7 +106,6 @@ def test_timestamps_survive_their_text(ns: int, offset_min: int) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_compiles_or_is_a_syntax_error(text: str) -> None:
-    """Random text raises CelSyntaxError with a message, or compiles."""
     try:
         compile_selector(text)
     except CelSyntaxError as error:

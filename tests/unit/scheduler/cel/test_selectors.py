@@ -98,7 +98,6 @@ def test_long_conditions_compile() -> None:
 
 
 def test_nested_macros_end_at_the_cost_limit() -> None:
-    """Nested macros that would run for hours end with an error."""
     numbers = "[" + ",".join("1" * 60) + "]"
     bomb = "true"
     for name in "abcdef":
@@ -125,7 +124,6 @@ def test_programs_are_shared_between_threads() -> None:
 
 
 def test_malformed_devices_are_refused() -> None:
-    """The error names a value that the API server would refuse."""
     unreadable = DeviceView("x", {"attributes": {"a": {"ints": [1]}}})
     with pytest.raises(CelEvaluationError, match="attribute a: unsupported attribute value of type ints"):
         compile_selector("true").evaluate(unreadable)
