@@ -4,28 +4,34 @@ The exporter reads processes of tenants, so the node process takes its file as i
 text is cut to its bound, entries that make no sense are left out, and a file that is no JSON object counts as damaged.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from datetime import UTC
+from typing import Annotated, Final
+
+from msgspec import DecodeError, Meta, Struct, json
+from msgspec.structs import force_setattr
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_findings import (
-    MAX_COMMAND,
     MAX_COMMANDS,
     MAX_IDLE,
     MAX_OVER_GRANT,
     MAX_PODS,
     MAX_UNATTRIBUTED,
+    Amount,
+    Command,
     IdleClaim,
+    Name,
     OverGrant,
+    Time,
+    Uid,
     Unattributed,
     UsageFindings,
     UsingPod,
 )
 from dra_driver.core.model.usage_rules import OverGrantAction
-from dra_driver.core.time import parse_time, rfc3339
+from dra_driver.core.wire import ALWAYS, from_wire, to_wire
 
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
@@ -35,22 +41,67 @@ LOCK: Final = "driver.lock"
 MAX_BYTES: Final = 2**20
 RENEW_S: Final = 60.0
 """How often the exporter writes the file anew while there is anything in it, changed or not; else on change alone."""
-_MAX_NAME, _MAX_UID = 253, 128
-_MOST: Final = 2**60
-_T = TypeVar("_T")
-Json = dict[str, Any]
+
+
+class _Since(Struct, frozen=True, kw_only=True, rename="camel"):
+    since: Time
+
+    def __post_init__(self) -> None:
+        try:
+            force_setattr(self, "since", self.since.astimezone(UTC))
+        except OverflowError as error:  # the first or the last day of all, in another zone
+            raise ValueError(str(error)) from error
+
+
+class _OfClaim(_Since, frozen=True, kw_only=True, rename="camel"):
+    claim_uid: Uid
+    namespace: Name
+    claim: Name
+
+    @property
+    def ref(self) -> ClaimRef:
+        return ClaimRef(namespace=self.namespace, name=self.claim, uid=ClaimUid(self.claim_uid))
+
+
+class _OverGrant(_OfClaim, frozen=True, kw_only=True, rename="camel"):
+    device: Name
+    pods: Annotated[tuple[UsingPod, ...], Meta(min_length=1, max_length=MAX_PODS)]
+    used_bytes: Amount
+    grant_bytes: Amount
+    processes: Annotated[Amount, ALWAYS]
+    action: Annotated[OverGrantAction, ALWAYS] = OverGrantAction.REPORT
+
+
+class _Unattributed(_Since, frozen=True, kw_only=True, rename="camel"):
+    gpu: Uid
+    device: Name
+    processes: Annotated[int, Meta(ge=1, le=2**60)]
+    bytes: Amount | None = None
+    commands: Annotated[tuple[Command, ...], Meta(max_length=MAX_COMMANDS)] = ()
+
+
+class _File(Struct, frozen=True, kw_only=True, rename="camel"):
+    version: int
+    written: Time
+    over_grant: Annotated[tuple[_OverGrant, ...], Meta(max_length=MAX_OVER_GRANT)] = ()
+    unattributed: Annotated[tuple[_Unattributed, ...], Meta(max_length=MAX_UNATTRIBUTED)] = ()
+    idle: Annotated[tuple[_OfClaim, ...], Meta(max_length=MAX_IDLE)] = ()
 
 
 def encode(findings: UsageFindings) -> bytes:
     """The file's content."""
-    document = {
-        "version": VERSION,
-        "written": rfc3339(findings.written),
-        "overGrant": [_over_grant(each) for each in findings.over_grant[:MAX_OVER_GRANT]],
-        "unattributed": [_unattributed(each) for each in findings.unattributed[:MAX_UNATTRIBUTED]],
-        "idle": [{**_claim(each.claim), "since": rfc3339(each.since)} for each in findings.idle[:MAX_IDLE]],
-    }
-    return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+    file = _File(
+        version=VERSION,
+        written=findings.written,
+        over_grant=tuple(_over_grant(each) for each in findings.over_grant),
+        unattributed=tuple(_unattributed(each) for each in findings.unattributed),
+        idle=tuple(
+            _OfClaim(claim_uid=claim.uid, namespace=claim.namespace, claim=claim.name, since=each.since)
+            for each in findings.idle
+            for claim in (each.claim,)
+        ),
+    )
+    return json.encode(to_wire(file)) + b"\n"
 
 
 def decode(content: bytes) -> UsageFindings:
@@ -58,121 +109,67 @@ def decode(content: bytes) -> UsageFindings:
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        document = json.decode(content)
+    except (DecodeError, RecursionError) as error:
         raise ConfigurationError(f"{FILE} is not JSON: {error}") from error
     version = document.get("version") if isinstance(document, dict) else None
     if version != VERSION:
         raise ConfigurationError(f"{FILE} has version {str(version)[:20]!r}, expected {VERSION}")
-    written = parse_time(document.get("written"))
-    if written is None:
-        raise ConfigurationError(f"{FILE} does not say when it was written")
+    try:
+        file = from_wire(_File, document)
+    except ValueError as error:
+        raise ConfigurationError(f"{FILE}: {error}") from error
     return UsageFindings(
-        written=written,
-        over_grant=_each(document.get("overGrant"), MAX_OVER_GRANT, _over_grant_of),
-        unattributed=_each(document.get("unattributed"), MAX_UNATTRIBUTED, _unattributed_of),
-        idle=_each(document.get("idle"), MAX_IDLE, _idle_of),
+        written=file.written,
+        over_grant=tuple(
+            OverGrant(
+                claim=each.ref,
+                device=each.device,
+                pods=each.pods,
+                used_bytes=each.used_bytes,
+                grant_bytes=each.grant_bytes,
+                processes=each.processes,
+                since=each.since,
+                action=each.action,
+            )
+            for each in file.over_grant
+        ),
+        unattributed=tuple(
+            Unattributed(
+                gpu_uuid=each.gpu,
+                device=each.device,
+                processes=each.processes,
+                bytes_used=each.bytes,
+                since=each.since,
+                commands=each.commands,
+            )
+            for each in file.unattributed
+        ),
+        idle=tuple(IdleClaim(claim=each.ref, since=each.since) for each in file.idle),
     )
 
 
-def _over_grant(found: OverGrant) -> Json:
-    return {
-        **_claim(found.claim),
-        "device": found.device,
-        "pods": [{"namespace": pod.namespace, "name": pod.name, "uid": pod.uid} for pod in found.pods[:MAX_PODS]],
-        "usedBytes": found.used_bytes,
-        "grantBytes": found.grant_bytes,
-        "processes": found.processes,
-        "since": rfc3339(found.since),
-        "action": found.action.value,
-    }
-
-
-def _unattributed(found: Unattributed) -> Json:
-    return {
-        "gpu": found.gpu_uuid,
-        "device": found.device,
-        "processes": found.processes,
-        "bytes": found.bytes_used,
-        "since": rfc3339(found.since),
-        "commands": [command[:MAX_COMMAND] for command in found.commands[:MAX_COMMANDS]],
-    }
-
-
-def _claim(claim: ClaimRef) -> Json:
-    return {"claimUid": claim.uid, "namespace": claim.namespace, "claim": claim.name}
-
-
-def _over_grant_of(found: Mapping[str, Any]) -> OverGrant | None:
-    claim, since, device = _claim_of(found), parse_time(found.get("since")), _text(found, "device", _MAX_NAME)
-    used, grant, processes = (_number(found, name) for name in ("usedBytes", "grantBytes", "processes"))
-    pods = _each(found.get("pods"), MAX_PODS, _pod_of)
-    if claim is None or since is None or device is None or not pods:
-        return None
-    if used is None or grant is None or processes is None:
-        return None
-    evicts = found.get("action") == OverGrantAction.EVICT.value
-    return OverGrant(
-        claim=claim,
-        device=device,
-        pods=pods,
-        used_bytes=used,
-        grant_bytes=grant,
-        processes=processes,
-        since=since,
-        action=OverGrantAction.EVICT if evicts else OverGrantAction.REPORT,
+def _over_grant(found: OverGrant) -> _OverGrant:
+    return _OverGrant(
+        claim_uid=found.claim.uid,
+        namespace=found.claim.namespace,
+        claim=found.claim.name,
+        since=found.since,
+        device=found.device,
+        pods=found.pods,
+        used_bytes=found.used_bytes,
+        grant_bytes=found.grant_bytes,
+        processes=found.processes,
+        action=found.action,
     )
 
 
-def _unattributed_of(found: Mapping[str, Any]) -> Unattributed | None:
-    uuid, device = _text(found, "gpu", _MAX_UID), _text(found, "device", _MAX_NAME)
-    processes, since = _number(found, "processes"), parse_time(found.get("since"))
-    if uuid is None or device is None or not processes or since is None:
-        return None
-    named = found.get("commands")
-    commands = [each for each in named[:MAX_COMMANDS] if isinstance(each, str)] if isinstance(named, list) else []
-    return Unattributed(
-        gpu_uuid=uuid,
-        device=device,
-        processes=processes,
-        bytes_used=_number(found, "bytes"),
-        since=since,
-        commands=tuple(each[:MAX_COMMAND] for each in commands if each),
+def _unattributed(found: Unattributed) -> _Unattributed:
+    return _Unattributed(
+        gpu=found.gpu_uuid,
+        device=found.device,
+        processes=found.processes,
+        bytes=found.bytes_used,
+        since=found.since,
+        commands=found.commands,
     )
-
-
-def _idle_of(found: Mapping[str, Any]) -> IdleClaim | None:
-    claim, since = _claim_of(found), parse_time(found.get("since"))
-    return IdleClaim(claim=claim, since=since) if claim is not None and since is not None else None
-
-
-def _claim_of(found: Mapping[str, Any]) -> ClaimRef | None:
-    namespace, name = _text(found, "namespace", _MAX_NAME), _text(found, "claim", _MAX_NAME)
-    uid = _text(found, "claimUid", _MAX_UID)
-    if namespace is None or name is None or uid is None:
-        return None
-    return ClaimRef(namespace=namespace, name=name, uid=ClaimUid(uid))
-
-
-def _pod_of(found: Mapping[str, Any]) -> UsingPod | None:
-    namespace, name = _text(found, "namespace", _MAX_NAME), _text(found, "name", _MAX_NAME)
-    uid = _text(found, "uid", _MAX_UID)
-    return None if namespace is None or name is None or uid is None else UsingPod(
-        namespace=namespace, name=name, uid=uid
-    )  # fmt: skip
-
-
-def _each(found: Any, most: int, decoded: Callable[[Mapping[str, Any]], _T | None]) -> tuple[_T, ...]:
-    items: Iterable[Any] = found[:most] if isinstance(found, list) else ()
-    read = (decoded(item) for item in items if isinstance(item, dict))
-    return tuple(item for item in read if item is not None)
-
-
-def _text(found: Mapping[str, Any], name: str, longest: int) -> str | None:
-    value = found.get(name)
-    return value if isinstance(value, str) and 0 < len(value) <= longest and value.isprintable() else None
-
-
-def _number(found: Mapping[str, Any], name: str) -> int | None:
-    value = found.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None

@@ -7,6 +7,7 @@ is too long. `from_wire` skips what it cannot read: an entry of a list, or an op
 
 import types
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, 
 from msgspec import NODEFAULT, Meta, Struct, ValidationError, convert
 
 from dra_driver.core.text import printable
+from dra_driver.core.time import rfc3339
 
 S = TypeVar("S", bound=Struct)
 ALWAYS: Final = Meta(extra_json_schema={"x-always": True})
@@ -28,6 +30,7 @@ class _Type(NamedTuple):
     longest: int | None = None
     most: int | None = None
     always: bool = False
+    shortest: int = 0
 
 
 class _Field(NamedTuple):
@@ -51,7 +54,7 @@ def from_wire(kind: type[S], value: object) -> S:
     """The struct. Raises ValueError for what is no object or lacks a required field."""
     try:
         return convert(value, kind)
-    except ValidationError:  # an entry of a later version, or of somebody else
+    except ValidationError:  # an entry of a later version, or of another writer
         found: S = _struct(kind, value)
         return found
 
@@ -63,6 +66,8 @@ def _written(value: Any, of: _Type) -> Any:
         return [_written(item, of.item or _Type(None)) for item in value[: of.longest] if item != ""]
     if isinstance(value, StrEnum):
         return value.value
+    if isinstance(value, datetime):
+        return rfc3339(value)
     if isinstance(value, str):
         return _text(value, of.longest)
     return min(value, of.most) if isinstance(value, int) and of.most is not None else value
@@ -95,7 +100,10 @@ def _read(of: _Type, value: Any) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"expected a list, got {type(value).__name__}")
         items = (_item(of.item, item) for item in value[: of.longest])
-        return tuple(item for item in items if item is not None)
+        found = tuple(item for item in items if item is not None)
+        if len(found) < of.shortest:
+            raise ValueError(f"expected {of.shortest} entries that can be read, got {len(found)}")
+        return found
     if isinstance(of.kind, type) and issubclass(of.kind, Struct):
         return _struct(of.kind, value)
     try:
@@ -136,7 +144,8 @@ def _type(hint: Any) -> _Type:
             break
     longest = next((meta.max_length for meta in metas if meta.max_length is not None), None)
     most = next((meta.le for meta in metas if meta.le is not None), None)
+    shortest = next((meta.min_length for meta in metas if meta.min_length is not None), 0)
     if get_origin(inner) is tuple:
-        return _Type(inner, _type(get_args(inner)[0]), longest, None, ALWAYS in metas)
+        return _Type(inner, _type(get_args(inner)[0]), longest, None, ALWAYS in metas, shortest)
     is_struct = isinstance(inner, type) and issubclass(inner, Struct)
     return _Type(inner if is_struct else hint, None, longest, most, ALWAYS in metas)

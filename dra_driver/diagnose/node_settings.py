@@ -3,10 +3,11 @@
 import argparse
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dra_driver.config.options import flags_of
+from dra_driver.config.options import Flag, flags_of
 from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
 from dra_driver.hardware.sharing.main import MpsHostSettings
 
@@ -25,7 +26,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "as for kubelet-plugin and mps-host; inside their pods the variables in brackets are set already",
     )
     flags = [flag for flag in node_flags() if flag.field not in _UNUSED]
-    for flag in (*flags, *(flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS)):
+    add_options(group, (*flags, *(flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS)))
+
+
+def add_options(group: Any, flags: Iterable[Flag]) -> None:
+    """The flags of settings, with variable and default in their help."""
+    for flag in flags:
         default = f" (default: {flag.default})" if flag.default else ""
         text = f"{flag.option.help}{default} [{flag.option.env}]".replace("%", "%%")
         group.add_argument(flag.flag, dest=flag.field, metavar=flag.option.metavar, help=text)

@@ -21,12 +21,17 @@ from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
+from dra_driver.kubectl.web.answers import EXAMPLE
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.derived import Derived
 from dra_driver.kubectl.web.gate import Keys
-from dra_driver.kubectl.web.reading import Periodic, SeenCluster, read_without_collection, same_cluster
-from dra_driver.kubectl.web.sources import FileSource
-from dra_driver.kubectl.web.what_if import EXAMPLE
+from dra_driver.kubectl.web.reading import (
+    Derived,
+    FileSource,
+    Periodic,
+    SeenCluster,
+    read_without_collection,
+    same_cluster,
+)
 from tests.bench import allocation_cluster as cluster
 
 BUDGET_MS = 200.0

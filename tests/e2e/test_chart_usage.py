@@ -239,7 +239,6 @@ def test_people_with_the_readers_role_ask_by_command(
 
 
 def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str) -> None:
-    """`kubectl dra ui` with the administrator's rights."""
     names = used.claim_names()
     of_pair = [names["pair", each] for each in ("left", "right")]
     expected: list[tuple[str, ...]] = [

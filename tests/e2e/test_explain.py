@@ -78,7 +78,6 @@ def test_explain_and_the_scheduler_agree(real: RealCluster, made: Cluster, own_n
 def test_a_placed_pod_whose_driver_is_not_registered_is_explained_by_the_kubelets_event(
     real: RealCluster, made: Cluster, own_namespace: str
 ) -> None:
-    """No plugin of that driver is registered with any kubelet."""
     real_name = made.fitting()[0].name
 
     def unexplained() -> str | None:

@@ -54,7 +54,6 @@ def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClie
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "policies").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_accepted(api: RestClient, path: Any) -> None:
-    """What the documentation shows can be applied."""
     assert refusal(api, yaml.safe_load(path.read_text())) is None
 
 

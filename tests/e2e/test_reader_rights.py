@@ -14,7 +14,7 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubectl.commands.exporters import SELECTOR
+from dra_driver.kubectl.commands.usage_source import SELECTOR
 from tests.fakes import chart
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy

@@ -7,12 +7,11 @@ import json
 import shutil
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.diagnose.doctor.node import NodeReaders, examine
 from dra_driver.diagnose.doctor.node_driver import NvmlAnswer
@@ -82,16 +81,17 @@ class BrokenNode:
         self.hardware: tuple[CheckRecord, ...] = ()
         self.pods: tuple[str, ...] = ()
         self._open: list[socket.socket] = []
-        self.view = HostView(
-            driver=DRIVER,
-            host=str(folder),
+        settings = NodeSettings(
+            node_name="node-1",
+            driver_name=DRIVER,
             host_root=str(folder),
-            dev=f"{folder}/dev",
+            host_dev=f"{folder}/dev",
             proc_devices=f"{folder}/proc/devices",
-            plugins=folder / "kubelet/plugins",
-            registry=folder / "kubelet/plugins_registry",
-            cdi=folder / "cdi",
+            kubelet_plugins_dir=f"{folder}/kubelet/plugins",
+            kubelet_registrar_dir=f"{folder}/kubelet/plugins_registry",
+            cdi_dir=f"{folder}/cdi",
         )
+        self.view = HostView(settings=settings, host=str(folder))
         self.runtime = FakeRuntime()
         self.use(containerd("2.1.9"))
         self._lay_out()
@@ -164,9 +164,9 @@ class BrokenNode:
         if bound is not None:
             link.symlink_to(f"../../../bus/pci/drivers/{bound}")
 
-    def set_view(self, **changes: Any) -> None:
+    def set(self, **changes: Any) -> None:
         """Other settings."""
-        self.view = replace(self.view, **changes)
+        self.view = HostView(settings=replace(self.view.settings, **changes), host=self.view.host)
 
     def kubelet(self, *flags: str, config: str = "kind: KubeletConfiguration\n") -> None:
         """The kubelet's process and its configuration file."""

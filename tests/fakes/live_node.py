@@ -38,6 +38,14 @@ CLASSES = Path(__file__).parents[2] / "deploy/base/deviceclasses.yaml"
 WAIT_S = 20.0
 CALL_S = 45.0
 """The kubelet's own limit."""
+MPS_ON_GPU_3 = """
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: by-mps}
+spec:
+  select: {minors: [3]}
+  sharing: {strategy: MPS}
+"""
 
 
 def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:

@@ -57,7 +57,7 @@ def unbound(node: BrokenNode) -> None:
 def wrong_root(node: BrokenNode) -> None:
     """The setting of a driver container, and the driver is the host's."""
     (node.path / "run/nvidia/driver").mkdir(parents=True)
-    node.set_view(driver_root=f"{node.path}/run/nvidia/driver", driver_root_on_host="/run/nvidia/driver")
+    node.set(driver_root=f"{node.path}/run/nvidia/driver", driver_root_on_host="/run/nvidia/driver")
 
 
 def no_libraries(node: BrokenNode) -> None:
@@ -106,7 +106,7 @@ def old_capabilities(node: BrokenNode) -> None:
 
 
 def hook_is_not_there(node: BrokenNode) -> None:
-    node.set_view(hook="/usr/local/nvidia/toolkit/nvidia-cdi-hook")
+    node.set(nvidia_cdi_hook_path="/usr/local/nvidia/toolkit/nvidia-cdi-hook")
 
 
 def no_runtime(node: BrokenNode) -> None:

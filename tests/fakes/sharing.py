@@ -12,7 +12,7 @@ from pathlib import Path
 from dra_driver.core.errors import HardwareError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.sharing.mps_files import DaemonState, MpsFolders, Status
+from dra_driver.hardware.sharing.mps_files import DaemonState, DaemonStatus, MpsFolders
 from tests.fakes.gpu_notes import FakeGpuNotes
 
 
@@ -121,7 +121,7 @@ class FakeHost:
             daemon = folder.read_desired()
             if daemon is not None:
                 folder.write_status(
-                    Status(
+                    DaemonStatus(
                         generation=daemon.generation,
                         state=self.state,
                         reason=self.reason,

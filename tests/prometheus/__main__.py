@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from dra_driver.kubectl.commands.prometheus import Prometheus
-from dra_driver.kubectl.web.past_use import past_of
+from dra_driver.kubectl.web.use_history import past_of
 from tests.prometheus import dashboards
 from tests.prometheus.programs import Monitoring
 from tests.prometheus.stage import Stage

@@ -1,7 +1,9 @@
 """One embedded cluster per test file: two nodes with different GPUs, the project's classes, real node processes."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, NAMESPACES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
+from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,12 +19,29 @@ TIMEOUT_S = 30.0
 NODES = {"gpu-a": "2xa100-sxm4-40gb", "gpu-b": "2xh100-sxm5-80gb"}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes. A test that leaves something behind fails (see `namespace`)."""
-    with Cluster(NODES) as running:
+@contextmanager
+def cluster_of(nodes: Mapping[str, str], **settings: Any) -> Iterator[Cluster]:
+    """A cluster with the project's classes; ``settings`` are those of `Cluster`."""
+    with Cluster(nodes, **settings) as running:
         running.apply(ROOT / demo.CLASSES)
         yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two nodes, or as CLUSTER of the test's file says. A test that leaves something behind fails (see `namespace`)."""
+    with cluster_of(**getattr(request.module, "CLUSTER", {"nodes": NODES})) as running:
+        yield running
+
+
+@pytest.fixture
+def controller(cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControllerSubprocess]:
+    """A controller with the CONTROLLER_FLAGS of the test's file."""
+    flags = getattr(request.module, "CONTROLLER_FLAGS", ())
+    process = ControllerSubprocess(cluster.kubeconfig, tmp_path / "log", flags)
+    process.start()
+    yield process
+    assert process.stop() == 0
 
 
 @pytest.fixture
@@ -39,6 +59,16 @@ def _left(cluster: Cluster, namespace: str) -> str | None:
     if cluster.store.find(NAMESPACES, namespace) is not None:
         left.append(f"namespace {namespace}")
     return ", ".join(left) or None
+
+
+def devices(cluster: Cluster, node: str = "") -> list[Obj]:
+    return [device for item in cluster.slices(node) for device in item["spec"].get("devices") or ()]
+
+
+def untold(cluster: Cluster, name: str, *reasons: str) -> str | None:
+    """A complaint until the object has an event of each of the reasons."""
+    found = {item["reason"] for item in cluster.store.list(EVENTS).items if item["involvedObject"]["name"] == name}
+    return None if found.issuperset(reasons) else f"only {sorted(found)}"
 
 
 def container_statuses(pod: Obj) -> list[Obj]:

@@ -11,9 +11,8 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, NAMESPACES
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, container_statuses, make_template
+from tests.scenario.conftest import TIMEOUT_S, Pods, cluster_of, container_statuses, devices, make_template
 
 NODE = "gpu-a"
 SPEC = "driverVersion: {version}\ngpus:\n- {{model: h100-sxm5-80gb, count: 12}}\n"
@@ -31,8 +30,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(spec: Path) -> Iterator[Cluster]:
-    with Cluster({NODE: str(spec)}) as running:
-        running.apply(ROOT / demo.CLASSES)
+    with cluster_of({NODE: str(spec)}) as running:
         yield running
 
 
@@ -52,14 +50,11 @@ class DetachedNode:
     def _patch(self, metadata: dict[str, Any]) -> None:
         self._rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": metadata})
 
-    def devices(self) -> list[Obj]:
-        return [device for item in self._cluster.slices(NODE) for device in item["spec"].get("devices") or ()]
-
     def wait_taint(self, value: str | None) -> None:
         """Wait until every published device has the taint with that value, or none has it."""
 
         def complaint() -> str | None:
-            found = {_taint(device) for device in self.devices()}
+            found = {_taint(device) for device in devices(self._cluster, NODE)}
             return None if found == {value} else f"taints {found}"
 
         self._cluster.wait(complaint, TIMEOUT_S, f"taint {value} on all devices")
@@ -126,7 +121,7 @@ def test_a_driver_is_upgraded_under_ten_running_pods(
     node.wait_event("DriverReattached", "in use again")
     node.wait_taint(None)
     pods.wait_ready("waits-in-the-scheduler", "waits-in-the-kubelet")
-    versions = {device["attributes"]["driverVersion"]["version"] for device in node.devices()}
+    versions = {device["attributes"]["driverVersion"]["version"] for device in devices(cluster, NODE)}
     assert versions == {"580.105.8"}
     assert containers(pods, names) == before
     assert set(documents) <= set(cluster.nodes[NODE].claim_files())

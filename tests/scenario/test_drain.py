@@ -1,7 +1,6 @@
 """GPUs are drained for maintenance and given back by the commands that people use; second publishers come and go."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,29 +10,14 @@ from dra_driver.node.process.second_publisher import NAME
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, make_template
+from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template
 
 NODE = "gpu-a"
-GPUS = "3xh100-sxm5-80gb,1xl4-24gb"
-POLICY = """\
-apiVersion: gpu.dra-driver.io/v1alpha1
-kind: GpuPolicy
-metadata: {name: shared}
-spec: {select: {productNames: ["NVIDIA L4*"]}, sharing: {strategy: TimeSlicing}}
-"""
+POLICY = ROOT / "tests" / "e2e" / "policies" / "time-sliced-l4.yaml"
+CLUSTER = {"nodes": {NODE: "3xh100-sxm5-80gb,1xl4-24gb"}, "policies": [POLICY]}
 SHAREABLE = [{"cel": {"expression": "device.allowMultipleAllocations"}}]
 EXCLUSIVE = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    policy = tmp_path_factory.mktemp("policy") / "shared.yaml"
-    policy.write_text(POLICY)
-    with Cluster({NODE: GPUS}, policies=[policy]) as running:
-        running.apply(ROOT / demo.CLASSES)
-        yield running
 
 
 class Commands:
@@ -56,14 +40,10 @@ def commands(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Commands:
     return Commands(cluster, capsys)
 
 
-def devices(cluster: Cluster) -> list[Obj]:
-    return [device for item in cluster.slices(NODE) for device in item["spec"].get("devices") or ()]
-
-
 def tainted(cluster: Cluster) -> set[str]:
     """GPUs of which every device has the taint of a drain; no device of the others has."""
     found: dict[str, set[bool]] = {}
-    for device in devices(cluster):
+    for device in devices(cluster, NODE):
         keys = [taint["key"] for taint in device.get("taints") or ()]
         found.setdefault(device["name"].partition("-mig-")[0], set()).add("gpu.dra-driver.io/drained" in keys)
     assert all(len(answers) == 1 for answers in found.values()), found
@@ -185,7 +165,7 @@ def test_devices_are_withdrawn_while_a_device_plugin_offers_the_same_gpus(
 
 
 def gpus(cluster: Cluster) -> set[str]:
-    return {device["name"].partition("-mig-")[0] for device in devices(cluster)}
+    return {device["name"].partition("-mig-")[0] for device in devices(cluster, NODE)}
 
 
 def start_without_the_note(cluster: Cluster) -> None:
@@ -200,7 +180,7 @@ def wait_withdrawn(cluster: Cluster) -> None:
     def complaint() -> str | None:
         if len(gpus(cluster)) != 1:
             return f"published: {gpus(cluster)}"
-        values = {taint.get("value") for device in devices(cluster) for taint in device.get("taints") or ()}
+        values = {taint.get("value") for device in devices(cluster, NODE) for taint in device.get("taints") or ()}
         if values != {"second-publisher"}:
             return f"taints: {values}"
         events = [
@@ -213,14 +193,16 @@ def wait_withdrawn(cluster: Cluster) -> None:
 
 def test_another_driver_that_publishes_the_same_gpu_is_a_second_publisher(cluster: Cluster) -> None:
     """Found by UUID in the watch that the node process has anyway."""
-    uuid = next(dig(device, "attributes", "uuid", "string") for device in devices(cluster) if device["name"] == "gpu-0")
+    uuid = next(
+        dig(device, "attributes", "uuid", "string") for device in devices(cluster, NODE) if device["name"] == "gpu-0"
+    )
     pool = {"name": "other", "generation": 1, "resourceSliceCount": 1}
     device = {"name": "x", "attributes": {"uuid": {"string": uuid}}}
     spec = {"driver": "other.example", "nodeName": NODE, "pool": pool, "devices": [device]}
     made = cluster.store.create(RESOURCE_SLICES, {"metadata": {"name": "other"}, "spec": spec})
 
     def complaint() -> str | None:
-        found = {device["name"] for device in devices(cluster)}
+        found = {device["name"] for device in devices(cluster, NODE)}
         return None if found == {"x"} else f"published: {sorted(found)[:4]}"
 
     cluster.wait(complaint, TIMEOUT_S, "this driver's devices to be withdrawn")

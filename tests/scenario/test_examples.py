@@ -12,7 +12,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples, read_requirements
+from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples
 from dra_driver.sim.demo.scenario import Scenario
 from tests.scenario.conftest import NODES, ROOT
 
@@ -36,19 +36,6 @@ def cluster(pool: ClusterPool) -> Cluster:
 def test_there_are_examples() -> None:
     """With a wrong path, the tests below would have no parameters and pass."""
     assert len(EXAMPLES) >= 11
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(pool: ClusterPool, path: Path) -> None:
-    """State, number of GPUs, exactly the allocated GPUs in the logs, no leftovers.
-
-    The demo below runs every example in the same way; here each one stands alone.
-    """
-    cluster = pool.cluster(read_requirements(path))
-    scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
-    result = scenario.run(path, namespace=f"x-{path.stem}"[:63])
-    assert result.problem is None
 
 
 def test_examples_run_over_the_network_too(cluster: Cluster) -> None:

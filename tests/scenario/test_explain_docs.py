@@ -16,7 +16,7 @@ from dra_driver.sim.apiserver.kinds import NODES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.demo import forms as demo_forms
-from tests.scenario.conftest import ROOT, TIMEOUT_S
+from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of
 
 A, C = 'device.attributes["gpu.nvidia.com"]', 'device.capacity["gpu.nvidia.com"]'
 HOPPER, AMPERE = f'{A}.architecture == "Hopper"', f'{A}.architecture == "Ampere"'
@@ -54,11 +54,9 @@ def pod(name: str, of_template: str, **spec: Any) -> Obj:
 @pytest.fixture(scope="module")
 def printed() -> Iterator[dict[str, str]]:
     """Output of the command in the clusters of the page, by its arguments."""
-    with Cluster(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
-        cluster.apply(ROOT / demo.CLASSES)
+    with cluster_of(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
         found = _printed(cluster)
-    with Cluster(demo_forms.NODES, policies=[ROOT / demo_forms.POLICY]) as cluster:
-        cluster.apply(ROOT / demo.CLASSES)
+    with cluster_of(demo_forms.NODES, policies=[ROOT / demo_forms.POLICY]) as cluster:
         yield found | _printed_of_forms(cluster)
 
 

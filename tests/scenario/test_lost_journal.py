@@ -5,17 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.fakes.live_claims import Scheduler, gpu, parameters, partition, share
-from tests.fakes.live_node import LiveNode, until
+from tests.fakes.live_node import MPS_ON_GPU_3, LiveNode, until
 
 SPEC = "4xh100-sxm5-80gb"
-POLICY = """
-apiVersion: gpu.dra-driver.io/v1alpha1
-kind: GpuPolicy
-metadata: {name: by-mps}
-spec:
-  select: {minors: [3]}
-  sharing: {strategy: MPS}
-"""
 
 
 def lose(node: LiveNode) -> None:
@@ -39,7 +31,7 @@ def damage_one_entry(node: LiveNode) -> None:
 @pytest.mark.parametrize("break_journal", [lose, damage, damage_one_entry])
 def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
     """Running claims keep their devices and daemons; after the last one, the GPUs are as they were."""
-    with LiveNode(SPEC, policy=POLICY, mps=True) as node:
+    with LiveNode(SPEC, policy=MPS_ON_GPU_3, mps=True) as node:
         scheduler = Scheduler(node)
         slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
         under_mps = parameters("MigDeviceConfig", strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 40})

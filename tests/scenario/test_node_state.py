@@ -9,17 +9,9 @@ import pytest
 
 from dra_driver.core.command_line.main import main
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
-from tests.fakes.live_node import DRIVER, LiveNode, until
+from tests.fakes.live_node import DRIVER, MPS_ON_GPU_3, LiveNode, until
 
 SPEC = "4xh100-sxm5-80gb"
-POLICY = """
-apiVersion: gpu.dra-driver.io/v1alpha1
-kind: GpuPolicy
-metadata: {name: by-mps}
-spec:
-  select: {minors: [3]}
-  sharing: {strategy: MPS}
-"""
 
 
 @dataclass
@@ -59,7 +51,7 @@ class Inspected:
 
 @pytest.fixture
 def inspected(capsys: pytest.CaptureFixture[str]) -> Iterator[Inspected]:
-    with LiveNode(SPEC, policy=POLICY, mps=True) as node:
+    with LiveNode(SPEC, policy=MPS_ON_GPU_3, mps=True) as node:
         scheduler = Scheduler(node)
         slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
         claims = [
@@ -108,7 +100,6 @@ def test_state_says_what_disagrees_and_repairs_it(inspected: Inspected) -> None:
 
 
 def test_cleanup_refuses_while_something_runs_or_is_prepared(inspected: Inspected) -> None:
-    """Nothing is removed then."""
     node = inspected.node
     whole = node.leftovers()
     status, text = inspected.run("cleanup")

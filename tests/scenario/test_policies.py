@@ -10,9 +10,9 @@ from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, GPU_POLICIES, PODS
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import ROOT, TIMEOUT_S
+from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of
+from tests.scenario.conftest import devices as all_devices
 
 POLICY = """\
 apiVersion: gpu.dra-driver.io/v1alpha1
@@ -31,13 +31,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(folder: Path) -> Iterator[Cluster]:
-    with Cluster({"gpu-a": "1xh100-sxm5-80gb"}, policy_dir=folder) as running:
-        running.apply(ROOT / demo.CLASSES)
+    with cluster_of({"gpu-a": "1xh100-sxm5-80gb"}, policy_dir=folder) as running:
         yield running
 
 
 def devices(cluster: Cluster) -> dict[str, Obj]:
-    return {device["name"]: device for item in cluster.slices() for device in item["spec"].get("devices") or ()}
+    return {device["name"]: device for device in all_devices(cluster)}
 
 
 def published(cluster: Cluster, wanted: set[str]) -> None:

@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
-from tests.fakes.live_node import LiveNode, until
+from tests.fakes.live_node import MPS_ON_GPU_3, LiveNode, until
 
 SPEC = "4xh100-sxm5-80gb"
-POLICY = """
-apiVersion: gpu.dra-driver.io/v1alpha1
-kind: GpuPolicy
-metadata: {name: by-mps}
-spec:
-  select: {minors: [3]}
-  sharing: {strategy: MPS}
-"""
 SOON_S = 10.0
 
 
@@ -26,7 +18,7 @@ class Rebooting(LiveNode):
     """A node whose boot id is in a file."""
 
     def __init__(self) -> None:
-        super().__init__(SPEC, policy=POLICY, mps=True)
+        super().__init__(SPEC, policy=MPS_ON_GPU_3, mps=True)
         self.boot_id = self.root / "boot_id"
         self.boot_id.write_text("first-boot\n")
         self.process.command.append(f"--boot-id-file={self.boot_id}")

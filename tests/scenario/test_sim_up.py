@@ -17,7 +17,7 @@ from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import DraError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubectl.commands.exporters import ask_exporters
+from dra_driver.kubectl.commands.usage_source import ask_exporters
 from tests.scenario.conftest import ROOT
 
 COMMAND = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "up", "--node", "n1=1xl4-24gb"]

@@ -14,8 +14,7 @@ from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import JOBS, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import demo
-from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, make_template
+from tests.scenario.conftest import TIMEOUT_S, Pods, cluster_of, make_template
 
 NODES = {"gpu-a": "1xa30-24gb+mig,1xl4-24gb", "gpu-b": "2xl4-24gb"}
 POLICY = """\
@@ -31,8 +30,7 @@ LABEL = "gpu.dra-driver.io/smoke-run"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     policy = tmp_path_factory.mktemp("policy") / "shared.yaml"
     policy.write_text(POLICY)
-    with Cluster(NODES, policies=[policy]) as running:
-        running.apply(ROOT / demo.CLASSES)
+    with cluster_of(NODES, policies=[policy]) as running:
         yield running
 
 

@@ -1,28 +1,19 @@
 """Sets of devices that belong together, on the embedded cluster: linked GPUs, and a GPU with a network card."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-
-import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import demo
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods
 
 BOARD = ROOT / "examples" / "topology" / "two-pairs.yaml"
 PAIRS = {frozenset({"gpu-0", "gpu-2"}), frozenset({"gpu-1", "gpu-3"})}
+CLUSTER = {"nodes": {"gpu-a": str(BOARD)}}
+"""A node with four GPUs and two bridges."""
 LINKED = "gpu.nvidia.com/nvlinkIsland"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A node with four GPUs and two bridges."""
-    with Cluster({"gpu-a": str(BOARD)}) as running:
-        running.apply(ROOT / demo.CLASSES)
-        yield running
 
 
 def template(name: str, count: int, *, attribute: str = "") -> Obj:

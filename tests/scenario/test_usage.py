@@ -1,28 +1,18 @@
 """Three pods with shares of one GPU on the embedded cluster, seen by a real exporter, from annotation to /usage."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import GPU_NODES, PODS
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import demo
 from dra_driver.sim.node.node_process import ExporterSubprocess
 from tests.scenario.conftest import ROOT, TIMEOUT_S
 
 EXAMPLE = ROOT / "examples" / "usage" / "three-shares.yaml"
 POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
+CLUSTER = {"nodes": {"gpu-a": "1xa100-sxm4-40gb"}, "policies": [POLICY], "usage": True}
 GIB = 2**30
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node with one GPU and a usage exporter."""
-    with Cluster({"gpu-a": "1xa100-sxm4-40gb"}, policies=[POLICY], usage=True) as running:
-        running.apply(ROOT / demo.CLASSES)
-        yield running
 
 
 def claims(exporter: ExporterSubprocess) -> dict[str, Obj]:

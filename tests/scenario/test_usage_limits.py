@@ -6,7 +6,6 @@ The exporter's file is written here; all else is real: node process, GpuNode, ev
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +17,17 @@ from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import (
     DEPLOYMENTS,
-    EVENTS,
     GPU_NODES,
     PODS,
-    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
 )
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import demo
 from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import ROOT, TIMEOUT_S
+from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of, make_template, untold
 
 POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
+CONTROLLER_FLAGS = ["--evict-over-grant", "true", "--reclaim-idle", "true"]
 EVICTED_S = 120.0
 GIB = 2**30
 
@@ -38,8 +35,7 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two nodes; the node process of gpu-a works with an exporter."""
-    with Cluster({"gpu-a": "1xa100-sxm4-40gb", "gpu-b": "4xa100-sxm4-40gb"}, policies=[POLICY]) as running:
-        running.apply(ROOT / demo.CLASSES)
+    with cluster_of({"gpu-a": "1xa100-sxm4-40gb", "gpu-b": "4xa100-sxm4-40gb"}, policies=[POLICY]) as running:
         process = running.nodes["gpu-a"].process
         process.stop()
         process.command += ["--usage", "true"]
@@ -49,27 +45,15 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture
-def controller(cluster: Cluster, tmp_path: Path) -> Iterator[ControllerSubprocess]:
-    process = ControllerSubprocess(
-        cluster.kubeconfig, tmp_path / "log", ["--evict-over-grant", "true", "--reclaim-idle", "true"]
-    )
-    process.start()
-    yield process
-    assert process.stop() == 0
-
-
 def deploy(cluster: Cluster, namespace: str, name: str) -> Obj:
     """A Deployment of one pod with a share of 12Gi on gpu-a; returns its pod when it runs."""
-    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "12Gi"}}}}
-    template = {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": [request]}}}}
-    cluster.store.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=namespace)
+    template = make_template(cluster, namespace, capacity={"requests": {"memory": "12Gi"}})
     container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
     pod = {
         "metadata": {"labels": {"app": name}},
         "spec": {
             "containers": [container],
-            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}],
             "nodeSelector": {"kubernetes.io/hostname": "gpu-a"},
         },
     }
@@ -125,16 +109,6 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
     (folder / "new").rename(folder / "findings.json")
 
 
-def reasons(cluster: Cluster, namespace: str, name: str) -> set[str]:
-    found = cluster.store.list(EVENTS, namespace).items
-    return {item["reason"] for item in found if item["involvedObject"]["name"] == name}
-
-
-def untold(cluster: Cluster, namespace: str, name: str, wanted: set[str]) -> str | None:
-    found = reasons(cluster, namespace, name)
-    return None if wanted <= found else f"only {sorted(found)}"
-
-
 def gpus(cluster: Cluster) -> list[Obj]:
     """Those in the GpuNode of gpu-a, which is written some time after the slices."""
     found = cluster.store.find(GPU_NODES, "gpu-a")
@@ -158,18 +132,17 @@ def test_claims_over_their_grant_and_idle_ones_are_evicted_and_no_others(
     (told,) = usage(cluster)["overGrant"]
     assert (told["claim"], told["used"], told["granted"]) == (claim_of(cluster, greedy).name, "20Gi", "12Gi")
     assert usage(cluster)["unattributed"][0]["commands"] == ["miner"]
-    wanted = {"GpuMemoryOverGrant", "GpuUsedByOthers"}
-    cluster.wait(partial(untold, cluster, "default", "gpu-a", wanted), TIMEOUT_S, "the Node's events")
+    told_node = partial(untold, cluster, "gpu-a", "GpuMemoryOverGrant", "GpuUsedByOthers")
+    cluster.wait(told_node, TIMEOUT_S, "the Node's events")
 
     def moved(name: str, former: Obj) -> str | None:
         running = ready(cluster, namespace, name)
         same = [each for each in running if each["metadata"]["uid"] == former["metadata"]["uid"]]
         return "it still runs" if same or not running else None
 
-    told_of = {"GpuEvictionAnnounced", "GpuEviction"}
     for name, pod in (("greedy", greedy), ("sleepy", sleepy)):
         cluster.wait(partial(moved, name, pod), EVICTED_S, f"{name} to be evicted and made again")
-        told_it = partial(untold, cluster, namespace, pod["metadata"]["name"], told_of)
+        told_it = partial(untold, cluster, pod["metadata"]["name"], "GpuEvictionAnnounced", "GpuEviction")
         cluster.wait(told_it, TIMEOUT_S, "the pod's events")
     assert [each["metadata"]["uid"] for each in ready(cluster, namespace, "fine")] == [fine["metadata"]["uid"]]
     # The file still names the claim that has ended: the node no longer passes it on.

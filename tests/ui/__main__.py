@@ -19,10 +19,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from dra_driver.kube.kubeconfig import Kubeconfig
-from dra_driver.kubectl.commands.exporters import ask_exporters
 from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.usage_source import ask_exporters
+from dra_driver.kubectl.web.reading import LiveSource
 from dra_driver.kubectl.web.serve import serve
-from dra_driver.kubectl.web.sources import LiveSource
 from tests.ui.scene import scene
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from dra_driver.node.process.fabric_watch import GRACE_S, FabricHistory
 from dra_driver.node.process.fabric_watch import taint_of as fabric_taint
 from dra_driver.node.process.health_taints import amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
-from dra_driver.node.process.terms_resolver import NodeTaint
+from dra_driver.node.process.terms_resolver import DetachTaint
 from dra_driver.node.process.withholding import TAINT as WITHHELD
 from tests.unit.node.policy.hardware import NODE, node, policy, uuid, whole
 
@@ -66,7 +66,7 @@ def test_taints_of_policies_and_people_evict_no_pod() -> None:
     reserved = policy(availability="Reserved", taints=[{"key": "example.com/team"}])
     drain = DrainTaint(lambda: OwnNode(name=NODE, annotations={DRAIN_ANNOTATION: "all"}), lambda *_: None)
     drain.look()
-    detached = NodeTaint()
+    detached = DetachTaint()
     detached.value = "requested"
     waited = FabricHistory(was_ready=True, not_ready_since=0.0)
     assert shown(

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Container, Mapping, Sequence
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
 
@@ -87,7 +87,13 @@ def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]]
 
 
 class Parser(argparse.ArgumentParser):
-    """Adds the command's examples to its help; below a command, its own parsers are of this class too."""
+    """Adds the command's examples to its help; below a command, its own parsers are of this class too.
+
+    No option may be shortened: a later version could have another one that begins alike.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
 
     def format_help(self) -> str:
         from dra_driver.core.command_line.examples import with_examples
@@ -113,7 +119,7 @@ def parser_of(
     program: str, about: str, subcommands: Mapping[str, tuple[str, str]], wanted: Container[str | None]
 ) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
     """The program's parser, whole for the subcommands in ``wanted`` and with a line for the others; their modules."""
-    parser = Parser(prog=program, description=about, allow_abbrev=False)
+    parser = Parser(prog=program, description=about)
     known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     loaded = {}
     for name, (path, line) in subcommands.items():

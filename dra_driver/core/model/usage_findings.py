@@ -5,9 +5,9 @@ controller acts on some.
 """
 
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.usage_rules import OverGrantAction
@@ -21,12 +21,20 @@ MAX_COMMANDS: Final = 5
 MAX_COMMAND: Final = 64
 
 
+Name = Annotated[str, Meta(min_length=1, max_length=253, pattern="^[!-~]+$")]
+Uid = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]+$")]
+Command = Annotated[str, Meta(min_length=1, max_length=MAX_COMMAND)]
+Amount = Annotated[int, Meta(ge=0, le=2**60)]
+Time = Annotated[datetime, Meta(tz=True)]
+"""The bounds of a file that another process writes."""
+
+
 class UsingPod(Struct, frozen=True, kw_only=True):
     """One pod and no later one of the same name."""
 
-    namespace: str
-    name: str
-    uid: str
+    namespace: Name
+    name: Name
+    uid: Uid
 
 
 class OverGrant(Struct, frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ evicts.
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 DEFAULT_OVERHEAD_BYTES: Final = 512 * 2**20
 """What a process takes beyond its allocations: a CUDA context with its kernels and libraries takes 300 to 500 MiB on
@@ -28,19 +28,24 @@ class IdleAction(StrEnum):
     RECLAIM = "Reclaim"
 
 
+Seconds = Annotated[int, Meta(ge=0, le=366 * 86400)]
+
+
 class UsageRules(Struct, frozen=True, kw_only=True):
-    """Rules for one GPU.
+    """Rules for one GPU. The names in ``assignments.json`` are those of `field`.
 
     A share may have ``overhead_bytes`` for each of its processes on top of its grant. ``grace_s`` is how long it is
     told before a pod is evicted. ``idle_after_min`` is after how many minutes without use a claim counts as idle, None
     for never.
     """
 
-    over_grant: OverGrantAction = OverGrantAction.REPORT
-    grace_s: int = 60
-    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
-    idle_after_min: int | None = None
-    idle: IdleAction = IdleAction.REPORT
+    over_grant: OverGrantAction = field(default=OverGrantAction.REPORT, name="onOverGrant")
+    grace_s: Seconds = field(default=60, name="graceSeconds")
+    overhead_bytes: Annotated[int, Meta(ge=0, le=2**60)] = field(
+        default=DEFAULT_OVERHEAD_BYTES, name="overheadBytesPerProcess"
+    )
+    idle_after_min: Annotated[int, Meta(ge=1, le=366 * 86400)] | None = field(default=None, name="idleAfterMinutes")
+    idle: IdleAction = field(default=IdleAction.REPORT, name="onIdle")
 
 
 DEFAULT_USAGE: Final = UsageRules()

@@ -4,16 +4,10 @@ import argparse
 import json
 import logging
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.node_settings import add_flags, load_settings
-
-if TYPE_CHECKING:
-    from dra_driver.config.settings import NodeSettings
-    from dra_driver.diagnose.doctor.node_view import HostView
-    from dra_driver.diagnose.node_state import Places
 
 DESCRIPTION: Final = """\
 Look at this node from the kernel's driver to the containers and name the first broken layer: kubelet, NVIDIA driver and
@@ -62,40 +56,19 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit status."""
     from dra_driver.diagnose.doctor.node import examine
+    from dra_driver.diagnose.doctor.node_view import HostView
     from dra_driver.diagnose.doctor.report import render, to_wire
 
     logging.basicConfig(level=logging.CRITICAL, format="%(message)s", stream=sys.stderr)
     settings, places = load_settings(args)
     pods = tuple(_pod(each) for each in args.pod)
-    view = _view(args, settings, places)
+    view = HostView(settings=settings, host=args.host or settings.host_root, cri_socket=args.cri_socket)
     report = examine(settings.node_name, view, pods=pods, places=places)
     if args.output == "json":
         print(json.dumps(to_wire(report)))
     else:
         print(render(report, verbose=args.verbose), end="")
     return report.exit_status
-
-
-def _view(args: argparse.Namespace, settings: "NodeSettings", places: "Places") -> "HostView":
-    from dra_driver.diagnose.doctor.node_view import HostView
-
-    return HostView(
-        driver=settings.driver_name,
-        host=args.host or settings.host_root,
-        driver_root=settings.driver_root,
-        driver_root_on_host=settings.driver_root_on_host,
-        host_root=settings.host_root,
-        dev=settings.host_dev or "/dev",
-        proc_devices=settings.proc_devices,
-        hook=settings.nvidia_cdi_hook_path,
-        plugins=Path(settings.kubelet_plugins_dir),
-        registry=places.registry,
-        cdi=places.cdi,
-        cri_socket=args.cri_socket,
-        simulated=settings.simulate is not None,
-        second_publisher_allowed=settings.allow_second_publisher,
-        settings=settings,
-    )
 
 
 def _pod(text: str) -> str:

@@ -81,9 +81,8 @@ AskNvml = Callable[[str], NvmlAnswer]
 def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
     """Everything of the driver; NVML is asked only where its library and the kernel module are there."""
     candidates = tuple(dict.fromkeys(CANDIDATES))
-    searched = (
-        (view.driver_root,) if view.driver_root else tuple(view.host_root.rstrip("/") + each for each in CANDIDATES)
-    )
+    configured, below = view.settings.driver_root, view.settings.host_root.rstrip("/")
+    searched = (configured,) if configured else tuple(below + each for each in CANDIDATES)
     root = next((each for each in searched if find_library(each)), None)
     library = find_library(root) if root else None
     majors, majors_problem = _majors(view)
@@ -91,7 +90,7 @@ def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
     modules = _modules(view)
     return DriverFacts(
         searched=searched,
-        configured=view.driver_root is not None,
+        configured=configured is not None,
         root=root,
         library=library,
         release=_release(library),
@@ -120,8 +119,6 @@ def ask_nvml(library: str) -> NvmlAnswer:
 
 def read_hardware(view: HostView) -> tuple[CheckRecord, ...]:
     """The read-only part of the hardware check; each check reads in a separate process, within its time limit."""
-    if view.settings is None:
-        return ()
     try:
         return read_only(task_of(view.settings)[0], runner.run)
     except OSError as error:
@@ -130,7 +127,7 @@ def read_hardware(view: HostView) -> tuple[CheckRecord, ...]:
 
 def _majors(view: HostView) -> tuple[Majors | None, str | None]:
     try:
-        return Majors.read(view.proc_devices), None
+        return Majors.read(view.settings.proc_devices), None
     except DriverUnavailableError as error:
         return None, str(error)
 
@@ -256,7 +253,7 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
         release = f" {driver.release}" if driver.release else ""
         yield ok(f"{NVML}{release} is at {driver.library}")
         return
-    configured = view.driver_root_on_host or view.driver_root
+    configured = view.settings.driver_root_on_host or view.settings.driver_root
     searched = configured if configured else listed([each or "/" for each in driver.searched])
     expected = f"{NVML} in a library folder below the driver root"
     if configured and driver.others:

@@ -134,7 +134,9 @@ def _read_disks(view: HostView) -> Iterator[DiskFacts]:
 
 def _hook(view: HostView) -> HookFacts:
     try:
-        choice = choose_hook(DriverRoot(root=view.host, host_root="/"), view.hook, HookVersions())
+        choice = choose_hook(
+            DriverRoot(root=view.host, host_root="/"), view.settings.nvidia_cdi_hook_path, HookVersions()
+        )
     except ConfigurationError as error:
         return HookFacts(problem=str(error))
     found = f"{choice.hook.path} {choice.hook.version}" if choice.hook else None

@@ -366,7 +366,7 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
         return
     served = [path for path, is_served in sockets if is_served]
     dead = [path for path, is_served in sockets if not is_served]
-    if served and not facts.view.second_publisher_allowed:
+    if served and not facts.view.settings.allow_second_publisher:
         yield fail(
             f"a device plugin serves {listed(served)}: a GPU could be given to two pods, so the driver withdraws "
             "its devices",

@@ -24,28 +24,35 @@ CRI_SOCKETS: Final = (
 
 
 class HostView(Struct, frozen=True, kw_only=True):
-    """Paths of settings are as this process sees them. ``host`` is the host's ``/`` as this process sees it.
+    """The paths of the node process' ``settings`` are as this process sees them, and so is ``host``, the host's ``/``.
 
-    ``driver_root`` is None where it is searched below ``host_root``, as the node process does. ``cri_socket`` is a path
-    on the host, None where it is searched. ``simulated``: the node process simulates its GPUs, and needs no driver.
+    ``cri_socket`` is a path on the host, None where it is searched.
     """
 
-    driver: str
+    settings: NodeSettings
     host: str = "/"
-    driver_root: str | None = None
-    driver_root_on_host: str | None = None
-    host_root: str = "/"
-    dev: str = "/dev"
-    proc_devices: str = "/proc/devices"
-    hook: str | None = None
-    plugins: Path = Path("/var/lib/kubelet/plugins")
-    registry: Path = Path("/var/lib/kubelet/plugins_registry")
-    cdi: Path = Path("/var/run/cdi")
     cri_socket: str | None = None
-    simulated: bool = False
-    second_publisher_allowed: bool = False
-    settings: NodeSettings | None = None
-    """Of the node process; without them no hardware is checked."""
+
+    @property
+    def driver(self) -> str:
+        return self.settings.driver_name
+
+    @property
+    def dev(self) -> str:
+        return self.settings.host_dev or "/dev"
+
+    @property
+    def registry(self) -> Path:
+        return Path(self.settings.kubelet_registrar_dir)
+
+    @property
+    def cdi(self) -> Path:
+        return Path(self.settings.cdi_dir)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the node process simulates its GPUs, and needs no driver."""
+        return self.settings.simulate is not None
 
     def here(self, path: str) -> str:
         """This process' path of a path on the host."""
@@ -63,7 +70,7 @@ class HostView(Struct, frozen=True, kw_only=True):
     @property
     def own_folder(self) -> Path:
         """The driver's folder below the kubelet's plugins."""
-        return self.plugins / self.driver
+        return Path(self.settings.kubelet_plugins_dir) / self.driver
 
     @property
     def device_plugins(self) -> str:

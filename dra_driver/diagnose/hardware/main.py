@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.place import load_places, place_flags
+from dra_driver.diagnose.node_settings import add_options
 
 REPORT_FILE: Final = "hardware-check-report.json"
 ISSUES: Final = "docs/hardware-check.md says how to report it"
@@ -43,15 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "--print-report", action="store_true", help="print the report packed into lines, instead of writing a file"
     )
     parser.add_argument("--replay", metavar="FILE", help="judge the facts of a report again, without any hardware")
-    group = parser.add_argument_group("places, as for kubelet-plugin")
-    for flag in place_flags():
-        default = f" (default: {flag.default})" if flag.default else ""
-        group.add_argument(
-            flag.flag,
-            dest=flag.field,
-            metavar=flag.option.metavar,
-            help=f"{flag.option.help}{default} [{flag.option.env}]",
-        )
+    add_options(parser.add_argument_group("places, as for kubelet-plugin"), place_flags())
 
 
 def add_choices(parser: Any) -> None:

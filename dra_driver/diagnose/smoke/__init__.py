@@ -1,11 +1,13 @@
 """Tries on nodes whether a pod gets the device that its claim was allocated: ``SmokeRun`` (``kubectl dra smoke``)."""
 
+from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import FORMS, WORDS, SmokeOptions, SmokeReport, TryKind, TryResult, to_wire
 from dra_driver.diagnose.smoke.run import SmokeRun, clean_up
 
 __all__ = [
     "FORMS",
     "WORDS",
+    "Fit",
     "SmokeOptions",
     "SmokeReport",
     "SmokeRun",

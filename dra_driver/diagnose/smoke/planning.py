@@ -1,6 +1,6 @@
 """A cluster as a smoke test asks it, and its plan: which nodes publish what, what is free, which kinds are tried where.
 
-No I/O. `explain` answers whether a device is free: a busy device is no failure.
+No I/O. The caller hands in the function of `kubectl dra explain` that answers whether a device is free.
 """
 
 from collections import defaultdict
@@ -10,11 +10,10 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Layer
 from dra_driver.diagnose.smoke.report import Form, SmokeOptions, TryKind, TryResult, kinds_of
-from dra_driver.kube.state import ClusterState, with_objects
-from dra_driver.kubectl.explain import Answer, Explanation, SchedulerModel, explain_pods
+from dra_driver.kube.state import ClusterState
 
 Wire = Mapping[str, Any]
 
@@ -122,17 +121,6 @@ def _has(item: Wire, labels: Wire) -> bool:
     return all(own.get(name) == value for name, value in labels.items())
 
 
-_OTHER_KIND: Final = frozenset({"classSelector", "requestSelector", "nodeSelection"})
-"""Codes of `explain` for devices that are of another kind."""
-_BUSY: Final = {
-    "inUse": "allocated",
-    "takenByThisPod": "allocated",
-    "capacityShort": "allocated to others",
-    "counterShort": "in use in another form",
-}
-_TAINTED: Final = "tainted"
-
-
 class Fit(Struct, frozen=True, kw_only=True):
     """``busy`` is why there is nothing to try, "" if that is not why; ``answer`` is what `explain` says."""
 
@@ -141,57 +129,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     answer: str = ""
 
 
-def fit_of(state: ClusterState, pod: Wire, claim: Wire, kind: TryKind, scheduler: SchedulerModel) -> Fit:
-    """Whether the pod with its claim would be placed on the one node of ``state`` now."""
-    try:
-        found = explain_pods(with_objects(state, [claim]), [pod], scheduler=scheduler)[0]
-    except DraError as error:
-        return Fit(fits=False, answer=str(error))
-    if found.verdict.answer is Answer.FITS:
-        return Fit(fits=True)
-    return Fit(fits=False, busy=_busy(found, kind), answer=_answer(found))
-
-
-def _busy(found: Explanation, kind: TryKind) -> str:
-    """A sentence if only the use or taints of devices, or the node's other pods, stand in the way."""
-    if any(cause.blocks for cause in found.causes):
-        return ""
-    other = [reason.message for reason in found.nodes if not reason.by_devices]
-    if other:
-        return f"no pod is placed there: {other[0]}"
-    counts: dict[str, int] = {}
-    tainted = ""
-    for reason in (reason for request in found.requests for reason in request.reasons):
-        if reason.code in _OTHER_KIND:
-            continue
-        if reason.code == _TAINTED:
-            tainted, word = reason.message, "tainted"
-        elif reason.code in _BUSY:
-            word = _BUSY[reason.code]
-        else:
-            return ""
-        counts[word] = counts.get(word, 0) + reason.devices
-    return _counted(kind, counts, tainted) if counts else ""
-
-
-def _counted(kind: TryKind, counts: Mapping[str, int], tainted: str) -> str:
-    total = sum(counts.values())
-    if set(counts) == {"allocated"} and kind.form == "gpu":
-        return f"all {total} GPUs are allocated" if total > 1 else "its only GPU is allocated"
-    listed = ", ".join(f"{count} {word}" for word, count in counts.items())
-    noun = {"gpu": "GPUs", "mig": f"places for {kind.name}", "shared": "shared GPUs"}[kind.form]
-    why = f" ({tainted})" if tainted else ""
-    return f"none of {total} {noun} is free: {listed}{why}" if total > 1 else f"not free: {listed}{why}"
-
-
-def _answer(found: Explanation) -> str:
-    """The verdict, with causes and the fix that it does not say itself."""
-    text = found.verdict.sentence
-    more = [cause.message for cause in found.causes if cause.blocks]
-    more += [found.nearest_miss.fix] if found.nearest_miss is not None else []
-    for part in more:
-        text = text if part in text else f"{text}; {part}"
-    return text
+FitsUnder = Callable[[ClusterState], Callable[[ClusterState, Wire, Wire, TryKind], Fit]]
+"""From a cluster's state to `explain`'s answer for the state of one node, a pod, its claim and the kind."""
 
 
 _MOST_ASKED: Final = 200

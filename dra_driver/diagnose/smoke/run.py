@@ -23,7 +23,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import RUN_LABEL, TTL_S, PodSettings, claim, job, labels_of, pod_of
-from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, SmokePlan, fit_of, plan_of, results_of
+from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, FitsUnder, SmokePlan, plan_of, results_of
 from dra_driver.diagnose.smoke.report import (
     SmokeOptions,
     SmokeReport,
@@ -37,7 +37,6 @@ from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 from dra_driver.kube.rights import NeededRight, missing
 from dra_driver.kube.state import ClusterState, read_cluster
-from dra_driver.kubectl.explain import SchedulerModel, scheduler_of
 
 Wire = Mapping[str, Any]
 START_S: Final = 20.0
@@ -99,11 +98,11 @@ FRESH_S: Final = 5.0
 class CurrentView:
     """Thread-safe. Raises KubernetesApiError where the state cannot be read."""
 
-    def __init__(self, rest: Any, driver: str, clock: Callable[[], float]) -> None:
-        self._rest, self._driver, self._clock = rest, driver, clock
+    def __init__(self, rest: Any, driver: str, fits_under: FitsUnder, clock: Callable[[], float]) -> None:
+        self._rest, self._driver, self._fits_under, self._clock = rest, driver, fits_under, clock
         self._lock = threading.Lock()  # guards the fields below; held while reading, so that one thread reads
         self._view: ClusterView | None = None
-        self._scheduler = SchedulerModel()
+        self._fit_of = fits_under(ClusterState())
         self._read_at = 0.0
         self.gaps: tuple[str, ...] = ()
 
@@ -121,14 +120,14 @@ class CurrentView:
         around = self.view(most_age_s).around(task.node, without=labels_of(run))
         body = job(task.name, run, task.node, settings)
         owner = {"metadata": {"name": task.name, "namespace": settings.namespace, "uid": ""}}
-        return fit_of(around, pod_of(body), claim(owner, run, task.spec), task.kind, self._scheduler)
+        return self._fit_of(around, pod_of(body), claim(owner, run, task.spec), task.kind)
 
     def _checked(self, state: ClusterState) -> ClusterView:
         unread = [gap for gap in state.gaps if gap.startswith(("resourceslices:", "resourceclaims:"))]
         if unread:
             raise ConfigurationError(f"the cluster's state cannot be read: {'; '.join(unread)}")
         self.gaps = tuple(state.gaps)
-        self._scheduler = scheduler_of(state.server_version, {}, state.slices)
+        self._fit_of = self._fits_under(state)
         return ClusterView(state, self._driver)
 
 
@@ -203,12 +202,14 @@ Told = Callable[[TryResult, int, int], None]
 class SmokeRun:
     """One run. ``run`` is called once; ``stop`` from any thread or signal handler."""
 
-    def __init__(self, rest: Any, options: SmokeOptions, told: Told = lambda _result, _done, _of: None) -> None:
+    def __init__(
+        self, rest: Any, options: SmokeOptions, fits_under: FitsUnder, told: Told = lambda _result, _done, _of: None
+    ) -> None:
         self._rest, self._options, self._told = rest, options, told
         self._id = secrets.token_hex(4)
         self._numbers = count(1)
         self._stopping = threading.Event()
-        self._current = CurrentView(rest, options.driver, time.monotonic)
+        self._current = CurrentView(rest, options.driver, fits_under, time.monotonic)
         self._lock = threading.Lock()  # guards the report
         self.report = SmokeReport(run=self._id, namespace=options.namespace)
 

@@ -54,10 +54,8 @@ def base_spec(
     found: Mapping[str, NodeNumbers] | None = None,
 ) -> CdiSpec:
     """The base document: the driver's files and control nodes, and one device by which a container requests them.
-
-    ``hook`` is NVIDIA's hook on the host, None for soname mode. ``found`` are real nodes of the dev root, by path in
-    containers, used where the kernel's list lacks their module. Raises `DriverUnavailableError` when a kernel module
-    that every CUDA program needs is not loaded.
+    ``hook`` is None for soname mode. ``found`` are nodes of the dev root, used where the kernel's list lacks their
+    module. Raises `DriverUnavailableError` without a kernel module that every CUDA program needs.
     """
     edits = ContainerEdits(
         # An image's NVIDIA_VISIBLE_DEVICES=all would make the older NVIDIA runtime add every GPU of the node.
@@ -79,12 +77,8 @@ def gpu_edits(
     found: NodeNumbers | None = None,
     uuid: str | None = None,
 ) -> ContainerEdits:
-    """Edits of a whole GPU: its node, and ``DRA_GPU_<minor>_UUID``.
-
-    The minor is in the variable's name because CDI replaces variables of the same name: a pod with two claims keeps
-    both. ``found`` are the numbers of a real node in the dev root. Raises `DriverUnavailableError` when no module
-    is loaded.
-    """
+    """A whole GPU: its node, and ``DRA_GPU_<minor>_UUID``, by minor because CDI replaces variables of the same name.
+    ``found`` are the numbers of a node in the dev root. Raises `DriverUnavailableError` when no module is loaded."""
     # The kernel's list wins over a node, which may be one of a former driver. A node counts where the list lacks the
     # module: it may have registered under an unknown name.
     path = f"/dev/nvidia{minor}"
@@ -101,12 +95,8 @@ def partition_edits(
     found: NodeNumbers | None = None,
     variable: str | None = None,
 ) -> ContainerEdits:
-    """Edits of a MIG partition: its parent's node and its capability nodes.
-
-    ``variable`` is a whole ``NAME=value``. No DRM nodes: a partition cannot render. The parent's node does not open
-    its other partitions, which have their own capability nodes. Raises `DriverUnavailableError` when the module does
-    not create such nodes.
-    """
+    """A MIG partition: its parent's node, which does not open other partitions, and its capability nodes; no DRM nodes,
+    as a partition cannot render. ``variable`` is a whole ``NAME=value``. Raises `DriverUnavailableError`."""
     if majors.caps is None:
         raise DriverUnavailableError(
             f"no device numbers for the MIG capabilities of /dev/nvidia{minor}: /proc/devices does not list "
@@ -122,11 +112,9 @@ def partition_edits(
 
 
 def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage: int | None) -> ContainerEdits:
-    """Edits of a client of an MPS daemon, added to those of its device: the daemon's folders, and the client's limits.
-
-    ``pipe`` and ``shm`` are the runtime's paths. The limits are CUDA's (MPS documentation, "Environment Variables"):
-    memory of CUDA device 0, the only device such a container sees, and a share of the multiprocessors in percent; None
-    keeps the daemon's default. A limit can lower the daemon's default but not raise it.
+    """An MPS client: the daemon's folders as the runtime's paths, and limits of CUDA (MPS documentation,
+    "Environment Variables"): memory of CUDA device 0 and percent of the multiprocessors. They can only lower the
+    daemon's defaults.
     """
     env = [f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE}"]
     if memory_limit_mib is not None:
@@ -175,11 +163,8 @@ def simulated_claim_edits(claim: ClaimUid) -> ContainerEdits:
 
 
 def claim_spec(names: CdiNames, devices: Sequence[tuple[str, ContainerEdits]]) -> CdiSpec:
-    """A claim's document from ``(device name, edits)`` pairs, names as `CdiNames.claim_device` makes them.
-
-    A repeated pair is written once (two requests of a claim may get the same GPU with admin access); validation refuses
-    one name with two different edits.
-    """
+    """A claim's document from ``(device name, edits)`` pairs. A repeated pair is written once: two requests of a claim
+    may get the same GPU with admin access."""
     unique: list[tuple[str, ContainerEdits]] = []
     for pair in devices:
         if pair not in unique:
@@ -266,11 +251,15 @@ _OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "bind")
 
 
 def without_mps_programs(files: DriverFiles, mask: str) -> ContainerEdits:
-    """Edits that hide the programs of MPS from containers whose GPU other claims use too.
+    """Hide the programs of MPS from containers that share a GPU: root in one could change all limits of the daemon, or
+    end it. Protects against carelessness only, as an image can bring the program. ``mask`` is a readable plain file of
+    the host.
 
-    ``mask`` is a plain file of the host that all users may read and that is no program. With the control program,
-    root in one container could change the limits of all clients of the GPU's daemon, or end it. This protects against
-    carelessness: an image can bring the program along.
+    A claim's document cannot leave out a part of the base document, so it mounts another file in its place, as runtimes
+    hide paths (``maskedPaths`` of the OCI runtime specification); CDI removes an earlier mount of the same container
+    path (cncf-tags/container-device-interface, pkg/cdi/container-edits.go). Not ``/dev/null``: in a pod with a user
+    namespace CDI mounts get the option ``idmap``, which file systems of device nodes refuse (mount_setattr(2), EINVAL
+    on Linux 6.18).
     """
     paths = (file.container_path for file in files.files)
     masked = [path for path in paths if path.rpartition("/")[2] in MPS_PROGRAMS]

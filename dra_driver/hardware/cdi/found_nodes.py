@@ -37,11 +37,8 @@ class Capability(Struct, frozen=True, kw_only=True):
 
 
 def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: int) -> tuple[Capability, Capability]:
-    """The nodes of a GPU instance and of one compute instance in it, in this order.
-
-    ``proc_driver`` is ``/proc/driver`` of the node. Raises `DriverUnavailableError` when the module has no capability
-    files, and `DeviceLostError` when these are missing among them.
-    """
+    """The nodes of a GPU instance and of one compute instance in it. Raises `DriverUnavailableError` when the module
+    has no capability files, and `DeviceLostError` when these are missing."""
     capabilities = f"{proc_driver}/nvidia/capabilities"
     gi, ci = f"gi{gi_id}", f"gi{gi_id}/ci{ci_id}"
     if os.path.isdir(capabilities):  # noqa: PTH112 - as below

@@ -187,11 +187,8 @@ def _note(path: str, why: str) -> str:
 
 
 def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
-    """Host path of the hook to use, None for soname mode.
-
-    ``wanted`` is the administrator's choice (a host path, or ``none`` to switch hooks off). It is checked when
-    ``root`` shows the host's file system, and else used unchecked. Raises `ConfigurationError` when it is missing.
-    """
+    """Host path of the hook to use, None for soname mode. ``wanted`` is a host path, or ``none``; it is checked when
+    ``root`` shows the host's file system. Raises `ConfigurationError` when it is missing."""
     if wanted == "none":
         return None
     if wanted:

@@ -142,11 +142,8 @@ class FolderState(Struct, frozen=True, kw_only=True):
 
 
 class DriverFiles(Struct, frozen=True, kw_only=True):
-    """The files of one driver installation, in a stable order.
-
-    ``multiarch`` is ``x86_64-linux-gnu`` or ``aarch64-linux-gnu``. ``watched`` are the folders whose change may
-    change the result, in their state before they were read.
-    """
+    """The files of one driver installation, in a stable order. ``watched`` are the folders whose change may change the
+    result, in their state before they were read."""
 
     root: DriverRoot
     version: str
@@ -157,11 +154,8 @@ class DriverFiles(Struct, frozen=True, kw_only=True):
     watched: tuple["FolderState", ...]
 
     def is_current(self) -> bool:
-        """Whether a new search would find the same: no file was added, removed or replaced by a rename.
-
-        Packages, driver containers and daemons change a driver root like this. A library that is overwritten in place
-        is not noticed. Costs about forty ``stat`` calls, so it fits into every prepare.
-        """
+        """Whether no file was added, removed or replaced by a rename, which is how packages, driver containers and
+        daemons change a driver root. About forty ``stat`` calls."""
         return all(folder == FolderState.of(folder.path) for folder in self.watched)
 
     @property

@@ -61,11 +61,8 @@ class CdiNames:
 
     @property
     def temporary_prefix(self) -> str:
-        """Prefix of this driver's temporary files.
-
-        Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
-        would delete files that other programs are writing.
-        """
+        """Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
+        would delete files that other programs are writing."""
         return f".{self.vendor}_"
 
     def claim_device(self, claim_uid: str, device: str, share_id: str | None = None) -> str:

@@ -58,15 +58,11 @@ class _Base(Struct, frozen=True, kw_only=True):
 class CdiProvider:
     """Edits for one driver root, or for the one that a function finds at each search. Thread-safe.
 
-    ``proc_devices`` is the kernel's list of device numbers and ``proc_driver`` the folder in which NVIDIA's module
-    lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host, ``none`` for no
-    hook, None to search for it; ``hook_versions`` reads its version, and ``host`` shows the host's ``/``, where the
-    hook is, if the driver root does not. ``majors`` gives the numbers for a new base document; it may load modules
-    before, and raises `DriverUnavailableError` for one that is missing. ``remounted`` says whether anything was mounted
-    since it was last asked. ``graphics`` adds each GPU's DRM nodes
-    (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``), for programs that render without a display (EGL,
-    Vulkan, GBM). The default is off: CUDA, video and NVML never open them, and a card node lets a container drive
-    displays. ``simulated``: the GPUs are, and processes of a claim are found by a variable.
+    ``proc_driver`` lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host,
+    ``none`` for no hook, None to search for it below ``host``. ``majors`` gives the numbers for a new base document; it
+    may load modules, and raises `DriverUnavailableError`. ``remounted``: whether anything was mounted since the last
+    call. ``graphics`` adds each GPU's DRM nodes, for programs that render without a display; off by default, because
+    CUDA, video and NVML never open them, and a card node lets a container drive displays.
     """
 
     def __init__(
@@ -106,20 +102,17 @@ class CdiProvider:
         self._base: _Base | None = None
 
     def refresh(self) -> bool:
-        """Search the driver root again and write the base document; True when the file changed.
-
-        Raises `DriverUnavailableError` (no driver, no module), `ConfigurationError` (the chosen hook is missing) or
-        `StorageError`; then the previous base document stays.
+        """Search the driver root and write the base document; True when the file changed. Raises
+        `DriverUnavailableError`, `ConfigurationError` (the chosen hook is missing) or `StorageError`; then the previous
+        document stays.
         """
         with self._lock:
             return self._rebuild()[1]
 
     def ensure_base(self) -> bool:
-        """Make sure that the base file exists and is up to date; True when it was written.
-
-        Called in every prepare: a runtime refuses all devices of a container when the base file is missing, and does
-        not start it when a file that the document mounts is gone. Costs a few system calls when nothing changed. Errors
-        as `refresh`.
+        """Make sure that the base file exists and is up to date; True when it was written. Called in every prepare: a
+        container does not start without it, or when a mounted file is gone. A few system calls when nothing changed.
+        Errors as `refresh`.
         """
         return self._ensure_base(thorough=False)
 
@@ -173,11 +166,9 @@ class CdiProvider:
         return result
 
     def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
-        """Edits for one MIG partition of ``gpu``, without those of the base document.
-
-        The variable ``DRA_GPU_<minor>_MIG_<gi>_<ci>_UUID`` names the MIG device, so partitions of one parent do not
-        replace each other's. Reads two small files at every call, because later instances reuse ids. Errors as
-        `refresh`, and `DeviceLostError` when the kernel module does not list the instance.
+        """Edits for one MIG partition. Its variable names the instance, so partitions of one parent keep each theirs.
+        Reads two small files, because later instances reuse ids. Errors as `refresh`, and `DeviceLostError` for a
+        missing instance.
         """
         base = self._known_base()
         root = base.files.root

@@ -37,12 +37,8 @@ class _Element(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class DeviceNode(_Element, frozen=True, kw_only=True):
-    """A device node to create in the container.
-
-    ``host_path`` is the node on the host from which the runtime takes the numbers when ``type`` or ``major`` is
-    missing; it is needed only when it differs from ``path``. ``file_mode`` is the permission bits as a decimal number
-    (438 is 0666). ``permissions`` are the cgroup's: a subset of ``rwm``.
-    """
+    """A device node of the container. ``host_path`` only where it differs from ``path``: the runtime reads missing
+    numbers there. ``file_mode`` is decimal (438 is 0666), ``permissions`` a subset of ``rwm``."""
 
     path: str
     host_path: str = ""
@@ -141,11 +137,8 @@ class CdiSpec(_Element, frozen=True, kw_only=True):
     container_edits: ContainerEdits = _NOTHING
 
     def to_wire(self) -> dict[str, Any]:
-        """The document as JSON values, declaring the lowest version that covers it.
-
-        The lowest and not the newest because a consumer refuses a version that it does not know, even for a document
-        that uses nothing of it (podman 4.3 ends at 0.5.0).
-        """
+        """The document with the lowest version that covers it: a consumer refuses a version that it does not know, even
+        for a document that uses nothing of it (podman 4.3 ends at 0.5.0)."""
         return {"cdiVersion": minimum_version(self), **super(CdiSpec, self).to_wire()}  # noqa: UP008 - slots: a new class
 
     def all_edits(self) -> Iterator[ContainerEdits]:

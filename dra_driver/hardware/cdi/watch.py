@@ -28,11 +28,8 @@ def _start_inotify() -> int:
 
 
 class FolderWatch:
-    """Watches folders; a missing one through the nearest folder above it that exists. For one thread at a time.
-
-    ``anchors`` are the folders whose inode is compared. Without inotify (no instance left, no kernel support)
-    `is_quiet` is always False.
-    """
+    """Watches folders; a missing one through the nearest existing folder above it. For one thread at a time. The inode
+    of ``anchors`` is compared. Without inotify `is_quiet` is always False."""
 
     def __init__(
         self, folders: Iterable[str], anchors: Iterable[str], *, start: Callable[[], int] = _start_inotify

@@ -140,11 +140,9 @@ def render(spec: CdiSpec, source: str) -> bytes:
 
 
 class CdiWriter:
-    """Writes and removes this driver's files in one CDI directory.
-
-    Thread-safe without a lock, between processes too: every write goes to its own temporary file and is renamed, so of
-    two writers of one claim the later wins, and a reader sees one complete document. All methods raise `StorageError`
-    when the file system fails, and can be called again.
+    """Writes and removes this driver's files in one CDI directory. Thread-safe without a lock, between processes too:
+    each write renames its own temporary file, so the later of two writers wins. Methods raise `StorageError` and can be
+    repeated.
     """
 
     def __init__(
@@ -183,12 +181,9 @@ class CdiWriter:
         return changed
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool:
-        """Write ``spec`` to the claim's file; False when it is equal already, byte for byte.
-
-        Repeated prepares call it, too: the directory is usually in memory and empty after a reboot. A crash leaves the
-        old file (or none) and at most a temporary file, which `remove_orphans` removes later. Not synced to disk: only
-        a power cut loses the page cache, and after it the boot id is another, so the journal forgets the claim
-        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would
+        """Write ``spec`` to the claim's file; False when it is equal already. A crash leaves the old file and at most a
+        temporary one. Not synced: after a power cut the boot id is another, so the journal forgets the claim
+        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` for a document that would
         not load; then nothing is touched.
         """
         name = self._names.claim_file_name(uid)
@@ -205,11 +200,8 @@ class CdiWriter:
         return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
-        """Remove this driver's claim files whose claim is not in ``keep``; returns the removed, in order.
-
-        Also removes this driver's temporary files that are older than `STALE_AFTER_S`. Files of other programs are
-        never touched: all CDI writers of the node share the directory.
-        """
+        """Remove claim files whose claim is not in ``keep``, and temporary files older than `STALE_AFTER_S`; returns
+        the removed claims. Files of other programs are never touched."""
         kept = frozenset(keep)
         orphans = sorted(uid for uid in self.claim_uids() if uid not in kept)
         removed = tuple(uid for uid in orphans if self.remove_claim(uid))

@@ -93,10 +93,9 @@ def _appeared(dev: DevFolder, path: str, numbers: NodeNumbers) -> bool:
 
 
 def ensure_link(dev: DevFolder, path: str, numbers: NodeNumbers) -> str | None:
-    """Make the node's link in ``/dev/char`` unless it leads there; why that failed, or None. No OSError.
-
-    A link that leads elsewhere in ``/dev`` is replaced: its name is a number that belongs to this node. Links out of
-    ``/dev`` and files of other kinds are left alone.
+    """Make the node's link in ``/dev/char`` unless it leads there; why that failed, or None. A link that leads
+    elsewhere in ``/dev`` is replaced: its number belongs to this node. Links out of ``/dev`` and other files stay. No
+    OSError.
     """
     try:
         match link_state(dev, numbers):

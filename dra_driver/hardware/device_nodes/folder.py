@@ -102,11 +102,8 @@ class RealDev:
             raise
 
     def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
-        """Make the character device, for root alone until it has its owner and mode.
-
-        Raises FileExistsError when something is there, unless it is to ``replace`` that. Under its own name, not by a
-        rename: SELinux labels nodes by the name under which they are made.
-        """
+        """Make the character device, for root alone until it has its owner and mode. FileExistsError for an existing
+        file, unless ``replace``. Under its own name, not by a rename: SELinux labels nodes by that name."""
         here = self._here(path)
         if replace:
             os.unlink(here)  # noqa: PTH108

@@ -98,11 +98,8 @@ class NodeNumbers(Struct, frozen=True, kw_only=True):
 
 
 def node_numbers(path: str) -> NodeNumbers | None:
-    """Numbers of the character device at ``path``; None when it is missing or anything else, a symbolic link included.
-
-    ``lstat`` as the CDI library does: a link in the host's ``/dev`` is not a device node to a runtime. An
-    unreadable folder counts as missing, because the kernel's list is the fallback.
-    """
+    """Numbers of the character device at ``path``; None for anything else, a symbolic link included: to a runtime it is
+    no device node. An unreadable folder counts as missing."""
     try:
         status = os.lstat(path)
     except OSError:

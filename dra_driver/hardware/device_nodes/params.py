@@ -22,11 +22,8 @@ _OTHERS: Final = 0o006
 
 
 class NodeParams(Struct, frozen=True, kw_only=True):
-    """Owner and permission bits of nodes. ``modify``: whether programs may make and change them.
-
-    ``problem`` says what of the file was not understood; then ``modify`` is False, because the administrator may have
-    restricted the nodes.
-    """
+    """Owner and mode of nodes. ``modify``: whether programs may make and change them; False with a ``problem``, because
+    the administrator may have restricted the nodes."""
 
     uid: int = 0
     gid: int = 0

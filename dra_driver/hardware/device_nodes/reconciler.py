@@ -133,11 +133,8 @@ class _Node(Struct, frozen=True, kw_only=True):
 
 
 class DeviceNodeReconciler:
-    """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe.
-
-    ``majors`` gives the kernel's numbers as last read, None before that. ``tools`` are the driver's, None to do
-    without; they are used only while ``may_use_tools``, because nvidia-modprobe loads a driver that was just unloaded.
-    """
+    """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe. ``majors`` are the kernel's as last
+    read. ``tools`` are used only while ``may_use_tools``: nvidia-modprobe loads a driver that was just unloaded."""
 
     def __init__(
         self,
@@ -170,12 +167,10 @@ class DeviceNodeReconciler:
             return self._problems.current()
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """Have these nodes, those that every container needs, and their links.
-
-        Nodes of other drivers are skipped, and of modules that the kernel does not list: their numbers are guesses.
-        Costs one ``lstat`` for each node that was right before. Raises `DeviceNodeError` when something else is at a
-        node's path, and `DeviceLostError` when the MIG instance behind a capability node is gone. What only some pods
-        need is no error but one of the `problems`.
+        """Have these nodes, those that every container needs, and their links; skips nodes of other drivers and of
+        unloaded modules. One ``lstat`` for each node that was right before. Raises `DeviceNodeError` for a different
+        file at a node's path, and `DeviceLostError` for a destroyed MIG instance. Needs of only some pods become
+        `problems`.
         """
         self._keep(node.path for node in nodes)
 

@@ -29,11 +29,8 @@ class UvmTools(Protocol):
 
 
 class UvmModule:
-    """Gives the kernel's device numbers after loading nvidia-uvm if it is missing. Thread-safe.
-
-    ``read`` reads the kernel's list. ``tools`` is None where nothing may be loaded. ``may_load`` says whether the
-    driver may be touched now: not while an administrator replaces it.
-    """
+    """Gives the kernel's device numbers after loading nvidia-uvm if it is missing. Thread-safe. ``tools`` is None where
+    nothing may be loaded; ``may_load`` is False while an administrator replaces the driver."""
 
     def __init__(
         self,
@@ -65,11 +62,8 @@ class UvmModule:
         return self._problem
 
     def majors(self) -> Majors:
-        """The kernel's numbers. Takes at most as long as `tools.DriverTools.load_uvm`.
-
-        Raises `DriverUnavailableError` when the kernel's list cannot be read, and while nvidia-uvm is missing beside
-        nvidia. The next try comes after `RETRY_S`; a module that is loaded by another program is seen at once.
-        """
+        """The kernel's numbers. Raises `DriverUnavailableError` when the list cannot be read, and while nvidia-uvm is
+        missing beside nvidia; the next attempt comes after `RETRY_S`."""
         with self._lock:
             majors = self._read()
             if _lacks_uvm(majors):

@@ -26,11 +26,8 @@ RootSource = Callable[[], DriverRoot]
 
 
 class Detector:
-    """Finds the driver root of a host whose ``/`` this process sees at ``host_root``. Thread-safe.
-
-    ``dev_root`` and ``host_dev_root`` replace the parent of the device nodes, which is otherwise the driver root if it
-    has a ``dev`` folder, else the host's ``/``.
-    """
+    """Finds the driver root of a host whose ``/`` this process sees at ``host_root``. Thread-safe. ``dev_root`` and
+    ``host_dev_root`` replace the parent of the device nodes: the driver root if it has a ``dev`` folder, else ``/``."""
 
     def __init__(self, host_root: str, *, dev_root: str = "", host_dev_root: str = "") -> None:
         self._host_root = host_root.rstrip("/")

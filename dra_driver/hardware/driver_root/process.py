@@ -40,11 +40,8 @@ Prepare = Callable[[], None]
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal.
-
-    ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck``: not even SIGKILL ended it,
-    because it waits in the kernel.
-    """
+    """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal. ``output`` is the
+    start of stdout and stderr. ``stuck``: not even SIGKILL ended it."""
 
     status: int | None
     output: str
@@ -52,12 +49,8 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Running:
-    """One run of a program in its own process group; `poll` checks it and `wait` waits for it.
-
-    ``prepare`` runs in the child between fork and exec: only for processes of one thread. Raises OSError when the
-    program cannot be started. For one thread. Background processes of a program that ends by itself stay, and so does a
-    process that is stuck in the kernel.
-    """
+    """One run of a program in its own process group, for one thread. ``prepare`` runs between fork and exec: only for
+    processes of one thread. Raises OSError when it cannot start. Background processes of a program that ends stay."""
 
     def __init__(
         self,

@@ -18,12 +18,8 @@ _MAX_LINKS = 40  # the kernel's MAXSYMLINKS
 
 
 class DriverRoot(Struct, frozen=True, kw_only=True):
-    """A driver's folder and the parent of its ``/dev``, each as this process and the runtime see it.
-
-    ``root`` and ``dev_root`` are this process' paths; ``host_root`` and ``host_dev_root`` the runtime's, by default
-    the same. ``/`` is the host's own root. ``dev_root`` defaults to ``/``; `locate` finds it as NVIDIA's tools
-    do.
-    """
+    """A driver's folder and the parent of its ``/dev``: ``root`` and ``dev_root`` as this process sees them, the others
+    as the runtime does, by default the same."""
 
     root: str = "/"
     host_root: str = ""
@@ -75,11 +71,9 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
 
 
 def resolve(root: str, inside: str, known: dict[str, str] | None = None) -> str | None:
-    """The inside path of ``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing.
-
-    ``os.path.realpath`` would follow an absolute link (such as Debian's ``/etc/alternatives``) out of the driver root
-    to another driver's file, or a hostile link to any file of this process' file system. ``known`` caches resolved
-    folders during one discovery. Raises OSError for anything but a missing file (permission, I/O error).
+    """``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing. ``os.path.realpath``
+    would follow an absolute link out of the driver root, a hostile one to any file of this process. ``known`` caches
+    resolved folders. Raises OSError for anything but a missing file.
     """
     known = {} if known is None else known
     todo = [part for part in reversed(inside.split("/")) if part not in ("", ".")]

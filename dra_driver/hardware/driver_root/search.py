@@ -110,12 +110,8 @@ _CACHE: Final = "/etc/ld.so.cache"
 
 
 def find_library(driver_root: str, name: str = NVML) -> str | None:
-    """Full path, links followed, of the library ``name`` below ``driver_root``; None when there is none.
-
-    The file's own name ends in the driver version, so after a driver upgrade the path differs and the dynamic linker
-    loads the new library and does not reuse the one that it loaded under the old name. An unreadable folder counts as
-    missing.
-    """
+    """Full path, links followed, of the library ``name`` below ``driver_root``; None when there is none. The file's
+    name ends in the driver version, so the dynamic linker loads a new library after an upgrade."""
     root = driver_root.rstrip("/")
     for inside in (f"{folder.rstrip('/')}/{name}" for folder in LIBRARY_FOLDERS):
         if found := _file(root, inside):

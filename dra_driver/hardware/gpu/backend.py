@@ -24,20 +24,13 @@ class Backend(Protocol):
     """A node's GPUs. All methods may be called from any thread; one instance serialises its own hardware calls."""
 
     def open(self) -> None:
-        """Connect to the driver. Idempotent.
-
-        Raises DriverUnavailableError while the driver or its library cannot be used (call again later), and
-        ConfigurationError for settings that can never work.
-        """
+        """Connect to the driver. Idempotent. Raises DriverUnavailableError (call again later), and ConfigurationError
+        for settings that can never work."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """Read the whole inventory now, sorted by minor; opens the backend if necessary.
-
-        A GPU that does not answer is in ``left_out`` with a reason; the others are reported. A property that hardware
-        or driver do not report is None. Raises DriverUnavailableError when no GPU can be read; the next call opens a
-        new connection.
-        """
+        """Read the whole inventory, sorted by minor; opens the backend if necessary. A GPU that does not answer is in
+        ``left_out``; a property that is not reported is None. Raises DriverUnavailableError when no GPU can be read."""
         ...
 
     def close(self) -> None:
@@ -45,12 +38,8 @@ class Backend(Protocol):
         ...
 
     def wait_for_event(self, timeout_s: float) -> bool:
-        """Whether the hardware changed so that a new ``snapshot`` differs, such as a MIG change by any process.
-
-        Waits at most ``timeout_s``, give or take a second. Also False where the hardware has no events; then only
-        polling finds changes.
-        Raises DriverUnavailableError while the driver cannot be used.
-        """
+        """Whether the hardware changed, such as a MIG change by any process. Waits ``timeout_s``, give or take a
+        second; False without hardware events. Raises DriverUnavailableError."""
         ...
 
 
@@ -59,20 +48,15 @@ DETACH_TIMEOUT_S = 10.0
 
 
 class Detachable(Protocol):
-    """Giving the GPUs up while the process runs, because a driver upgrade and a GPU reset need every client gone.
-
-    While detached, every method that needs the driver raises DetachedError, and ``wait_for_event`` waits and returns
-    False. The kubelet side calls these on the backend, and then ``Inventory.refresh``, which sees the difference at its
-    next look and keeps the last snapshot meanwhile.
+    """Detach from the GPUs while the process runs: a driver upgrade and a GPU reset need every client gone.
+    Meanwhile methods raise DetachedError, and ``wait_for_event`` waits and returns False. Call ``Inventory.refresh``
+    afterwards.
     """
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
-        """Close every handle, event set, session and device file, and open none until ``reattach``.
-
-        New calls are refused at once; running ones are waited for up to ``timeout_s``. Whether nothing is open any
-        more: False when a call has not returned, or a device file is still open. The rest is closed when that call
-        returns; call again to learn whether it did. Idempotent; a later ``reason`` replaces an earlier one. Never
-        raises.
+        """Close every handle, event set, session and device file, and open none until ``reattach``. Waits up to
+        ``timeout_s`` for running calls. False: a call has not returned, or a device file is open; the rest closes when
+        the call returns. Idempotent; never raises.
         """
         ...
 
@@ -97,22 +81,16 @@ class ComputeModes(Protocol):
 
 
 class GpuControl(ComputeModes, Protocol):
-    """Changes of a GPU. Thread-safe; the caller holds the GPU's lock, so that one change runs at a time.
-
-    Every method raises DriverUnavailableError, DeviceLostError (the GPU is gone or does not answer), and
-    NotPermittedError when the process lacks permission. Listings are read from the hardware at each call, not cached.
-    """
+    """Changes of a GPU. Thread-safe; the caller holds the GPU's lock. Methods raise DriverUnavailableError,
+    DeviceLostError (the GPU does not answer) and NotPermittedError. Listings are read from the hardware, not cached."""
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
         """Whether MIG mode is on. Raises MigUnsupportedError for a GPU without MIG."""
         ...
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
-        """Switch MIG mode; it is in effect on return, which may take seconds.
-
-        Raises GpuBusyError when a client has the GPU open, and ResetRequiredError when the GPU would have to be reset;
-        then no change stays pending.
-        """
+        """Switch MIG mode; it is in effect on return, which may take seconds. GpuBusyError when a client has the GPU
+        open, ResetRequiredError when it needs a reset; then no change stays pending."""
         ...
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
@@ -120,11 +98,8 @@ class GpuControl(ComputeModes, Protocol):
         ...
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
-        """Create a GPU instance and return its id.
-
-        Raises NoRoomError when the placement or the profile's engines are taken, MigUnsupportedError for a profile or
-        placement that the GPU does not have, and GpuBusyError when the GPU has no instance yet and a process uses it.
-        """
+        """Create a GPU instance and return its id. NoRoomError when placement or engines are taken, MigUnsupportedError
+        for an unknown profile or placement, GpuBusyError when a process keeps the first instance from being created."""
         ...
 
     def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
@@ -151,12 +126,9 @@ class HealthSource(Protocol):
     """Health of a node's GPUs. Thread-safe. One thread waits for events at a time; readings may run beside it."""
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
-        """The events since the last call, equal ones as one with a count; () when none came in ``timeout_s``, and
-        earlier when `health_look_wanted`.
-
-        Uses an event set of its own. Events of the time without a set (closed, detached, a GPU that is cut) are lost.
-        However many come, a call returns after ``timeout_s`` plus a second with at most 256 different ones. Raises
-        DriverUnavailableError while the driver cannot be used.
+        """The events since the last call, equal ones as one with a count, at most 256; () after ``timeout_s``, and
+        earlier when `health_look_wanted`. Uses its own event set; events of the time without one are lost. Raises
+        DriverUnavailableError.
         """
         ...
 
@@ -173,11 +145,8 @@ class HealthSource(Protocol):
         ...
 
     def health_readings(self) -> tuple[HealthReading, ...]:
-        """One look at every GPU of the node, also at those that do not answer, by UUID; a GPU that was seen by this
-        process and is gone from the driver is in it as unreachable until ``forget_gpu``.
-
-        Raises DriverUnavailableError when no GPU can be read (also while detached: DetachedError).
-        """
+        """Read every GPU of the node, by UUID; one that this process has seen and the driver no longer lists is
+        unreachable until ``forget_gpu``. Raises DriverUnavailableError when no GPU can be read."""
         ...
 
     def forget_gpu(self, gpu: GpuUuid) -> None:
@@ -192,11 +161,8 @@ class UsageSource(Protocol):
     """
 
     def usage(self) -> tuple[GpuUsage, ...]:
-        """One look at every GPU, in order of UUID. A GPU that does not answer is in it as unreadable.
-
-        Percentages are averages since the previous look of this object; the first look has none of processes. Raises
-        DriverUnavailableError while the driver as a whole cannot be used (also while detached: DetachedError).
-        """
+        """Read every GPU, in order of UUID; one that does not answer is unreadable. Percentages are averages since the
+        previous call, which the first one lacks for processes. Raises DriverUnavailableError."""
         ...
 
 

@@ -27,12 +27,8 @@ class Engines(Struct, frozen=True, kw_only=True):
 
 
 class CatalogProfile(Struct, frozen=True, kw_only=True):
-    """One MIG profile of a board.
-
-    ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo and ``profile_id`` the id that it returns.
-    ``starts`` are the first memory slices at which an instance may begin; it covers ``memory_slices`` of them.
-    ``compute_instance_enum`` names the compute instance profile that spans the whole GPU instance.
-    """
+    """One MIG profile of a board. ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, ``profile_id`` its
+    answer. ``compute_instance_enum`` is the compute instance profile that spans the GPU instance."""
 
     name: str
     profile_id: int

@@ -31,11 +31,8 @@ Callback = Callable[[Snapshot], None]
 
 
 class Inventory:
-    """Keeps the newest snapshot of ``backend``. All methods may be called from any thread.
-
-    Callbacks run on the inventory's thread, one after another; each sees every change once and in order. An exception
-    of a callback is logged and counted, and the others run. A callback must not block for long.
-    """
+    """Keeps the newest snapshot of ``backend``. Methods may be called from any thread. Callbacks run on the inventory's
+    thread, in order, and must not block; their exceptions are logged and counted."""
 
     def __init__(
         self,

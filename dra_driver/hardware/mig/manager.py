@@ -172,11 +172,9 @@ def _unknown_holders(_gpu: GpuUuid) -> None:
 
 
 class MigManager:
-    """Creates and destroys the partitions of all GPUs of a node. Keeps no state between calls.
-
-    The caller holds the GPU's lock (one change at a time, across processes) for every method; under it the methods may
-    be called from any thread. All raise what `GpuControl` raises, and StorageError from the notes. Waits are bounded by
-    ``within_s`` (seconds) and `CLEANUP_S`; the hardware calls themselves take up to some seconds each.
+    """Creates and destroys the partitions of all GPUs of a node. Keeps no state. The caller holds the GPU's lock,
+    across processes; under it any thread may call. All raise what `GpuControl` raises, and StorageError. Waits are
+    bounded by ``within_s`` and `CLEANUP_S`; hardware calls take some seconds each.
     """
 
     def __init__(
@@ -199,16 +197,13 @@ class MigManager:
         self._long_waits = threading.BoundedSemaphore(LONG_WAITS)
 
     def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance:
-        """Create the partition, which covers ``size`` memory slices, and return it with ``.device`` set.
+        """Create the partition of ``size`` memory slices, and return it with ``.device`` set.
 
-        An instance that already exists in its place belongs to another program: NoRoomError. A caller therefore looks
-        with `find` before it records that it is going to create the partition.
-
-        A failure removes everything that was created, MIG mode included, and raises the first error: NoRoomError
-        (memory slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (a process has the
-        GPU open; after ``within_s``, or after `SHORT_WAIT_S` while `LONG_WAITS` others wait). Its ``left_over`` is True
-        in the one case in which an instance remains: call `destroy` later. A process that dies half-way leaves a note,
-        the mode on, or an instance without a compute instance: call `destroy`.
+        An existing instance in its place belongs to another program: NoRoomError. So a caller uses `find` before it
+        records the creation. A failure removes everything that was created, MIG mode included, and raises the first
+        error: NoRoomError, MigUnsupportedError, ResetRequiredError, GpuBusyError (after ``within_s``, or `SHORT_WAIT_S`
+        while `LONG_WAITS` others wait). Call `destroy` later when its ``left_over`` is True, and after a death
+        half-way.
         """
         patient = self._long_waits.acquire(blocking=False)
         try:
@@ -225,11 +220,9 @@ class MigManager:
         return created
 
     def destroy(self, partition: PartitionId, *, within_s: float) -> None:
-        """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains.
-
-        A partition that is missing, in whole or in part, is success, also when MIG mode is off. Raises GpuBusyError
-        when a process still uses it after ``within_s``. A mode that cannot be switched off is no error: its note stays
-        for `restore_mode`.
+        """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains. A
+        missing partition is success. GpuBusyError when a process still uses it after ``within_s``. A mode that stays on
+        keeps its note.
         """
         retry = self._retry(within_s)
         instance = self.find(partition)
@@ -265,11 +258,8 @@ class MigManager:
         return True
 
     def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None:
-        """Make the GPU usable as a whole: without MIG mode, which is switched off if this driver switched it on.
-
-        Raises GpuBusyError when an administrator switched it on, when an instance remains (waiting would not help: the
-        caller holds the lock), or when the GPU is still busy after ``within_s``. Repeatable.
-        """
+        """Make the GPU usable as a whole, without MIG mode. GpuBusyError when an administrator switched it on, when an
+        instance remains (waiting would not help), or when the GPU is busy after ``within_s``. Repeatable."""
         retry = self._retry(within_s)
         if self._is_on(gpu):
             if self._notes.gpu_note(gpu, MIG_MODE) is None:

@@ -24,11 +24,8 @@ Placement = tuple[MigProfile, int]
 
 
 def placement_order(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
-    """All (profile, start) pairs of a GPU in the order to publish them in.
-
-    Deterministic and independent of the order of ``profiles``. Cached per set of profiles, because GPUs of one board
-    have the same. Thread-safe.
-    """
+    """All (profile, start) pairs of a GPU in the order to publish them in, whatever the order of ``profiles``. Cached:
+    GPUs of one board have the same."""
     return _order(tuple(profiles))
 
 

@@ -25,11 +25,8 @@ ONE_CALL_S: Final = 45.0
 
 
 class CutRefusals(Struct, frozen=True, kw_only=True):
-    """The refusals of one GPU that still count, with their times: at most ``LIMIT``, ascending.
-
-    ``partitions`` are those whose creation was refused: claims wait for them. ``withheld_since`` is None unless
-    partitions are withheld.
-    """
+    """The refusals of one GPU that still count, ascending, at most ``LIMIT``. Claims wait for ``partitions``.
+    ``withheld_since`` is None unless partitions are withheld."""
 
     counted: tuple[tuple[float, PartitionId], ...] = ()
     partitions: frozenset[PartitionId] = frozenset()

@@ -9,11 +9,8 @@ from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode, ComputeMo
 
 
 def set_with_undo(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
-    """Set the GPU's mode to ``wanted``. A GPU that has it already gets no note, so `restore` does not change it.
-
-    Idempotent. The caller holds the GPU's lock. Raises what `ComputeModes` raises, and StorageError. A process that
-    dies half-way leaves a note, from which `restore` restores the mode.
-    """
+    """Set the GPU's mode, with a note to `restore` it unless the GPU has it already. Idempotent, also after a death
+    half-way. The caller holds the GPU's lock. Raises what `ComputeModes` raises, and StorageError."""
     found = control.compute_mode(gpu)
     if found is wanted:
         return
@@ -23,11 +20,8 @@ def set_with_undo(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: 
 
 
 def restore(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, expected: ComputeMode) -> None:
-    """Set the noted mode again and clear the note; do nothing without a note.
-
-    A mode other than ``expected``, the one that this driver set, was changed since by an administrator or a reboot, and
-    stays.
-    """
+    """Set the noted mode again and clear the note. A mode other than ``expected``, the one that this driver set, was
+    changed by an administrator or a reboot, and stays."""
     noted = notes.gpu_note(gpu, COMPUTE_MODE)
     if noted is None:
         return

@@ -128,11 +128,9 @@ Users = Literal["one", "all"]
 
 
 class ControlProgram(Struct, frozen=True, kw_only=True):
-    """The program below ``root``, the driver's root as this process sees it or a function that finds it.
-
-    ``private`` gives each daemon its own mount namespace (see ``control.py``); without it, daemon and program use the
-    folders' own paths, which is enough for simulated drivers. ``users`` "all" lets clients of several users connect at
-    the same time (``-multiuser-server``).
+    """The program below the driver's ``root``, a path or a function that finds it. ``private`` gives each daemon its
+    own mount namespace; without it paths are the folders', enough for simulated drivers. ``users`` "all" is
+    ``-multiuser-server``.
     """
 
     root: str | Callable[[], str] = "/"

@@ -29,9 +29,9 @@ from dra_driver.hardware.sharing.mps_files import (
     MAX_DAEMONS,
     MAX_LIMIT_MIB,
     DaemonFolder,
+    DaemonStatus,
     MpsDaemon,
     MpsFolders,
-    Status,
 )
 
 _MIB: Final = 2**20
@@ -53,11 +53,8 @@ def group_daemon_id(claim: ClaimUid, devices: Iterable[str]) -> str:
 def group_daemon(
     claim: ClaimUid, *, gpus: Sequence[GpuUuid], partitions: Sequence[str], limits: MpsLimits
 ) -> MpsDaemon:
-    """The daemon for the whole GPUs and MIG devices (UUIDs) of a claim that have one config.
-
-    Raises InvalidParametersError, with the field's path, for a per-device key that names none of them, and for two keys
-    that name one device with different limits.
-    """
+    """The daemon for the whole GPUs and MIG devices (UUIDs) of a claim that have one config. Raises
+    InvalidParametersError, with the field's path, for an unknown per-device key and for contradicting ones."""
     devices = tuple(sorted((*gpus, *partitions)))
     return MpsDaemon(
         id=group_daemon_id(claim, devices),
@@ -134,10 +131,9 @@ class MpsDirectories(Struct, frozen=True, kw_only=True):
 
 
 class MpsClient:
-    """Requests daemons from the node's MPS host, through files below ``root``. Keeps no state between calls.
-
-    The caller holds the locks of a daemon's GPUs; under them the methods may be called from any thread. They raise
-    MpsUnavailableError, StorageError, what `ComputeModes` raises, and ValueError for an id that cannot be one.
+    """Requests daemons from the node's MPS host, through files below ``root``. Keeps no state. The caller holds the
+    locks of a daemon's GPUs. Methods raise MpsUnavailableError, StorageError, what `ComputeModes` raises, and
+    ValueError.
     """
 
     def __init__(
@@ -156,11 +152,8 @@ class MpsClient:
         self._clock = clock
 
     def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None:
-        """Request a daemon with exactly these limits, and wait until clients can connect. Idempotent.
-
-        A daemon of the same id and other limits is replaced, which ends the work of its clients. A failed call restores
-        the previous state within `UNDO_S` more seconds: a daemon that existed before still exists.
-        """
+        """Request a daemon with exactly these limits, and wait until clients can connect. Idempotent. A daemon of other
+        limits is replaced, which ends its clients' work. A failed call restores the previous state within `UNDO_S`."""
         deadline = self._clock() + within_s
         folder = self._folders.of(daemon.id)
         self._check_host(daemon, deadline)
@@ -180,11 +173,8 @@ class MpsClient:
             log.info("MPS daemon ready", extra={"daemon": daemon.id, "devices": daemon.devices})
 
     def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
-        """Stop the daemon, wait until it has ended (or no host runs it), restore compute modes, remove its folder.
-
-        ``gpus`` are added to those that the daemon's own file names. Idempotent: for an unknown id the modes of
-        ``gpus`` are restored, and the call succeeds. It can be repeated after a failure or a death of the process.
-        """
+        """Stop the daemon, wait for its end, restore the compute modes of ``gpus`` and of those in its file, remove its
+        folder. Idempotent, also for an unknown id and after a failure."""
         deadline = self._clock() + within_s
         folder = self._folders.of(daemon_id)
         known = folder.read_any()
@@ -290,7 +280,7 @@ class MpsClient:
 _ADVICE: Final = "the daemon's log is beside its pipes on the node, the host's is that of the pod dra-driver-mps-host"
 
 
-def _said(status: Status | None) -> str:
+def _said(status: DaemonStatus | None) -> str:
     if status is None:
         return "this node's dra-driver mps-host has not taken it up"
     return f"{status.state}, {status.reason}" if status.reason else status.state

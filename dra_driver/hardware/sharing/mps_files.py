@@ -47,12 +47,9 @@ _WIRE: Final = {"default_percentage": "defaultPercentage", "memory_limits": "mem
 
 
 class MpsDaemon(Struct, frozen=True, kw_only=True, rename=_WIRE):
-    """One daemon and the limits of its clients. Raises ValueError, with a sentence, for values out of bounds.
-
-    ``devices`` are the UUIDs of the GPUs or MIG devices that clients see, ascending. ``gpus`` are the whole GPUs among
-    them, whose compute mode becomes EXCLUSIVE_PROCESS; MIG devices have no compute mode. ``default_percentage`` is 0 to
-    100 percent of the multiprocessors, None for no limit. ``memory_limits`` maps device UUIDs to the MiB that one
-    client may allocate; a device without an entry has no limit.
+    """One daemon and the limits of its clients. Raises ValueError for values out of bounds. ``devices`` are the UUIDs
+    that clients see, ascending; ``gpus`` the whole GPUs among them, whose compute mode becomes EXCLUSIVE_PROCESS.
+    ``default_percentage`` is 0 to 100 of the multiprocessors, ``memory_limits`` MiB per client by device.
     """
 
     id: str
@@ -108,12 +105,9 @@ PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
 
 
-class Status(Struct, frozen=True, kw_only=True):
-    """A daemon's status, written by the MPS host.
-
-    ``generation`` is that of the description it belongs to, ``reason`` a sentence for a state other than ready,
-    ``restarts`` the number of restarts, ``shm`` the folder that daemon and clients see as ``/dev/shm``.
-    """
+class DaemonStatus(Struct, frozen=True, kw_only=True):
+    """A daemon's status, written by the MPS host. ``generation`` is that of its description, ``reason`` a sentence for
+    a state other than ready, ``shm`` the folder that daemon and clients see as ``/dev/shm``."""
 
     generation: str
     state: DaemonState
@@ -176,11 +170,11 @@ class DaemonFolder:
         with storage(f"release {self.desired}"), suppress(FileNotFoundError):
             self.desired.replace(self.released)
 
-    def read_status(self) -> Status | None:
+    def read_status(self) -> DaemonStatus | None:
         """The last status of the host; None when it is missing or unreadable."""
-        return _read(self.status, Status)
+        return _read(self.status, DaemonStatus)
 
-    def write_status(self, status: Status) -> None:
+    def write_status(self, status: DaemonStatus) -> None:
         _write(self.status, status)
 
     def clear_status(self) -> None:
@@ -247,11 +241,9 @@ def storage(doing: str) -> Iterator[None]:
 
 
 def make_own(folder: Path, mode: int, *, take: bool = False) -> None:
-    """Create the folder, or check that the existing one belongs to this user. Raises OSError.
-
-    Any user may create files in /dev/shm. Through a link or a folder of another user, that user would choose what
-    containers mount and what the MPS host removes. ``take`` makes a folder of another user this user's: for one in a
-    folder where only this user can make it, whose owner root in a container has changed.
+    """Create the folder, or check that this user owns it: any user may create folders and links in /dev/shm, and would
+    choose what containers mount and what the host removes. ``take`` takes over a folder whose owner root in a container
+    has changed. Raises OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -36,11 +36,8 @@ _stuck: set[tuple[int, str]] = set()
 def kill(
     mark: str, under: Path, *, within_s: float, sleep: Sleep = time.sleep, clock: Clock = time.monotonic
 ) -> tuple[int, ...]:
-    """Kill every process whose environment has ``mark`` with ``under`` or a path below it, and wait until they end.
-
-    Returns those that did not end within ``within_s``: they are stuck in the kernel. Needs permission to read the
-    environment of processes of other users.
-    """
+    """Kill every process whose environment has ``mark`` with ``under`` or a path below it. Returns those that did not
+    end within ``within_s``: they are stuck in the kernel. Needs permission to read environments."""
     deadline = clock() + within_s
     while left := find(mark, under):
         for pid in left:

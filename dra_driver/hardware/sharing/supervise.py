@@ -28,7 +28,7 @@ from dra_driver.hardware.driver_root.process import Clock, Running, shown
 from dra_driver.hardware.sharing import control, orphan_processes
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.memory import DaemonMemory
-from dra_driver.hardware.sharing.mps_files import DaemonFolder, DaemonState, MpsDaemon, Status
+from dra_driver.hardware.sharing.mps_files import DaemonFolder, DaemonState, DaemonStatus, MpsDaemon
 
 MAX_FILE: Final = 1024 * 1024
 KEPT: Final = 256 * 1024
@@ -53,11 +53,8 @@ def shorten_logs(folder: Path) -> None:
 
 
 def last_lines(folder: Path) -> str:
-    """The last lines of the daemon's output, else of its control log, each once; '' when both are empty.
-
-    Every restart of a daemon appends the same lines, and the text should not change with their number: Kubernetes
-    counts events with the same text as one.
-    """
+    """The last lines of the daemon's output, else of its control log, each once: every restart appends the same lines,
+    and Kubernetes counts events with the same text as one."""
     for name in (OUTPUT, "control.log"):
         with suppress(OSError):
             lines = _end(folder / name, _TAIL).decode(errors="replace").split("\n")
@@ -132,7 +129,7 @@ class Supervised:
         self._backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._restarts = 0
         self._signals: list[int] = []
-        self._written: Status | None = None
+        self._written: DaemonStatus | None = None
         self._answered = False
 
     @property
@@ -337,7 +334,7 @@ class Supervised:
         self._answered = False
 
     def _set_status(self, state: DaemonState, reason: str) -> None:
-        status = Status(
+        status = DaemonStatus(
             generation=self.daemon.generation,
             state=state,
             reason=reason,

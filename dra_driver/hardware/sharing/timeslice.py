@@ -29,11 +29,8 @@ SMI: Final = "nvidia-smi"
 
 
 class Smi:
-    """The ``nvidia-smi`` below ``driver_root``, as this process sees it. Stateless and thread-safe.
-
-    ``driver_root`` may be a function that finds it. ``environment`` is added to the program's environment, which is
-    otherwise PATH, LC_ALL and LD_PRELOAD.
-    """
+    """The ``nvidia-smi`` below ``driver_root``, a path or a function that finds it. Stateless and thread-safe.
+    ``environment`` is added to PATH, LC_ALL and LD_PRELOAD."""
 
     def __init__(
         self, driver_root: str | Callable[[], str] = "/", *, environment: Mapping[str, str] = MappingProxyType({})
@@ -54,11 +51,8 @@ class Smi:
         return found
 
     def run(self, arguments: Sequence[str], *, within_s: float) -> str:
-        """Run it and return its output. Takes at most ``within_s`` and a second; then it is killed with its children.
-
-        Raises CommandError when it is missing, cannot be started, does not end in time, or ends with a status other
-        than 0. A killed run may or may not have applied its change.
-        """
+        """Run it for at most ``within_s`` and a second, and return its output. Raises CommandError unless it ends in
+        time with status 0. A killed run may have applied its change."""
         command = f"{SMI} {' '.join(arguments)}"
         try:
             ended = process.run([self.find(), *arguments], environment=self._surroundings(), within_s=within_s)
@@ -110,11 +104,8 @@ class SmiProgram(Protocol):
 
 
 class TimeSlicer:
-    """Sets and resets time slices of whole GPUs. Keeps nothing between calls.
-
-    The caller holds the GPU's lock for each method; under it they may be called from any thread. They raise
-    CommandError, what `ComputeModes` raises, and StorageError from the notes.
-    """
+    """Sets and resets time slices of whole GPUs. Keeps no state; the caller holds the GPU's lock. Methods raise
+    CommandError, what `ComputeModes` raises, and StorageError."""
 
     def __init__(self, smi: SmiProgram, control: ComputeModes, notes: GpuNotes) -> None:
         self._smi = smi
@@ -122,11 +113,8 @@ class TimeSlicer:
         self._notes = notes
 
     def set(self, gpu: GpuUuid, interval: Interval, *, within_s: float) -> None:
-        """Set the GPU's interval; `Interval.DEFAULT` does nothing where this driver set none before.
-
-        Idempotent. A failed call restores the previous state within `UNDO_S` more seconds. If that fails too, or the
-        process dies, the note stays and `reset` restores the GPU.
-        """
+        """Set the GPU's interval; `Interval.DEFAULT` does nothing where this driver set none. Idempotent. A failed call
+        restores the previous state within `UNDO_S`, or leaves a note for `reset`."""
         if interval is Interval.DEFAULT:
             return self.reset(gpu, within_s=within_s)
         self._smi.find()  # before anything is noted or changed

@@ -5,19 +5,35 @@ units are counted once.
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.quantity import Format, Quantity
+from dra_driver.core.quantity import NANO, Format, Quantity
 from dra_driver.kube.published import MEMORY
-from dra_driver.kubectl.capacity.kinds import DeviceKind, SyntheticRequest
-from dra_driver.kubectl.capacity.shares import extra_for
-from dra_driver.kubectl.capacity.supply import UnitSupply, supply_of
-from dra_driver.kubectl.capacity.units import Unit, is_tainted
-from dra_driver.scheduler.allocation import V1_36, Allocator, Limits, PoolDevice, SchedulerFeatures, SchedulerQuirks
+from dra_driver.kubectl.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape
+from dra_driver.kubectl.capacity.units import (
+    DeviceKind,
+    Sums,
+    SyntheticRequest,
+    Unit,
+    UnitSupply,
+    consumed_by_share,
+    extra_for,
+    is_tainted,
+    supply_of,
+)
+from dra_driver.scheduler.allocation import (
+    MAX_DEVICES,
+    V1_36,
+    Allocator,
+    Limits,
+    PoolDevice,
+    SchedulerFeatures,
+    SchedulerQuirks,
+)
 
 Wire = Mapping[str, Any]
 
@@ -181,3 +197,241 @@ def offers(unit: Unit, kind: DeviceKind) -> bool:
         of == kind and not device.allocated and not is_tainted(device.wire)
         for device, of in zip(unit.offered, unit.kinds, strict=True)
     )
+
+
+# --- Adds the counts of units up, per node and in total.
+#
+# Computes the states of GPUs and the sums behind ``fits``, ``bySum`` and ``stranded`` (defined in ``report.py``).
+
+ModelKey = tuple[str, str]
+_DEVICES: Final = ""
+"""Key of the sums of kinds that consume no counters: the number of devices."""
+
+
+class _Line(Struct):
+    """One request in one place. ``most`` is how many claims the units behind ``left`` would serve when unused."""
+
+    in_use: int = 0
+    fits: int = 0
+    most: int = 0
+    capped: bool = False
+    left: Sums = field(default_factory=dict)
+    demand: Sums = field(default_factory=dict)
+
+    def by_sum(self) -> int:
+        """Claims that the sums would serve; at least ``fits`` and at most what the hardware can serve."""
+        counts = [max(0, self.left.get(stem, 0)) // need for stem, need in self.demand.items() if need > 0]
+        return max(self.fits, min([*counts, self.most]))
+
+    def add(self, other: "_Line") -> None:
+        self.in_use += other.in_use
+        self.fits += other.fits
+        self.most += other.most
+        self.capped = self.capped or other.capped
+        for stem, value in other.left.items():
+            self.left[stem] = self.left.get(stem, 0) + value
+        for stem, value in other.demand.items():
+            self.demand[stem] = min(value, self.demand.get(stem, value))
+
+
+class _Model(Struct):
+    states: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    lines: dict[SyntheticRequest, _Line] = field(default_factory=dict)
+
+
+class Aggregate:
+    """Counts of one place: a node, or the whole cluster."""
+
+    def __init__(self) -> None:
+        self._models: dict[ModelKey, _Model] = {}
+
+    def add(self, unit: Unit, counted: FitCounts, problem: str) -> None:
+        """Adds one unit; with ``problem`` it is unavailable for that reason."""
+        main_kind = unit.main_kind
+        model = self._models.setdefault((main_kind.driver, main_kind.model), _Model())
+        states = _states(unit, counted, problem)
+        for state, count in states.items():
+            model.states[state] = model.states.get(state, 0) + count
+        supply = counted.supply
+        _plus(model.memory, "total", supply.memory)
+        if "free" in states:
+            _plus(model.memory, "free", min(supply.memory_left, supply.memory * states["free"] // unit.gpu_count))
+        elif "fragmented" in states:
+            _plus(model.memory, "fragmented", supply.memory_left)
+        for request in counted.fits or (SyntheticRequest(kind=kind) for kind in dict.fromkeys(unit.kinds)):
+            line = model.lines.setdefault(request, _Line())
+            line.add(_line(unit, counted, request, usable=not problem))
+
+    def join(self, other: "Aggregate") -> None:
+        for key, theirs in other._models.items():
+            mine = self._models.setdefault(key, _Model())
+            for state, count in theirs.states.items():
+                _plus(mine.states, state, count)
+            for name, value in theirs.memory.items():
+                _plus(mine.memory, name, value)
+            for request, line in theirs.lines.items():
+                mine.lines.setdefault(request, _Line()).add(line)
+
+    def models(self, places: Iterable["Aggregate"] | None = None) -> list[ModelCapacity]:
+        """Returns the counts. With ``places`` also for claims of several GPUs, which one place has to serve."""
+        shown = [] if places is None else list(places)
+        return [
+            ModelCapacity(
+                driver=driver,
+                model=name,
+                gpus=_gpus(model.states),
+                memory_bytes=Memory(**{key: value // NANO for key, value in model.memory.items()}),
+                requests=self._requests((driver, name), shown),
+            )
+            for (driver, name), model in sorted(self._models.items())
+        ]
+
+    def stranded(self, places: Iterable["Aggregate"]) -> list[StrandedShape]:
+        """Returns the requests that fit in none of the places although the total would suffice."""
+        shown = list(places)
+        found = []
+        for key in sorted(self._models):
+            lines = self._models[key].lines
+            for request, line in _lines_of_several(key, lines, shown) + sorted(lines.items()):
+                by_sum = line.by_sum()
+                if line.fits or not by_sum:
+                    continue
+                why = _why_several(request, lines, key, shown) if request.count > 1 else _why_one(request, line)
+                found.append(StrandedShape(driver=key[0], model=key[1], request=request.label, by_sum=by_sum, why=why))
+        return found
+
+    def fits(self, key: ModelKey, request: SyntheticRequest) -> int:
+        model = self._models.get(key)
+        line = model.lines.get(request) if model else None
+        return line.fits if line else 0
+
+    def size(self, key: ModelKey) -> int:
+        """Returns the number of GPUs of a model here, in any state."""
+        model = self._models.get(key)
+        return sum(model.states.values()) if model else 0
+
+    def _requests(self, key: ModelKey, places: list["Aggregate"]) -> list[RequestCapacity]:
+        lines = self._models[key].lines
+        pairs = sorted(lines.items(), key=lambda pair: _order(pair[0])) + _lines_of_several(key, lines, places)
+        pairs.sort(key=lambda pair: _order(pair[0]))
+        return [_wire(request, line) for request, line in pairs]
+
+
+def _order(request: SyntheticRequest) -> tuple[bool, str, str, int, str]:
+    """Sort key: whole devices by count, then profiles by name, then shares."""
+    return bool(request.share), request.kind.profile, request.kind.type, request.count, request.share
+
+
+def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
+    supply, whole = counted.supply, SyntheticRequest(kind=unit.main_kind)
+    anything = any(counted.fits.values())
+    used = min(supply.allocated, unit.gpu_count)
+    rest = unit.gpu_count - used
+    free = 0
+    if unit.main_kind.profile:
+        free = rest if anything and not supply.in_parts else 0
+    else:
+        free = min(rest - supply.in_parts, counted.fits.get(whole, 0)) if rest else 0
+    rest -= free
+    states = {"used": used, problem or "free": free}
+    if rest and supply.in_parts:
+        _plus(states, "fragmented" if anything and not problem else "used", rest)
+    elif rest:
+        _plus(states, problem or ("tainted" if supply.tainted else "other"), rest)
+    return {state: count for state, count in states.items() if count}
+
+
+def _line(unit: Unit, counted: FitCounts, request: SyntheticRequest, *, usable: bool) -> _Line:
+    supply, kind = counted.supply, request.kind
+    line = _Line(in_use=supply.in_use.get(kind, 0))
+    demand = supply.demands.get(kind)
+    if request.share:
+        line.demand = consumed_by_share(supply.shared[kind], request.share, request.extra)
+    else:
+        line.demand = dict(demand) if demand else {_DEVICES: 1}
+    if not usable:
+        return line
+    line.fits = counted.fits.get(request, 0)
+    line.most = counted.empty.get(request, 0)
+    line.capped = request in counted.capped
+    if request.share:
+        line.left = dict(supply.share_left.get(kind, {}))
+    elif not demand or kind.shared:
+        line.left, line.demand = {_DEVICES: line.fits}, {_DEVICES: 1}
+    elif offers(unit, kind) and not unit.overdrawn and not counted.problem:
+        line.left = dict(supply.left)
+    else:
+        line.most = 0
+    return line
+
+
+def _lines_of_several(
+    key: ModelKey, lines: Mapping[SyntheticRequest, _Line], places: list[Aggregate]
+) -> list[tuple[SyntheticRequest, _Line]]:
+    """Returns lines for claims of 2, 4, 8, ... whole devices, up to the number in the largest place."""
+    most = min(MAX_DEVICES, max((place.size(key) for place in places), default=0))
+    counts = sorted({2**power for power in range(1, 6) if 2**power <= most} | ({most} if most > 1 else set()))
+    found = []
+    for one in [request for request in lines if not request.share and not request.kind.profile]:
+        if one.kind.shared:
+            continue
+        free = [place.fits(key, one) for place in places]
+        for count in counts:
+            fits, by_sum = sum(here // count for here in free), sum(free) // count
+            line = _Line(fits=fits, most=by_sum, left={_DEVICES: sum(free)}, demand={_DEVICES: count})
+            found.append((SyntheticRequest(kind=one.kind, count=count), line))
+    return found
+
+
+def _why_several(
+    request: SyntheticRequest, lines: Mapping[SyntheticRequest, _Line], key: ModelKey, places: list[Aggregate]
+) -> str:
+    one = SyntheticRequest(kind=request.kind)
+    most = max((place.fits(key, one) for place in places), default=0)
+    return f"{lines[one].fits} are free, but at most {most} on one node"
+
+
+def _why_one(request: SyntheticRequest, line: _Line) -> str:
+    if request.share:
+        named = {MEMORY: request.share, **dict(request.extra)}
+        free = [f"{Quantity.from_bytes(line.left.get(name, 0) // NANO)} of {name}" for name in named]
+        wanted = " and ".join(f"{amount} of {name}" for name, amount in named.items())
+        if len(named) == 1:
+            return f"{free[0]} are free, but less than {request.share} on every GPU"
+        return f"{' and '.join(free)} are free, but no GPU has {wanted}"
+    stem = "memory-slice" if "memory-slice" in line.demand else next(s for s, need in line.demand.items() if need > 0)
+    noun = "memory slices" if stem == "memory-slice" else stem
+    left, need = (Quantity.from_bytes(amount.get(stem, 0) // NANO) for amount in (line.left, line.demand))
+    return f"{left} {noun} are free in total, {need} are needed, but not together on any GPU"
+
+
+def _gpus(states: Mapping[str, int]) -> Gpus:
+    reasons = {name: count for name, count in sorted(states.items()) if name not in ("free", "used", "fragmented")}
+    return Gpus(
+        total=sum(states.values()),
+        free=states.get("free", 0),
+        used=states.get("used", 0),
+        fragmented=states.get("fragmented", 0),
+        unavailable=sum(reasons.values()),
+        reasons=reasons,
+    )
+
+
+def _wire(request: SyntheticRequest, line: _Line) -> RequestCapacity:
+    by_sum = line.by_sum()
+    return RequestCapacity(
+        request=request.label,
+        profile=request.kind.profile,
+        share=request.share,
+        count=request.count,
+        in_use=line.in_use,
+        fits=line.fits,
+        by_sum=by_sum,
+        stranded=by_sum - line.fits,
+        at_least=line.capped and line.fits >= MAX_FITS,
+    )
+
+
+def _plus(counts: dict[str, int], name: str, value: int) -> None:
+    counts[name] = counts.get(name, 0) + value

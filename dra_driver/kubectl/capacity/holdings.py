@@ -4,28 +4,85 @@ The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest gene
 ``ResourcePool.generation``). Admin access is listed and marked, but it reserves nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from msgspec import Struct, field
 
+from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
 from dra_driver.kube.devices import newest_slices, pool_of, results_of, users_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.kinds import attribute
-from dra_driver.kubectl.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, remaining_capacity, state_of
-from dra_driver.scheduler.allocation import guarded
+from dra_driver.kubectl.capacity.units import attribute
+from dra_driver.scheduler.allocation import amount, guarded, nano
+
+# --- Computes the state of published devices from allocations and from the counters that they consume.
+#
+# A GPU that is published whole, in partitions and shared is one piece of hardware: a device without an allocation may
+# still be blocked, because others have used its counters (KEP-4815). Selectors, taints and nodes are ignored here;
+# `kubectl dra explain` and `kubectl dra capacity` take them into account.
 
 Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str, str]
+Counters = dict[tuple[str, str, str, str], int]
+"""(driver, pool, counter set, counter) -> billionths."""
+
+FREE: Final = "free"
+IN_USE: Final = "in use"
+SHARED: Final = "in shares"
+BLOCKED: Final = "blocked"
+UNKNOWN: Final = ""
+
+
+def counters_left(slices: Iterable[Wire], allocated: Collection[DeviceKey]) -> Counters:
+    """Returns what allocated devices leave of every counter. ``slices`` must be those of the newest generations."""
+    every = [item["spec"] for item in slices]
+    left: Counters = {}
+    for spec in every:
+        for entry in spec.get("sharedCounters") or ():
+            for name, counter in (entry.get("counters") or {}).items():
+                left[spec["driver"], spec["pool"]["name"], entry["name"], name] = nano(counter["value"])
+    for spec in every:
+        pool = spec["driver"], spec["pool"]["name"]
+        for device in spec.get("devices") or ():
+            if (*pool, device["name"]) in allocated:
+                for key, value in _counters_of(device, *pool):
+                    left[key] = left.get(key, 0) - value
+    return left
+
+
+def state_of(device: Wire, pool: tuple[str, str], left: Counters, *, allocated: bool, in_shares: bool) -> str:
+    """Returns ``free``, ``in use``, ``in shares`` (the rest is available) or ``blocked`` (its counters are used up)."""
+    if allocated:
+        return SHARED if in_shares else IN_USE
+    return BLOCKED if any(left.get(key, 0) < value for key, value in _counters_of(device, *pool)) else FREE
+
+
+def remaining_capacity(device: Wire, consumed: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Returns what shares leave of each capacity of a device that allows several allocations."""
+    shares = list(consumed)
+    found = {}
+    for name, capacity in (device.get("capacity") or {}).items():
+        total = amount(capacity["value"]).quantity
+        gone = sum(nano(share[name]) for share in shares if name in share)
+        found[name] = str(Quantity(max(0, total.nano - gone), total.format))
+    return found
+
+
+def _counters_of(device: Wire, driver: str, pool: str) -> Iterable[tuple[tuple[str, str, str, str], int]]:
+    for entry in device.get("consumesCounters") or ():
+        for name, counter in (entry.get("counters") or {}).items():
+            yield (driver, pool, entry["counterSet"], name), nano(counter["value"])
+
+
 ALLOCATED: Final = "allocated"
 PENDING: Final = "pending"
 DELETING: Final = "deleting"
 
 
-class Holder(Struct, frozen=True, kw_only=True):
+class Holder(Struct, frozen=True, kw_only=True, rename="camel"):
     """A claim that has a device or a share of it.
 
     ``pods`` are the pods for which it is reserved (other users as ``resource/name``); ``consumed`` is what a share
@@ -40,7 +97,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     consumed: Mapping[str, str]
 
 
-class DeviceRow(Struct, frozen=True, kw_only=True):
+class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``node`` is "" when the device is not bound to a node.
 
     ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
@@ -67,7 +124,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     left: Mapping[str, str] = field(default_factory=dict)
 
 
-class ClaimDevice(Struct, frozen=True, kw_only=True):
+class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
     """A device of a claim, and the request that it serves. ``consumed`` is what a share consumes."""
 
     request: str
@@ -79,7 +136,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True):
     admin_access: bool = False
 
 
-class ClaimRow(Struct, frozen=True, kw_only=True):
+class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` describe its requests.
 
     ``age_s`` is None when the creation time is unknown.
@@ -198,7 +255,6 @@ def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
 
 
 def _places(state: ClusterState) -> dict[DeviceKey, str]:
-    """Returns the node of every published device that is bound to a node."""
     found = {}
     for item in newest_slices(state.slices):
         spec = item["spec"]

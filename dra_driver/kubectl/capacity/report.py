@@ -20,12 +20,12 @@ The fields are the schema of the output: new ones may be added, but none is rena
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 
 SCHEMA_VERSION: Final = 1
 
 
-class Gpus(Struct, frozen=True, kw_only=True):
+class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
     """GPUs (or other whole devices) of a model; ``total`` is the sum of the others."""
 
     total: int = 0
@@ -36,7 +36,7 @@ class Gpus(Struct, frozen=True, kw_only=True):
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
     """Bytes: of all GPUs, of free ones, and the rest of fragmented ones. 0 if devices do not publish their memory."""
 
     total: int = 0
@@ -44,7 +44,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     fragmented: int = 0
 
 
-class RequestCapacity(Struct, frozen=True, kw_only=True):
+class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
     """One request. ``in_use`` counts allocated devices of its kind; with ``at_least``, ``fits`` is a lower bound."""
 
     request: str
@@ -58,7 +58,7 @@ class RequestCapacity(Struct, frozen=True, kw_only=True):
     at_least: bool = False
 
 
-class ModelCapacity(Struct, frozen=True, kw_only=True):
+class ModelCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
     """One model of one driver, on one node or in total."""
 
     driver: str
@@ -68,7 +68,7 @@ class ModelCapacity(Struct, frozen=True, kw_only=True):
     requests: Sequence[RequestCapacity] = ()
 
 
-class NodeCapacity(Struct, frozen=True, kw_only=True):
+class NodeCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
     """One node; ``node`` is "" for devices that several nodes reach. ``problem`` is why it takes no ordinary pods."""
 
     node: str
@@ -76,7 +76,7 @@ class NodeCapacity(Struct, frozen=True, kw_only=True):
     models: Sequence[ModelCapacity]
 
 
-class StrandedShape(Struct, frozen=True, kw_only=True):
+class StrandedShape(Struct, frozen=True, kw_only=True, rename="camel"):
     """A request that fits nowhere although the total would suffice."""
 
     driver: str
@@ -86,7 +86,7 @@ class StrandedShape(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class CapacityReport(Struct, frozen=True, kw_only=True):
+class CapacityReport(Struct, frozen=True, kw_only=True, rename="camel"):
     """The whole report. ``notes`` say what could not be counted, ``gaps`` what could not be read."""
 
     source: str = ""
@@ -99,16 +99,5 @@ class CapacityReport(Struct, frozen=True, kw_only=True):
 
 
 def to_wire(value: Any, kind: str = "") -> Any:
-    """Converts to JSON values with names in camelCase; with ``kind`` to a document with a schema version."""
-    if kind:
-        return {"schemaVersion": SCHEMA_VERSION, "kind": kind, **to_wire(value)}
-    if isinstance(value, Struct):
-        return {_camel(name): to_wire(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
-        return {str(name): to_wire(item) for name, item in value.items()}
-    return [to_wire(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+    """JSON values with names in camelCase; with ``kind`` a document with a schema version."""
+    return {"schemaVersion": SCHEMA_VERSION, "kind": kind, **to_builtins(value)} if kind else to_builtins(value)

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from dra_driver.core.errors import DraError
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.aggregate import Aggregate
-from dra_driver.kubectl.capacity.fit_count import FitCounter, Options
+from dra_driver.kubectl.capacity.fit_count import Aggregate, FitCounter, Options
 from dra_driver.kubectl.capacity.report import CapacityReport, NodeCapacity
 from dra_driver.kubectl.capacity.units import Unit, units_of, units_of_devices
 from dra_driver.scheduler.allocation import NO_USE, Allocator, Limits, Pool, PoolKey, PoolSlice, guarded, pool_uses

@@ -14,7 +14,7 @@ from dra_driver.kube.devices import generation_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.holdings import DeviceRow, Wire, devices_of
-from dra_driver.kubectl.capacity.kinds import attribute
+from dra_driver.kubectl.capacity.units import attribute
 
 FREE: Final = "free"
 IN_USE: Final = "in use"
@@ -23,7 +23,7 @@ UNKNOWN: Final = ""
 _PARTITION: Final = "-mig-"
 
 
-class TopologyRow(Struct, frozen=True, kw_only=True):
+class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
     ``island`` is the name of its NVLink island, ``linked`` the devices of that island on the node, itself included.

@@ -4,17 +4,91 @@ Devices belong to one unit when they consume the same counter set or have the UU
 of one unit does not affect other units, so units are counted separately, and equal units only once.
 """
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.kube.published import names
-from dra_driver.kubectl.capacity.kinds import DeviceKind, gpu_uuid_of, kind_of
-from dra_driver.scheduler.allocation import Pool, PoolDevice, nano, untolerated
+from dra_driver.core.quantity import NANO
+from dra_driver.kube.devices import attribute_of
+from dra_driver.kube.published import MEMORY, names
+from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
+
+# --- Kinds of devices that claims can request: whole devices of a model, MIG profiles, shares.
+#
+# Devices are classified by the attributes that NVIDIA's driver and this one publish (``type``, ``productName``,
+# ``profile``, ``uuid``, ``parentUUID``). Devices of other drivers are classified by those of them that they have.
 
 Wire = Mapping[str, Any]
+
+
+class DeviceKind(NamedTuple):
+    """Devices that serve the same claims. ``profile`` is "" for whole devices; ``shared`` allows several allocations.
+
+    It is a tuple, because kinds are compared once for every device of a cluster.
+    """
+
+    driver: str
+    model: str
+    type: str
+    profile: str
+    shared: bool = False
+
+
+class SyntheticRequest(NamedTuple):
+    """A request that is tried: ``count`` devices of a kind, or a share.
+
+    A share requests ``share`` of the memory and ``extra`` of other capacities (pairs of name and amount).
+    """
+
+    kind: DeviceKind
+    count: int = 1  # type: ignore[assignment]  # hides tuple.count, which is not used
+    share: str = ""
+    extra: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Returns ``2 GPUs``, ``3g.40gb`` or ``share of 10Gi, 12 computePercent``.
+
+        ``1 shared GPU`` is a claim that names no amounts, on a GPU published for shares.
+        """
+        if self.share:
+            return ", ".join([f"share of {self.share}", *(f"{amount} {name}" for name, amount in self.extra)])
+        noun = "GPU" if self.kind.type == "gpu" else self.kind.type or "device"
+        name = self.kind.profile or (noun if self.count == 1 else f"{noun}s" if noun == "GPU" else noun)
+        if self.kind.shared:
+            name = f"shared {name}"
+        return name if self.kind.profile and self.count == 1 else f"{self.count} {name}"
+
+
+def attribute(device: Wire, driver: str, name: str) -> str:
+    """Returns an attribute as text, with or without domain in its name; "" if it is missing."""
+    return str(next(iter(attribute_of(device.get("attributes"), driver, name).values()), ""))
+
+
+def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
+    """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
+    found = attribute(device, driver, names.TYPE)
+    return _kind(
+        driver,
+        attribute(device, driver, names.PRODUCT_NAME) or found or "device",
+        found,
+        attribute(device, driver, names.PROFILE),
+        shares and bool(device.get("allowMultipleAllocations")),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> DeviceKind:
+    """Returns the same object for equal kinds, which makes comparisons fast."""
+    return DeviceKind(driver=driver, model=model, type=found, profile=profile, shared=shared)
+
+
+def gpu_uuid_of(device: Wire, driver: str) -> str:
+    return attribute(device, driver, names.PARENT_UUID) or attribute(device, driver, names.UUID)
 
 
 class Unit(Struct, kw_only=True, eq=False):
@@ -46,16 +120,13 @@ class Unit(Struct, kw_only=True, eq=False):
         return next((kind for kind in self.kinds if not kind.profile), self.kinds[0])
 
     def is_local(self) -> bool:
-        """Whether all devices belong to one node."""
         return all(device.placement.get("nodeName") for device in self.offered)
 
     def without_allocations(self) -> "Unit":
-        """Returns the unit without any allocations."""
         offered = [replace(device, allocated=False, shared=False, consumed=None) for device in self.offered]
         return Unit(driver=self.driver, offered=offered, sets=self.sets, kinds=self.kinds)
 
     def has_allocations(self) -> bool:
-        """Whether devices of the unit, or counters that it needs, are allocated."""
         return bool(self.elsewhere) or self.overdrawn or any(one.allocated or one.shared for one in self.offered)
 
     def signature(self) -> Hashable:
@@ -89,7 +160,6 @@ def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
 
 
 def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
-    """Returns the units of devices whose pool cannot be used."""
     return _grouped(driver, devices, shares=shares)
 
 
@@ -105,7 +175,7 @@ def _grouped(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> lis
             mine.append(place)
         marks.append(mine[0])
         for mark in mine:
-            _join(leaders, mine[0], mark)
+            _join_marks(leaders, mine[0], mark)
     units: dict[Hashable, Unit] = {}
     for device, mark in zip(devices, marks, strict=True):
         unit = units.setdefault(_leader(leaders, mark), Unit(driver=driver))
@@ -121,7 +191,7 @@ def _leader(leaders: dict[Hashable, Hashable], mark: Hashable) -> Hashable:
     return mark
 
 
-def _join(leaders: dict[Hashable, Hashable], one: Hashable, other: Hashable) -> None:
+def _join_marks(leaders: dict[Hashable, Hashable], one: Hashable, other: Hashable) -> None:
     leaders[_leader(leaders, other)] = _leader(leaders, one)
 
 
@@ -164,3 +234,169 @@ def memory_nano(device: Wire) -> int:
     """Returns the device's memory in billionths of a byte; 0 when it is not published."""
     found = (device.get("capacity") or {}).get(names.MEMORY)
     return nano(found["value"]) if found else 0
+
+
+# --- What a share of a device requests besides memory, what it consumes, and what is left for others.
+#
+# A share of a tenth of the memory also requests a tenth of each capacity that a claim would otherwise take all of.
+
+Extra = tuple[tuple[str, str], ...]
+"""Capacities besides memory, with their amounts."""
+
+
+def extra_for(device: Wire, share: str) -> Extra:
+    """Returns the part of each other capacity that corresponds to the memory: whole units, rounded down, at least min.
+
+    Only capacities whose default is all of them are included; for others the policy has set the default of a share.
+    Empty when the device does not publish its memory.
+    """
+    capacities: Mapping[str, Wire] = device.get("capacity") or {}
+    total = nano((capacities.get(MEMORY) or {}).get("value", "0"))
+    if total <= 0:
+        return ()
+    found = []
+    for name, capacity in capacities.items():
+        policy = capacity.get("requestPolicy") or {}
+        least = (policy.get("validRange") or {}).get("min")
+        value = nano(capacity["value"])
+        if name == MEMORY or least is None or policy.get("default") is None or nano(policy["default"]) != value:
+            continue
+        part = min(value, value * nano(share) // total)
+        found.append((name, str(max(part // NANO, -(-nano(least) // NANO)))))
+    return tuple(found)
+
+
+def consumed_by_share(device: Wire, share: str, extra: Extra) -> dict[str, int]:
+    """Returns the billionths of each capacity that such a share consumes. Raises ValueError on invalid quantities."""
+    requests = {MEMORY: share, **dict(extra)}
+    found = consumption(requests, device.get("capacity") or {})
+    return {name: amount.nano for name, amount in found.items()}
+
+
+def left_by_shares(device: PoolDevice) -> dict[str, int]:
+    """Returns the billionths of each capacity that no share consumes."""
+    capacities: Mapping[str, Wire] = device.wire.get("capacity") or {}
+    consumed = device.consumed or {}
+    return {name: max(0, nano(item["value"]) - consumed.get(name, 0)) for name, item in capacities.items()}
+
+
+# --- Sums up what is left of a unit: counters, memory and devices, regardless of their position.
+#
+# Numbered counters such as ``memory-slice-0`` to ``memory-slice-7`` are added up under their stem ``memory-slice``.
+
+Sums = dict[str, int]
+"""Stem of counters -> billionths."""
+
+_NUMBER: Final = re.compile(r"-?\d+\Z")
+
+
+class UnitSupply(Struct, frozen=True, kw_only=True):
+    """Sums of one unit, in billionths (memory in billionths of a byte).
+
+    ``demands`` is the minimum that a device of each kind consumes of the counters; kinds without counters have none.
+    ``share_left`` is what shares have not consumed, by capacity; ``shared`` has one device of each shared kind.
+    """
+
+    left: Mapping[str, int]
+    demands: Mapping[DeviceKind, Sums]
+    share_left: Mapping[DeviceKind, Sums]
+    shared: Mapping[DeviceKind, Wire]
+    memory: int
+    memory_left: int
+    allocated: int
+    in_parts: bool
+    tainted: bool
+    in_use: Mapping[DeviceKind, int]
+
+
+def supply_of(unit: Unit) -> UnitSupply:
+    """Returns the sums of a unit. Raises ValueError on invalid quantities."""
+    pairs = list(zip(unit.offered, unit.kinds, strict=True))
+    left, total = _counters(unit)
+    demands: dict[DeviceKind, Sums] = {}
+    in_use: dict[DeviceKind, int] = {}
+    for device, kind in pairs:
+        if device.wire.get("consumesCounters"):
+            wanted = _sums(device)
+            known = demands.setdefault(kind, wanted)
+            demands[kind] = {stem: min(value, known.get(stem, 0)) for stem, value in wanted.items()}
+        if device.allocated or device.shared:
+            in_use[kind] = in_use.get(kind, 0) + 1
+    memory, memory_left = _memory(unit, left, total)
+    return UnitSupply(
+        left=left,
+        demands=demands,
+        share_left=_share_left(unit, left),
+        shared={kind: device.wire for device, kind in pairs if kind.shared},
+        memory=memory,
+        memory_left=max(0, memory_left),
+        allocated=sum(device.allocated and not kind.profile for device, kind in pairs),
+        in_parts=any(device.shared or (device.allocated and kind.profile) for device, kind in pairs)
+        or bool(unit.elsewhere),
+        tainted=any(is_tainted(device.wire) for device, _ in pairs),
+        in_use=in_use,
+    )
+
+
+def stem_of(counter: str) -> str:
+    """Returns ``memory-slice`` for ``memory-slice-3``."""
+    return _NUMBER.sub("", counter) or counter
+
+
+def _counters(unit: Unit) -> tuple[Sums, Sums]:
+    total: Sums = {}
+    for entry in unit.sets:
+        _add_counters(total, entry.get("counters") or {}, 1)
+    left = dict(total)
+    for device in (*unit.offered, *unit.elsewhere):
+        if device.allocated or device.shared:
+            for stem, value in _sums(device).items():
+                left[stem] = left.get(stem, 0) - value
+    return left, total
+
+
+def _sums(device: PoolDevice) -> Sums:
+    found: Sums = {}
+    for entry in device.wire.get("consumesCounters") or ():
+        _add_counters(found, entry.get("counters") or {}, 1)
+    return found
+
+
+def _add_counters(sums: Sums, counters: Mapping[str, Wire], sign: int) -> None:
+    for name, counter in counters.items():
+        stem = stem_of(name)
+        sums[stem] = sums.get(stem, 0) + sign * nano(counter["value"])
+
+
+def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
+    """Returns the unit's memory and what is left of it."""
+    # A device in shares has consumed its counters completely; what its shares leave is available to other shares.
+    for_shares = sum(left_by_shares(device).get(MEMORY, 0) for device in unit.offered if device.shared)
+    if MEMORY in total:
+        return total[MEMORY], left[MEMORY] + for_shares
+    if unit.sets:  # placements overlap, and no counter says how much memory they leave
+        largest = max(memory_nano(device.wire) for device in unit.offered)
+        return largest, for_shares if any(device.allocated or device.shared for device in unit.offered) else largest
+    of_whole = not unit.main_kind.profile
+    devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
+    whole = sum(memory_nano(device.wire) for device in devices)
+    return whole, sum(memory_nano(device.wire) - _consumed_memory(device) for device in devices if not device.allocated)
+
+
+def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
+    found: dict[DeviceKind, Sums] = {}
+    for device, kind in zip(unit.offered, unit.kinds, strict=True):
+        if not kind.shared or device.allocated or is_tainted(device.wire):
+            continue
+        mine = left_by_shares(device)
+        if device.wire.get("consumesCounters") and not device.shared and MEMORY in mine:
+            # The first share consumes the counters like a whole device, so the memory of MIG devices is not available.
+            mine[MEMORY] = max(0, min(mine[MEMORY], left.get(MEMORY, mine[MEMORY])))
+        sums = found.setdefault(kind, {})
+        for name, value in mine.items():
+            sums[name] = sums.get(name, 0) + value
+    return found
+
+
+def _consumed_memory(device: PoolDevice) -> int:
+    return (device.consumed or {}).get(MEMORY, 0)

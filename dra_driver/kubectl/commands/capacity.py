@@ -12,8 +12,9 @@ from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable
-from dra_driver.kubectl.commands.progress import Progress
-from dra_driver.kubectl.commands.source import add_source, state_of, wants_colour
+from dra_driver.kubectl.capacity import Options, survey, to_wire
+from dra_driver.kubectl.commands.source import Progress, add_source, state_of, wants_colour
+from dra_driver.kubectl.explain import scheduler_for, with_defaults
 
 DESCRIPTION: Final = """\
 Count free, used, fragmented and stranded GPUs, and how many more claims for each model, MIG profile and share fit now
@@ -33,11 +34,7 @@ _GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FRE
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "capacity",
-        help="count free devices and the claims that would still fit",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "capacity", help="count free devices and the claims that would still fit", description=DESCRIPTION
     )
     parser.add_argument("--node", metavar="NAME", help="only this node")
     parser.add_argument("--by-node", action="store_true", help="one line per node; equal nodes share a line")
@@ -60,15 +57,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import Options, survey, to_wire
-    from dra_driver.kubectl.explain import gates_of, scheduler_of, with_defaults
-
     shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
-    gates = gates_of(args.feature_gates)
     state = with_defaults(state_of(args, only=_FIELDS))
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
         raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
-    scheduler = scheduler_of(state.server_version, gates, state.slices)
+    scheduler = scheduler_for(state, args.feature_gates)
     options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
     with Progress("counting what would fit"):
         report = survey(state, options, driver=args.driver, node=args.node or "")

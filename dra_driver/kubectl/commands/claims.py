@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import listed
+from dra_driver.kubectl.capacity import claims_of, to_wire
 from dra_driver.kubectl.commands.devices import consumed_text
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
@@ -22,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
         help="list claims, their devices and their pods",
         description="List ResourceClaims of all namespaces with their requests, node, devices and pods. "
         "`kubectl dra explain claim/NAME` explains why a claim is pending.",
-        allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
     parser.add_argument("--pending", action="store_true", help="only claims that are not allocated yet")
@@ -31,8 +31,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import claims_of, to_wire
-
     state = state_of(args, only=_FIELDS)
     found = claims_of(state, datetime.now(UTC), node=args.node, namespace=args.namespace or "")
     if args.pending:
@@ -51,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(claim: Any) -> Sequence[str]:
-    """Returns the columns of one `ClaimRow`."""
     devices = [_device(device) for device in claim.devices]
     return (
         claim.namespace,

@@ -2,15 +2,13 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import KubernetesApiError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
-
-if TYPE_CHECKING:
-    from dra_driver.kube.published.device_classes import ClassPlan
+from dra_driver.kube import paths
+from dra_driver.kube.published.device_classes import ClassPlan, offers, plan, users
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
 
 DESCRIPTION: Final = """\
 Keep one DeviceClass for each MIG profile and each way of sharing that nodes publish, so that claims name a class in
@@ -28,11 +26,7 @@ _CLASSES: Final = "/apis/resource.k8s.io/v1/deviceclasses"
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "classes",
-        help="keep DeviceClasses for MIG profiles and shared GPUs",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "classes", help="keep DeviceClasses for MIG profiles and shared GPUs", description=DESCRIPTION
     )
     parser.add_argument("action", choices=("list", "apply", "prune"))
     parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
@@ -42,9 +36,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints what there is or what was done, and returns 1 if something was left undone."""
-    from dra_driver.kube import paths
-    from dra_driver.kube.published.device_classes import offers, plan
-
     rest = client(kubeconfig_of(args))
     offered = offers(
         rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={args.driver}"})["items"], args.driver
@@ -58,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _apply(rest: Any, plans: "Sequence[ClassPlan]", dry_run: bool) -> int:
+def _apply(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
     undone = 0
     for each in plans:
         if each.state not in {"missing", "changed"}:
@@ -82,7 +73,7 @@ def _apply(rest: Any, plans: "Sequence[ClassPlan]", dry_run: bool) -> int:
     return 1 if undone else 0
 
 
-def _write(rest: Any, each: "ClassPlan", dry_run: bool) -> Any:
+def _write(rest: Any, each: ClassPlan, dry_run: bool) -> Any:
     """The object as the API server stores it."""
     if each.present is None:
         return rest.create(_CLASSES, each.wanted, dry_run=dry_run)
@@ -90,10 +81,7 @@ def _write(rest: Any, each: "ClassPlan", dry_run: bool) -> Any:
     return rest.update(f"{_CLASSES}/{each.name}", body, dry_run=dry_run)
 
 
-def _prune(rest: Any, plans: "Sequence[ClassPlan]", dry_run: bool) -> int:
-    from dra_driver.kube import paths
-    from dra_driver.kube.published.device_classes import users
-
+def _prune(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
     undone = 0
     unused = [each for each in plans if each.state == "unused"]
     claims = rest.list(paths.resource_claims())["items"] if unused else []

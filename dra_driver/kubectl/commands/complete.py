@@ -6,6 +6,7 @@ Source: kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, co
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -14,7 +15,38 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from dra_driver.core.command_line.main import parser_of
+from dra_driver.core.telemetry import logs
+from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.kubeconfig import Kubeconfig
+from dra_driver.kube.rest import RestClient, Timeouts, pages
 from dra_driver.kubectl.commands.kubectl import ABOUT, SUBCOMMANDS
+from dra_driver.kubectl.commands.source import SERVICE_ACCOUNT_DIR
+
+# A prompt waits no longer than this; the API server returns the first names of a larger collection.
+_TIMEOUTS: Final = Timeouts(connect_s=1.0, read_s=2.0, total_s=2.5)
+MOST: Final = 500
+
+
+def names_in_cluster(kind: str, namespace: str, kubeconfig: str, context: str = "") -> list[str]:
+    """Names of the nodes, namespaces, pods, claims or contexts, at most `MOST`; what is "" is chosen as kubectl does.
+
+    Raises DraError.
+    """
+    logs.configure("text", "error")
+    chosen = Kubeconfig(path=kubeconfig or None, context=context or None)
+    if kind == "context":
+        return chosen.names(os.environ)
+    rest = RestClient(Connection.load(chosen.path, context=chosen.context), timeouts=_TIMEOUTS)
+    namespace = namespace or chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
+    page = next(pages(rest.get, _path(kind, namespace), limit=MOST))
+    return [str(item["metadata"]["name"]) for item in page["items"]]
+
+
+def _path(kind: str, namespace: str) -> str:
+    every = {"node": paths.nodes(), "namespace": paths.namespaces(), "pod": paths.pods(namespace)}
+    return every.get(kind) or paths.resource_claims(namespace)
+
 
 NO_FILES: Final = 4
 NO_SPACE_NO_FILES: Final = 6
@@ -39,7 +71,6 @@ class AskedCluster(Struct, frozen=True, kw_only=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the candidates. Whatever goes wrong gives none: a shell must not show a traceback at a prompt."""
-    from dra_driver.kubectl.commands.complete_names import names_in_cluster
 
     words = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
@@ -115,7 +146,6 @@ def _options(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, st
 
 
 def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
-    """Values of an option or a positional argument."""
     if isinstance(action, argparse._SubParsersAction):
         about = {each.dest: each.help or "" for each in action._choices_actions}
         return _beginning(prefix, ((name, about.get(name, "")) for name in action.choices)), NO_FILES

@@ -32,11 +32,7 @@ DEFAULT_CDI_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "conformance",
-        help="test a DRA driver as a kubelet uses it",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "conformance", help="test a DRA driver as a kubelet uses it", description=DESCRIPTION
     )
     where = parser.add_argument_group("the driver")
     where.add_argument("--registrar-dir", type=Path, metavar="DIR", help="folder of its registration socket")
@@ -74,7 +70,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the checks and returns the exit status. Raises ConfigurationError and KubernetesApiError."""
     from dra_driver.conformance import report, suite
     from dra_driver.core.finding import exit_status
     from dra_driver.core.telemetry import logs

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import listed
+from dra_driver.kubectl.capacity import devices_of, to_wire
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
+from dra_driver.kubectl.explain import with_defaults
 
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
@@ -23,7 +25,6 @@ def add_parser(subparsers: Any) -> None:
         help="list published devices and the claims that use them",
         description="List the devices that drivers have published as ResourceSlices, the claims that use them, and "
         "the pods for which those claims are reserved.",
-        allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
@@ -35,9 +36,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import devices_of, to_wire
-    from dra_driver.kubectl.explain import with_defaults
-
     state = with_defaults(state_of(args, only=_FIELDS))
     namespace = args.namespace or ""
     found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
@@ -80,7 +78,6 @@ def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
 
 
 def row(device: Any) -> Sequence[str]:
-    """Returns the columns of one `DeviceRow`."""
     if device.holders is None:
         claims, pods = [UNKNOWN], [UNKNOWN]
     else:

@@ -8,14 +8,19 @@ import argparse
 import json
 import sys
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of, namespace_of
-from dra_driver.kubectl.commands.on_node import add_on_node_flags, check_on_node, report_of_node
-from dra_driver.kubectl.commands.source import wants_colour
+from dra_driver.core.signals import interrupt_once
+from dra_driver.core.text import printable
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, wants_colour
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.doctor.cluster import DoctorScope
+    from dra_driver.diagnose.doctor.on_node import PodListApi
+    from dra_driver.diagnose.doctor.report import DoctorReport
 
 DESCRIPTION: Final = """\
 Say which layer between a GPU and a container is broken first: what was seen, what was expected and what to do. Reads
@@ -44,12 +49,7 @@ _ONE_QUESTION_S: Final = 15.0
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "doctor",
-        help="say which layer between GPUs and containers is broken",
-        description=DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "doctor", help="say which layer between GPUs and containers is broken", description=DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument("target", nargs="?", metavar="node/NAME | pod/NAME | claim/NAME", help="default: the cluster")
     parser.add_argument(
@@ -164,13 +164,11 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
     """What `explain` says of the pod or claim; None where the facts do not have it."""
     from dra_driver.core.finding import Finding, Layer, Status
     from dra_driver.kubectl.explain import (
-        Answer,
         claim_subject,
         explain,
-        gates_of,
         pod_subject,
         render,
-        scheduler_of,
+        scheduler_for,
         to_wire,
     )
 
@@ -179,11 +177,11 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
     state = facts.state()
     try:
         subject = (pod_subject if scope.kind == "pod" else claim_subject)(state, scope.namespace, scope.name)
-        answer = explain(state, subject, scheduler=scheduler_of(state.server_version, gates_of(""), state.slices))
+        answer = explain(state, subject, scheduler=scheduler_for(state))
     except DraError as error:
         print(f"kubectl dra doctor: explain: {error}", file=sys.stderr)
         return None
-    good = answer.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
+    good = answer.verdict.answer.is_good
     finding = Finding(
         check="explain",
         layer=Layer.WORKLOAD,
@@ -194,3 +192,71 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
         fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
     )
     return _Explained(finding, render(answer), to_wire(answer))
+
+
+def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags. The driver's namespace is a flag of the command itself."""
+    group = parser.add_argument_group(
+        "on the node itself",
+        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, the "
+        "host's folders read-only, and the container runtime's socket. Needs the rights to get daemonsets.apps, and to "
+        "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
+    )
+    group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
+    add_pod_flags(group)
+    group.add_argument(
+        "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
+    )
+
+
+def add_pod_flags(parser: argparse._ActionsContainer) -> None:
+    """How the pod is made, and whether it stays."""
+    parser.add_argument(
+        "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
+    )
+    parser.add_argument("--keep", action="store_true", help="do not delete the pod")
+
+
+def check_on_node(args: argparse.Namespace, scope: "DoctorScope") -> None:
+    """Raises ConfigurationError where there is no node to look at."""
+    if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
+        raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
+
+
+def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorReport":
+    """What the node of the scope says of itself; with an unknown finding where it cannot be asked.
+
+    Raises ConfigurationError where node, pod or DaemonSet do not exist.
+    """
+    from dra_driver.diagnose.doctor.on_node import unanswered
+    from dra_driver.kubectl.commands.source import client
+
+    api = client(kubeconfig_of(args))
+    interrupt_once()
+    try:
+        return _visited(args, scope, api)
+    except ConfigurationError:
+        raise
+    except DraError as error:
+        return unanswered(f"{scope.kind}/{scope.name}", str(error))
+
+
+def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") -> "DoctorReport":
+    from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
+    from dra_driver.kube.pod_run import PodPlace
+
+    is_pod = scope.kind == "pod"
+    place = PodPlace(
+        command="kubectl dra doctor --on-node",
+        node=node_of_pod(api, scope.namespace, scope.name) if is_pod else scope.name,
+        namespace=args.driver_namespace,
+        daemon_set=args.daemonset,
+        keep=args.keep,
+        namespace_flag="--driver-namespace",
+    )
+    pods = (f"{scope.namespace}/{scope.name}",) if is_pod else ()
+    return visit_node(api, place, _say, pods=pods, cri_socket=args.cri_socket)
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)

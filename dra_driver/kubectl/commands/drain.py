@@ -4,15 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.drain import DrainReport
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, wait_at_most
 
 DESCRIPTION: Final = """\
 Free a node's GPUs, or some of them, for a driver upgrade, a reset or a reboot:
@@ -32,13 +29,7 @@ _LONGEST_S: Final = 7 * 86_400.0
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "drain",
-        help="free a node's GPUs for maintenance",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("drain", help="free a node's GPUs for maintenance", description=DESCRIPTION)
     add_target(parser, "drain this GPU alone, by UUID or by name such as gpu-3; repeatable (default: all)")
     parser.add_argument("--evict", action="store_true", help="evict the pods that have these GPUs")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods that no controller creates again")
@@ -50,7 +41,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
-    """Adds the flags that drain and undrain have in common."""
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
     parser.add_argument(
@@ -62,8 +52,6 @@ def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, wait_at_most
-
     if args.force and not args.evict:
         raise ConfigurationError("--force: only with --evict")
     options = DrainOptions(
@@ -89,10 +77,8 @@ def say_for(args: argparse.Namespace) -> Callable[[str], None]:
     return say
 
 
-def finish(args: argparse.Namespace, report: "DrainReport", work: Callable[[], None]) -> int:
+def finish(args: argparse.Namespace, report: DrainReport, work: Callable[[], None]) -> int:
     """Runs ``work`` and shows what it came to, also when it fails or is interrupted. Raises ConfigurationError."""
-    from dra_driver.kubectl.drain import state_left, to_wire
-
     status = 0
     try:
         work()

@@ -11,9 +11,31 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import namespace_of
-from dra_driver.kubectl.commands.progress import Progress
-from dra_driver.kubectl.commands.source import add_source, files_in, split_target, state_of, text_of, wants_colour
+from dra_driver.core.finding import coloured
+from dra_driver.kube.state import with_objects
+from dra_driver.kube.state_file import flat, objects_of, read_documents
+from dra_driver.kubectl.commands.source import (
+    Progress,
+    add_source,
+    files_in,
+    namespace_of,
+    split_target,
+    state_of,
+    text_of,
+    wants_colour,
+)
+from dra_driver.kubectl.explain import (
+    Answer,
+    claim_subject,
+    explain,
+    explain_pods,
+    pod_subject,
+    pods_in,
+    render,
+    scheduler_for,
+    subject_of_claim,
+    to_wire,
+)
 
 DESCRIPTION: Final = """\
 Explain why a pod or a claim has no devices, with the scheduler's own rules: the verdict first, then for each request
@@ -25,17 +47,10 @@ why devices were rejected, and the nearest miss. Uses the cluster of the kubecon
   kubectl dra explain pod/train --cluster-state cluster.json
 """
 _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
-_COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "explain",
-        help="explain why a pod or claim has no devices",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("explain", help="explain why a pod or claim has no devices", description=DESCRIPTION)
     parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="what to explain")
     parser.add_argument(
         "-f",
@@ -64,28 +79,19 @@ def run(args: argparse.Namespace) -> int:
         _print_text(reports)
     else:
         _print_data(reports, args.output)
-    from dra_driver.kubectl.explain import Answer
-
-    good = (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
-    return 0 if all(report.verdict.answer in good for report in reports) else 1
+    return 0 if all(report.verdict.answer.is_good for report in reports) else 1
 
 
 def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
-    from dra_driver.kubectl.explain import claim_subject, explain, pod_subject
-
     kind, name = split_target(args.target)
     namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)
     subject = (pod_subject if kind == "pod" else claim_subject)(state, namespace, name)
-    return explain(state, subject, node=args.node, scheduler=_scheduler(args, state))
+    return explain(state, subject, node=args.node, scheduler=scheduler_for(state, args.feature_gates))
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
-    from dra_driver.kube.state import with_objects
-    from dra_driver.kube.state_file import flat, objects_of, read_documents
-    from dra_driver.kubectl.explain import explain, explain_pods, pods_in, subject_of_claim
-
     namespace = namespace_of(args)
     documents, objects = [], []
     for name in args.filename:
@@ -96,7 +102,7 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     where = ", ".join(args.filename)
     pods = pods_in(documents, namespace, where)
     state = with_objects(state_of(args), objects)
-    scheduler = _scheduler(args, state)
+    scheduler = scheduler_for(state, args.feature_gates)
     progress.say(_EXPLAINING)
     if pods:
         return explain_pods(state, pods, node=args.node, scheduler=scheduler)
@@ -106,28 +112,18 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     return [explain(state, subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims]
 
 
-def _scheduler(args: argparse.Namespace, state: Any) -> Any:
-    from dra_driver.kubectl.explain import gates_of, scheduler_of
-
-    return scheduler_of(state.server_version, gates_of(args.feature_gates), state.slices)
-
-
 def _print_text(reports: Sequence[Any]) -> None:
     """Prints the explanations; if there are several, those that fit without the list of other nodes."""
-    from dra_driver.kubectl.explain import Answer, render
-
     colour = wants_colour()
     shown: list[str] = []
     for report in reports:
         short = len(reports) > 1 and report.verdict.answer is Answer.FITS and report.node is None
         cut = replace(report, nodes=()) if short else report
-        shown.append(render(cut, _coloured) if colour else render(cut))
+        shown.append(render(cut, coloured) if colour else render(cut))
     print("\n".join(shown), end="")
 
 
 def _print_data(reports: Sequence[Any], form: str) -> None:
-    from dra_driver.kubectl.explain import to_wire
-
     found = [to_wire(report) for report in reports]
     data: Any = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}
     if form == "json":
@@ -136,7 +132,3 @@ def _print_data(reports: Sequence[Any], form: str) -> None:
     import yaml
 
     print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118), end="")
-
-
-def _coloured(text: str, what: str) -> str:
-    return f"{_COLOURS[what]}{text}\x1b[0m"

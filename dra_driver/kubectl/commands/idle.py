@@ -4,18 +4,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
+from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
-from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
-from dra_driver.kubectl.commands.usage_output import print_csv
-from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, seconds, tell_source
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-    from dra_driver.kubectl.usage.waste import DeviceSize, WasteRow
+from dra_driver.kube import paths
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.usage_source import add_usage_source, print_csv, read_use, seconds, tell_source
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, WasteRow, judge, sizes_in
 
 DESCRIPTION: Final = """\
 List claims that are idle, and claims that would fit into a smaller MIG profile or a smaller share, by the most memory
@@ -33,11 +31,7 @@ _CSV: Final = (
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "idle",
-        help="list claims that are idle or larger than they need to be",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "idle", help="list claims that are idle or larger than they need to be", description=DESCRIPTION
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
@@ -48,8 +42,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
-
     after_s = seconds(args.idle_for, "--idle-for")
     report = read_use(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
@@ -69,12 +61,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(args: argparse.Namespace) -> "Callable[[ClaimDeviceUse], DeviceSize]":
+def _sizes(args: argparse.Namespace) -> Callable[[ClaimDeviceUse], DeviceSize]:
     """What the API server says of devices; nothing, with a note, where it refuses: then shares alone are judged."""
-    from dra_driver.core.errors import ConfigurationError, KubernetesApiError
-    from dra_driver.kube import paths
-    from dra_driver.kubectl.usage.profiles import sizes_in
-
     try:
         return sizes_in(client(kubeconfig_of(args)).list(paths.resource_slices())["items"])
     except (KubernetesApiError, ConfigurationError) as error:
@@ -82,20 +70,20 @@ def _sizes(args: argparse.Namespace) -> "Callable[[ClaimDeviceUse], DeviceSize]"
         return sizes_in(())
 
 
-def _finding(row: "WasteRow") -> str:
+def _finding(row: WasteRow) -> str:
     if row.enough is None:
         return row.finding.value
     profile = f"{row.enough.profile} or " if row.enough.profile else ""
     return f"would fit {profile}a share of {gib(row.enough.share_bytes)}"
 
 
-def _cells(row: "WasteRow") -> Sequence[str]:
+def _cells(row: WasteRow) -> Sequence[str]:
     use = row.use
     names = (use.namespace, use.claim, use.node, use.device)
     return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), _finding(row), ",".join(use.pods))
 
 
-def _values(row: "WasteRow") -> Sequence[Any]:
+def _values(row: WasteRow) -> Sequence[Any]:
     use, enough = row.use, row.enough
     fits = (enough.profile, enough.share_bytes) if enough is not None else (None, None)
     names = (use.namespace, use.claim, use.node, use.device)

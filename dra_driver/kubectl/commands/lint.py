@@ -4,15 +4,21 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import live_state, state_in_file
-
-if TYPE_CHECKING:
-    from dra_driver.kube.state import ClusterState
-    from dra_driver.kubectl.lint import ManifestSource
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state, state_in_file, tell_gaps
+from dra_driver.kubectl.lint import (
+    ManifestSource,
+    collect,
+    known_from_catalog,
+    known_from_cluster,
+    lint,
+    sources_from_objects,
+)
+from dra_driver.kubectl.lint.finding import as_github, as_json, as_sarif, as_text
 
 DESCRIPTION = """\
 Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH, the objects of the
@@ -27,12 +33,7 @@ A comment `# dra-lint: allow DRA018` suppresses a finding on its line and the ne
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "lint",
-        help="check manifests, device classes and claims",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "lint", help="check manifests, device classes and claims", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
     parser.add_argument("--cluster", action="store_true", help="with PATH: also look names up in the cluster")
@@ -49,10 +50,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report and returns the exit status."""
-    from dra_driver.kubectl.commands.source import tell_gaps
-    from dra_driver.kubectl.lint import collect, known_from_catalog, known_from_cluster, lint
-
     state = _state(args)
     known = known_from_cluster(state) if state is not None else known_from_catalog()
     sources: Iterable[ManifestSource]
@@ -65,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0
 
 
-def _state(args: argparse.Namespace) -> "ClusterState | None":
+def _state(args: argparse.Namespace) -> ClusterState | None:
     if args.cluster and args.cluster_state:
         raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
     if args.cluster_state:
@@ -75,10 +72,8 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
     return live_state(kubeconfig_of(args), args.namespace if not args.paths else None)
 
 
-def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":
+def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[ManifestSource]:
     """Returns the cluster's objects as texts, without objects that a controller has created from other objects."""
-    from dra_driver.kubectl.lint import sources_from_objects
-
     if state is None:
         return ()
     found = []
@@ -99,13 +94,10 @@ def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[Ma
 
 
 def _shown(report: Any, form: str) -> str:
-    from dra_driver import __version__
-    from dra_driver.kubectl.lint import output
-
     if form == "json":
-        return output.as_json(report)
+        return as_json(report)
     if form == "github":
-        return output.as_github(report)
+        return as_github(report)
     if form == "sarif":
-        return output.as_sarif(report, __version__)
-    return output.as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+        return as_sarif(report, __version__)
+    return as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

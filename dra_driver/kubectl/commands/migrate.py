@@ -2,17 +2,18 @@
 
 import argparse
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
-from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.lint import ManifestSource
-    from dra_driver.kubectl.migrate import InputDocument, Translation
+from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.core.quantity import Quantity
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.lint import ManifestSource, collect, plain_documents
+from dra_driver.kubectl.migrate import InputDocument, MigrateOptions, Translation, as_json, as_text, summary, translate
 
 DESCRIPTION: Final = """\
 Translate what was written for NVIDIA's device plugin into objects for DRA: its config and ConfigMaps of configs, a
@@ -38,8 +39,6 @@ def add_parser(subparsers: Any) -> None:
         help="translate set-ups of the device plugin and the GPU Operator",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
     parser.add_argument("--from-cluster", action="store_true", help="also read the cluster's objects")
@@ -61,10 +60,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints objects and report, and returns 1 if an input could not be read."""
-    from dra_driver.kubectl.commands.migrate_files import check_folder, write_folder, write_report
-    from dra_driver.kubectl.migrate import MigrateOptions, summary, translate
-
     if not args.paths and not args.from_cluster:
         raise ConfigurationError("nothing to translate: give files, folders, - for standard input, or --from-cluster")
     if args.output:
@@ -78,34 +73,28 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         write_folder(Path(args.output), found)
     elif args.format == "json":
-        print(json.dumps(_as_json(found), indent=2))
+        print(json.dumps({"objects": found.objects, "values": found.values, "report": as_json(found)}, indent=2))
     else:
         sys.stdout.write(_as_yaml(found))
     if args.report:
         write_report(Path(args.report), found)
         print(summary(found), file=sys.stderr)
     elif args.format != "json":
-        _print_report(found, sys.stdout if args.output else sys.stderr)
+        print(as_text(found), file=sys.stdout if args.output else sys.stderr)
     return 1 if found.problems else 0
 
 
-def _documents(args: argparse.Namespace, problems: list[str]) -> "Iterator[InputDocument]":
+def _documents(args: argparse.Namespace, problems: list[str]) -> Iterator[InputDocument]:
     """The documents of all sources; what cannot be read is added to ``problems``."""
-    from dra_driver.kubectl.lint import collect
-
     for source in collect(args.paths, sys.stdin.buffer.read) if args.paths else ():
         yield from _of_source(source, problems)
     if args.from_cluster:
-        from dra_driver.kubectl.commands.migrate_cluster import cluster_documents
         from dra_driver.kubectl.commands.source import client
 
         yield from cluster_documents(client(kubeconfig_of(args)), args.namespace, problems)
 
 
-def _of_source(source: "ManifestSource", problems: list[str]) -> "Iterable[InputDocument]":
-    from dra_driver.kubectl.lint import plain_documents
-    from dra_driver.kubectl.migrate import InputDocument
-
+def _of_source(source: ManifestSource, problems: list[str]) -> Iterable[InputDocument]:
     documents, wrong = plain_documents(source)
     problems += wrong
     return [
@@ -114,10 +103,8 @@ def _of_source(source: "ManifestSource", problems: list[str]) -> "Iterable[Input
     ]
 
 
-def _read_text(text: str, where: str) -> "Sequence[InputDocument]":
+def _read_text(text: str, where: str) -> Sequence[InputDocument]:
     """The documents of a text inside another document. Raises ConfigurationError."""
-    from dra_driver.kubectl.lint import ManifestSource
-
     problems: list[str] = []
     found = list(_of_source(ManifestSource(name=where, text=text), problems))
     if problems:
@@ -125,9 +112,8 @@ def _read_text(text: str, where: str) -> "Sequence[InputDocument]":
     return found
 
 
-def _as_yaml(found: "Translation") -> str:
+def _as_yaml(found: Translation) -> str:
     """Documents that can be applied, and the chart's values as a comment: they are no object."""
-    from dra_driver.kubectl.commands.migrate_files import dump
 
     text = "".join(f"---\n{dump(each)}" for each in found.objects)
     if found.values:
@@ -137,21 +123,7 @@ def _as_yaml(found: "Translation") -> str:
     return text
 
 
-def _as_json(found: "Translation") -> dict[str, Any]:
-    from dra_driver.kubectl.migrate import as_json
-
-    return {"objects": found.objects, "values": found.values, "report": as_json(found)}
-
-
-def _print_report(found: "Translation", stream: Any) -> None:
-    from dra_driver.kubectl.migrate import as_text
-
-    print(as_text(found), file=stream)
-
-
 def _mebibytes(text: str | None) -> int:
-    from dra_driver.core.quantity import Quantity
-
     if text is None:
         return 0
     try:
@@ -161,3 +133,173 @@ def _mebibytes(text: str | None) -> int:
     if not 256 <= found <= 4 << 20:
         raise ConfigurationError(f"--gpu-memory: expected 256Mi to 4Ti, got {text[:40]!r}")
     return found
+
+
+# --- What ``kubectl dra migrate --from-cluster`` reads: ClusterPolicies, ConfigMaps, nodes, quotas and workloads.
+#
+# Objects that another object owns are left out: changing the owner changes them. A kind that may not be read is named
+# with the right that is missing, and the others are read.
+
+
+class _Kind(NamedTuple):
+    """A kind to read. ``optional``: not every cluster serves it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    optional: bool = False
+
+
+KINDS: Final[Sequence[_Kind]] = (
+    _Kind("nvidia.com", "v1", "clusterpolicies", "ClusterPolicy", namespaced=False, optional=True),
+    _Kind("", "v1", "nodes", "Node", namespaced=False),
+    _Kind("", "v1", "configmaps", "ConfigMap"),
+    _Kind("", "v1", "resourcequotas", "ResourceQuota"),
+    _Kind("", "v1", "limitranges", "LimitRange"),
+    _Kind("apps", "v1", "deployments", "Deployment"),
+    _Kind("apps", "v1", "statefulsets", "StatefulSet"),
+    _Kind("apps", "v1", "daemonsets", "DaemonSet"),
+    _Kind("apps", "v1", "replicasets", "ReplicaSet"),
+    _Kind("batch", "v1", "cronjobs", "CronJob"),
+    _Kind("batch", "v1", "jobs", "Job"),
+    _Kind("", "v1", "pods", "Pod"),
+)
+_MARKS: Final = ("mig-configs", "migStrategy", "timeSlicing", "sharing")
+
+
+class Lister(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def list(self, path: str, /) -> Any: ...
+
+
+def cluster_documents(rest: Lister, namespace: str | None, problems: list[str]) -> Iterator[InputDocument]:
+    """The objects; rights that are missing are added to ``problems``. Raises KubernetesApiError if nothing answers.
+
+    ``namespace`` is for workloads and quotas; ConfigMaps of the device plugin are read in all namespaces.
+    """
+    for kind in KINDS:
+        where = namespace if kind.namespaced and kind.plural != "configmaps" else None
+        for item in _list_kind(rest, kind, where, problems):
+            if _matters(kind, item):
+                value = {"apiVersion": f"{kind.group}/{kind.version}".lstrip("/"), "kind": kind.kind, **_tidy(item)}
+                yield InputDocument(source="cluster", number=1, value=value)
+
+
+def _list_kind(rest: Lister, kind: _Kind, namespace: str | None, problems: list[str]) -> Sequence[Any]:
+    root = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
+    inside = f"/namespaces/{namespace}" if namespace else ""
+    try:
+        found: Sequence[Any] = rest.list(f"{root}{inside}/{kind.plural}")["items"]
+    except NotFoundError as error:
+        if not kind.optional:
+            problems.append(f"cluster: {kind.plural}: {error}")
+        return ()
+    except ForbiddenError:
+        resource = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
+        place = f" in namespace {namespace}" if namespace else " in all namespaces" if kind.namespaced else ""
+        problems.append(f"cluster: you may not list {resource}{place}; the right to list them is missing, so they are"
+                        " left out")  # fmt: skip
+        return ()
+    except KubernetesApiError as error:
+        if kind.plural == KINDS[1].plural or not kind.optional:
+            raise
+        problems.append(f"cluster: {kind.plural}: {error}")
+        return ()
+    return found
+
+
+def _matters(kind: _Kind, item: Any) -> bool:
+    """Objects that nothing owns; of ConfigMaps those that look like configurations; of pods those that go on."""
+    if (item.get("metadata") or {}).get("ownerReferences") and kind.kind not in {"ConfigMap", "Node"}:
+        return False
+    if kind.kind == "ConfigMap":
+        return any(mark in str(text) for text in (item.get("data") or {}).values() for mark in _MARKS)
+    return kind.kind != "Pod" or (item.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+
+
+def _tidy(item: Any) -> dict[str, Any]:
+    """Without what a pod got when it was created: its node, the token that is mounted, its tolerations for the node."""
+    spec = item.get("spec") or {}
+    if "containers" not in spec:
+        return dict(item)
+    tokens = {
+        str(each.get("name")) for each in spec.get("volumes") or () if "kube-api-access-" in str(each.get("name"))
+    }
+    kept = {key: value for key, value in spec.items() if key not in {"nodeName", "priority", "preemptionPolicy"}}
+    kept["volumes"] = [each for each in spec.get("volumes") or () if each.get("name") not in tokens]
+    kept["containers"] = [_untoken(each, tokens) for each in spec["containers"]]
+    if "initContainers" in spec:
+        kept["initContainers"] = [_untoken(each, tokens) for each in spec["initContainers"]]
+    return {**item, "spec": {key: value for key, value in kept.items() if value != []}}
+
+
+def _untoken(container: Any, tokens: set[str]) -> dict[str, Any]:
+    mounts = [each for each in container.get("volumeMounts") or () if each.get("name") not in tokens]
+    rest = {key: value for key, value in container.items() if key != "volumeMounts"}
+    return {**rest, "volumeMounts": mounts} if mounts else rest
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigurationError unless the folder is new or empty: nothing is ever overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"--output {folder}: expected a new or an empty folder")
+
+
+def write_folder(folder: Path, found: Translation) -> None:
+    """Writes the objects by kind, each input's workloads under its name, the chart's values and the report.
+
+    Raises ConfigurationError.
+    """
+    files: dict[str, str] = {}
+    groups = {"1-policies.yaml": found.policies, "2-classes.yaml": found.classes, "3-templates.yaml": found.templates}
+    for name, objects in groups.items():
+        if objects:
+            files[name] = "".join(f"---\n{dump(each)}" for each in objects)
+    names: dict[str, str] = {}
+    for source, value in found.workloads:
+        if source not in names:
+            stem = "".join(char if char.isalnum() or char in "-_." else "-" for char in Path(source).stem) or "input"
+            taken = set(names.values())
+            names[source] = next(
+                name for name in (f"4-{stem[:80]}.yaml", *(f"4-{stem[:80]}-{n}.yaml" for n in range(2, 100_000)))
+                if name not in taken
+            )  # fmt: skip
+        files[names[source]] = files.get(names[source], "") + f"---\n{dump(value)}"
+    if found.values:
+        files["values.yaml"] = dump(found.values)
+    files["report.txt"] = as_text(found) + "\n"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in files.items():
+            _write(folder / name, text)
+    except OSError as error:
+        raise ConfigurationError(f"--output {folder}: {error.strerror or error}") from error
+
+
+def write_report(path: Path, found: Translation) -> None:
+    """Writes the report, as JSON if the name ends in .json. Raises ConfigurationError."""
+    text = json.dumps(as_json(found), indent=2) if path.suffix == ".json" else as_text(found)
+    try:
+        _write(path, text + "\n")
+    except OSError as error:
+        raise ConfigurationError(f"--report {path}: {error.strerror or error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """For the owner alone, whatever the umask: environments of containers may have secrets. ``path`` may be a pipe."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)
+        file.write(text)
+
+
+def dump(value: Any) -> str:
+    import yaml
+
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=4096)
+    return text

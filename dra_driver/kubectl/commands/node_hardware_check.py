@@ -7,9 +7,8 @@ from typing import Any, Final
 from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
 from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.on_node import add_pod_flags
-from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.doctor import add_pod_flags
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Run `dra-driver hardware-check` as a pod on a node, with image, environment, volumes and privileges of the node process'
@@ -22,11 +21,7 @@ Exit status as of `dra-driver hardware-check`; 1 also when the pod gives no repo
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "hardware-check",
-        help="compare a node's GPUs with what the driver assumes",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "hardware-check", help="compare a node's GPUs with what the driver assumes", description=DESCRIPTION
     )
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument(

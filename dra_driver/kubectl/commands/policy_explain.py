@@ -1,16 +1,17 @@
 """``kubectl dra policy explain``: which policy gives which field of one GPU."""
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+from dra_driver.config.status import node_status_of
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
-
-if TYPE_CHECKING:
-    from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy
+from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, PolicyOrigin
+from dra_driver.core.model.terms import terms_of
+from dra_driver.kube import paths
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
 
 DESCRIPTION: Final = """\
 Say which policy applies to a GPU, what each of its fields says, and why other policies that match do not apply.
@@ -23,13 +24,9 @@ _OTHERS: Final = ("OTHER POLICY", "SOURCE", "STATE", "WHY")
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("policy", help="explain policies of GPUs", allow_abbrev=False)
+    parser = subparsers.add_parser("policy", help="explain policies of GPUs")
     explain = parser.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
-        "explain",
-        help="say which policy gives which field of a GPU",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "explain", help="say which policy gives which field of a GPU", description=DESCRIPTION
     )
     explain.add_argument("gpu", metavar="NODE/GPU", help="a GPU of a node, such as gpu-a/gpu-0")
     add_kubeconfig(explain)
@@ -53,9 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 def explain_gpu(rest: Any, node: str, name: str) -> int:
     """Prints what a cluster says of the GPU. Raises ConfigurationError for one that is not known."""
-    from dra_driver.config.status import node_status_of
-    from dra_driver.kube import paths
-
     try:
         written = rest.get(paths.gpu_nodes(node))
     except NotFoundError as error:
@@ -76,7 +70,7 @@ def explain_gpu(rest: Any, node: str, name: str) -> int:
     return 1 if refused else 0
 
 
-def _say_which(gpu: "NodeGpu", applied: "NodePolicy | None") -> None:
+def _say_which(gpu: NodeGpu, applied: NodePolicy | None) -> None:
     if not gpu.policy:
         print("no policy applies: all fields have their defaults")
     else:
@@ -88,11 +82,8 @@ def _say_which(gpu: "NodeGpu", applied: "NodePolicy | None") -> None:
     print(f"offered as {forms}; used as {gpu.used_as.value}")
 
 
-def _say_fields(rest: Any, gpu: "NodeGpu", applied: "NodePolicy | None") -> bool:
+def _say_fields(rest: Any, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
     """Prints the table; True if the fields cannot be told."""
-    from dra_driver.core.model.gpu_node import PolicyOrigin
-    from dra_driver.kube import paths
-
     if not gpu.policy:
         _table({}, "")
         return False
@@ -111,7 +102,7 @@ def _say_fields(rest: Any, gpu: "NodeGpu", applied: "NodePolicy | None") -> bool
     return False
 
 
-def _say_others(status: "GpuNodeStatus", gpu: "NodeGpu") -> None:
+def _say_others(status: GpuNodeStatus, gpu: NodeGpu) -> None:
     others = [each for each in status.policies if gpu.name in each.gpus and each.name != gpu.policy]
     others += [each for each in status.policies if not each.gpus and each.message]  # refused as a whole
     rows = [(each.name, each.origin.value, _state(each, gpu.name), each.message or "") for each in others]
@@ -120,7 +111,7 @@ def _say_others(status: "GpuNodeStatus", gpu: "NodeGpu") -> None:
         show(_OTHERS, rows, colour=wants_colour())
 
 
-def _state(policy: "NodePolicy", gpu: str) -> str:
+def _state(policy: NodePolicy, gpu: str) -> str:
     """Of this GPU; a node gives the worst of all."""
     for names, word in ((policy.conflicting, "Conflicting"), (policy.waiting, "Waiting"), (policy.in_force, "InForce")):
         if gpu in names:
@@ -129,7 +120,6 @@ def _state(policy: "NodePolicy", gpu: str) -> str:
 
 
 def _table(spec: Any, policy: str) -> None:
-    from dra_driver.kubectl.commands.policy_fields import field_values
 
     print()
     values = field_values(spec)
@@ -138,7 +128,6 @@ def _table(spec: Any, policy: str) -> None:
 
 
 def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
-    from dra_driver.core.model.terms import terms_of
     from dra_driver.diagnose.policy_check import policy_files
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
     from dra_driver.node.policy import examine, survey
@@ -173,3 +162,69 @@ def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
         print()
         show(_OTHERS, rows, colour=wants_colour())
     return 0
+
+
+# --- The fields of a policy's spec with what each says, and which of them it leaves to the default.
+#
+# A policy applies alone, so a field of a GPU comes from the one policy that applies to it or from nowhere else.
+
+SPEC_FIELDS: Final[tuple[tuple[str, str], ...]] = (
+    ("availability", "Open"),
+    ("forms.whole", "true"),
+    ("forms.migProfiles", "all"),
+    ("sharing.strategy", "Exclusive"),
+    ("sharing.interval", "Default"),
+    ("sharing.maxShares", "no limit"),
+    ("sharing.defaultComputePercent", "100"),
+    ("sharing.reservedMemory", "what the driver keeps"),
+    ("taints", "none"),
+    ("attributes", "none"),
+    ("health.taint", "default rules"),
+    ("health.ignore", "nothing"),
+    ("health.evict", "nothing"),
+    ("health.calmSeconds", "by cause"),
+    ("health.evictionGraceSeconds", "60"),
+    ("usage.overGrant.action", "Report"),
+    ("usage.overGrant.graceSeconds", "60"),
+    ("usage.overGrant.overheadPerProcess", "512Mi"),
+    ("usage.idle.afterMinutes", "never"),
+    ("usage.idle.action", "Report"),
+)
+"""Each field below ``spec`` that decides what a GPU may be used as, and what holds without it."""
+_OF_STRATEGY: Final[Mapping[str, frozenset[str]]] = {
+    "sharing.interval": frozenset({"TimeSlicing"}),
+    "sharing.maxShares": frozenset({"TimeSlicing", "MPS"}),
+    "sharing.defaultComputePercent": frozenset({"TimeSlicing", "MPS"}),
+    "sharing.reservedMemory": frozenset({"TimeSlicing", "MPS"}),
+}
+
+
+class FieldValue(NamedTuple):
+    """One field; ``given`` is False where the default holds."""
+
+    field: str
+    value: str
+    given: bool
+
+
+def field_values(spec: Mapping[str, Any]) -> list[FieldValue]:
+    """All fields that mean something with this spec, in the order of the documentation. Null is absent."""
+    strategy = _field_value(spec, "sharing.strategy") or "Exclusive"
+    found = []
+    for name, default in SPEC_FIELDS:
+        value = _field_value(spec, name)
+        if value is None and strategy not in _OF_STRATEGY.get(name, {strategy}):
+            continue
+        found.append(FieldValue(name, default if value is None else _field_text(value), value is not None))
+    return found
+
+
+def _field_value(spec: Mapping[str, Any], path: str) -> Any:
+    found: Any = spec
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _field_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(", ", ": "), ensure_ascii=False)

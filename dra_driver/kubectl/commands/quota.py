@@ -4,19 +4,18 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import asdict
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import NotFoundError
-from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
-from dra_driver.kubectl.commands.source import client, wants_colour
-from dra_driver.kubectl.commands.usage_output import number, print_csv
-from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, seconds, tell_source
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.usage.quota import QuotaRow, UnlimitedClass
+from dra_driver.kube import paths
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.usage_source import add_usage_source, number, print_csv, read_use, seconds, tell_source
+from dra_driver.kubectl.usage import quota
+from dra_driver.kubectl.usage.quota import QuotaRow, UnlimitedClass, allocated, class_of
+from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
 
 DESCRIPTION: Final = """\
 Show for each namespace the ResourceQuotas about devices and claims: what they allow, what Kubernetes counts (what is
@@ -28,11 +27,7 @@ _HEADINGS: Final = ("NAMESPACE", "QUOTA", "LIMIT OF", "HARD", "USED", "LEFT", "I
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "quota",
-        help="compare quotas of namespaces with what they have and use",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "quota", help="compare quotas of namespaces with what they have and use", description=DESCRIPTION
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only this namespace (default: all)")
     parser.add_argument("--idle", action="store_true", help="ask the exporters, or --prometheus, which claims are idle")
@@ -42,9 +37,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kube import paths
-    from dra_driver.kubectl.usage import quota
-
     after_s = seconds(args.idle_for, "--idle-for")
     api = client(kubeconfig_of(args))
     quotas = _quotas(api, args.namespace)
@@ -71,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _quotas(api: Any, namespace: str | None) -> Sequence[Mapping[str, Any]]:
     """None, with a note, from an API server that does not serve them."""
-    from dra_driver.kube import paths
-
     try:
         found: Sequence[Mapping[str, Any]] = api.list(paths.resource_quotas(namespace))["items"]
     except NotFoundError:
@@ -83,9 +73,6 @@ def _quotas(api: Any, namespace: str | None) -> Sequence[Mapping[str, Any]]:
 
 def _idle(args: argparse.Namespace, claims: Sequence[Mapping[str, Any]], after_s: int) -> dict[tuple[str, str], int]:
     """Devices of idle claims by namespace and class."""
-    from dra_driver.kubectl.usage.quota import allocated, class_of
-    from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
-
     report = read_use(args, "24h")
     tell_source(report)
     rows = judge(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
@@ -103,12 +90,12 @@ def _idle(args: argparse.Namespace, claims: Sequence[Mapping[str, Any]], after_s
     return counts
 
 
-def _values(row: "QuotaRow") -> Sequence[Any]:
+def _values(row: QuotaRow) -> Sequence[Any]:
     idle = "" if row.idle is None else row.idle
     return row.namespace, row.quota, row.device_class or row.limit, row.hard, row.used, row.left, idle
 
 
-def _unlimited(each: "UnlimitedClass") -> Sequence[Any]:
+def _unlimited(each: UnlimitedClass) -> Sequence[Any]:
     return each.namespace, "", each.device_class, "no limit", each.devices, "no limit", ""
 
 

@@ -5,13 +5,27 @@ import argparse
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final, Protocol
 
-from dra_driver.kubectl.commands import sim_faults
+from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
+from dra_driver.hardware.gpu.catalog import suggest
+from dra_driver.hardware.gpu.simulated.faults import (
+    ANNOTATION,
+    FaultOrder,
+    format_orders,
+    is_partition,
+    parse_orders,
+    with_order,
+    without_device,
+    without_order,
+)
+from dra_driver.kube import paths
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION = """\
 Run a Kubernetes cluster in this process: an API server on loopback for kubectl, a scheduler, controllers, and for each
@@ -24,14 +38,10 @@ _EVICT_BY_USE = ("--evict-over-grant", "true", "--reclaim-idle", "true")
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "sim",
-        help="run an embedded cluster with simulated GPUs on this machine",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "sim", help="run an embedded cluster with simulated GPUs on this machine", description=DESCRIPTION
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    up = actions.add_parser("up", help="run until Ctrl-C", allow_abbrev=False)
+    up = actions.add_parser("up", help="run until Ctrl-C")
     _add_nodes(up)
     up.add_argument("--port", type=int, default=0, metavar="PORT", help="port of the API server (default: a free one)")
     up.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig; removed at the end")
@@ -54,12 +64,12 @@ def add_parser(subparsers: Any) -> None:
     )
     up.add_argument("--ui", action="store_true", help="run the page of `kubectl dra ui` as well, and print its address")
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
-    demo = actions.add_parser("demo", help="apply every example and report what happens", allow_abbrev=False)
+    demo = actions.add_parser("demo", help="apply every example and report what happens")
     _add_nodes(demo)
     demo.add_argument(
         "--root", type=Path, metavar="DIR", help="the checkout with examples/ and deploy/ (default: here)"
     )
-    sim_faults.add_parsers(actions)
+    add_faults(actions)
 
 
 def _add_nodes(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +83,8 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the action and returns its exit status."""
     if args.action in {"inject", "recover"}:
-        return sim_faults.run(args)
+        return run_fault(args)
     from dra_driver.core.telemetry import logs
 
     logs.configure("text", "warning")
@@ -158,3 +167,228 @@ def _demo(args: argparse.Namespace) -> int:
     root = args.root or demo.checkout()
     good = demo.run(root, lambda text: print(text, flush=True), nodes=parse_nodes(args.node) or None)
     return 0 if good else 1
+
+
+# --- ``dra-driver sim inject`` and ``sim recover``: make a simulated GPU of a node ill, and well again.
+#
+# The fault is written into an annotation of the Node; the node process follows it when it was started with --simulate.
+# That is seen by its events on the Node and by the taints of the device, so the command waits for one of them.
+
+INJECT_ABOUT: Final = """\
+Make a simulated GPU, or an existing partition of it, ill until `dra-driver sim recover`. On the embedded cluster and on
+any cluster whose node process runs with --simulate; others ignore it. FAULT is one of
+
+  xid=N             an XID; 79 has the GPU fall off the bus, 13, 31, 43, 45, 68 and 109 are errors of the program
+  ecc               a double-bit ECC error
+  lost              the GPU does not answer
+  hang              a call for the GPU does not return
+  row-remap         a row remapping is pending; row-remap=failed
+  retired-pages     the retirement of a page is pending (Volta, Turing)
+  recovery-action   the driver asks for a GPU reset; recovery-action=node-reboot and others
+  nvlink            NVLink 0 is down; nvlink=N
+  fabric            the NVLink fabric is unhealthy
+
+A partition can have xid and ecc. The account needs the rights get and patch on nodes, and list on resourceslices and,
+to see refusals, on events in namespace default.
+"""
+REFUSED: Final = "SimulatedFaultRefused"
+REASONS: Final = frozenset({"SimulatedFault", REFUSED})
+WAIT_S: Final = 15.0
+TAINT_S: Final = 5.0
+"""How long a taint is waited for once the node process has said that it follows."""
+LOOK_S: Final = 0.2
+MAX_WAIT_S: Final = 600.0
+TRIES: Final = 5
+NAMESPACE: Final = "default"
+
+
+UNREADABLE: Final = "nothing changes"
+"""In the message about an annotation that cannot be read at all."""
+
+
+class _RefusedError(DraError):
+    """The node process does not follow the annotation."""
+
+
+class Api(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+def add_faults(actions: Any) -> None:
+    inject = actions.add_parser("inject", help="make a simulated GPU of a node ill", description=INJECT_ABOUT)
+    inject.add_argument("node", metavar="NODE")
+    inject.add_argument("device", metavar="DEVICE", help="such as gpu-0, or the name of an existing partition")
+    inject.add_argument("fault", metavar="FAULT", help="such as xid=79")
+    recover = actions.add_parser("recover", help="end the faults of a simulated GPU")
+    recover.add_argument("node", metavar="NODE")
+    recover.add_argument("device", metavar="DEVICE", nargs="?", help="with its partitions (default: all of the node)")
+    for parser in (inject, recover):
+        add_kubeconfig(parser)
+        parser.add_argument(
+            "--wait",
+            type=float,
+            default=WAIT_S,
+            metavar="SECONDS",
+            help=f"for the node process to follow; 0: do not wait (default: {WAIT_S:g})",
+        )
+
+
+def run_fault(args: argparse.Namespace) -> int:
+    if not 0 <= args.wait <= MAX_WAIT_S:
+        raise ConfigurationError(f"--wait {args.wait:g}: 0 to {MAX_WAIT_S:g} seconds expected")
+    command = FaultCommand(client(kubeconfig_of(args)), args.node, say=lambda text: print(text, flush=True))
+    try:
+        if args.action == "inject":
+            command.inject(args.device, args.fault, args.wait)
+        else:
+            command.recover(args.device, args.wait)
+    except ForbiddenError as error:
+        raise DraError(f"{error}; {RIGHTS}") from error
+    return 0
+
+
+RIGHTS: Final = (
+    "sim inject and sim recover need the rights get and patch on nodes, and list on resourceslices.resource.k8s.io; "
+    "ask an administrator of the cluster for a ClusterRole with them"
+)
+
+
+class FaultCommand:
+    """One call of the command for one node."""
+
+    def __init__(
+        self,
+        api: Api,
+        node: str,
+        *,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._api, self._node = api, node
+        self._say, self._clock, self._sleep = say, clock, sleep
+
+    def inject(self, device: str, fault: str, wait_s: float) -> None:
+        """Raises ConfigurationError for a device or fault that cannot be, DraError when nothing reacts."""
+        try:
+            order = FaultOrder.parse(device, fault)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        taints = self._taints()
+        if device not in taints:
+            raise ConfigurationError(self._unknown(device, taints))
+        before = self._events()
+        self._change(lambda orders: with_order(orders, order))
+        self._say(f"{device} of {self._node}: {order.fault} injected")
+        try:
+            self._await(f"{order}", device, before, taints[device], wait_s)
+        except _RefusedError:
+            self._change(lambda orders: without_order(orders, order))
+            raise
+
+    def recover(self, device: str | None, wait_s: float) -> None:
+        """Raises as ``inject``; nothing to recover is no error."""
+        before = self._events()
+        what = device or "all devices"
+        if not self._change(lambda orders: without_device(orders, device) if device else ()):
+            self._say(f"{what} of {self._node}: no fault was injected")
+            return
+        self._say(f"{what} of {self._node}: the injected faults end")
+        self._await(what, None, before, frozenset(), wait_s)
+        self._say("taints go once recovery was seen and the calm time is over, 30 s by default")
+
+    def _change(self, change: Callable[[tuple[FaultOrder, ...]], tuple[FaultOrder, ...]]) -> bool:
+        """Whether the annotation had to be changed. Others may change it at the same time."""
+        for tried in range(1, TRIES + 1):
+            metadata = self._read_node()
+            text = str((metadata.get("annotations") or {}).get(ANNOTATION, ""))
+            wanted = self._changed(text, change)
+            if wanted == text:
+                return False
+            patch = {"resourceVersion": metadata.get("resourceVersion"), "annotations": {ANNOTATION: wanted or None}}
+            try:
+                self._api.merge_patch(paths.node(self._node), {"metadata": patch})
+            except ConflictError:
+                if tried == TRIES:
+                    raise
+            else:
+                return True
+        raise AssertionError("unreachable")
+
+    def _changed(self, text: str, change: Callable[[tuple[FaultOrder, ...]], tuple[FaultOrder, ...]]) -> str:
+        try:
+            return format_orders(change(parse_orders(text)))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"annotation {ANNOTATION} of node {self._node}: {error}; to begin anew: kubectl annotate node "
+                f"{self._node} {ANNOTATION}-"
+            ) from error
+
+    def _read_node(self) -> Mapping[str, Any]:
+        try:
+            return self._api.get(paths.node(self._node)).get("metadata") or {}
+        except NotFoundError as error:
+            raise ConfigurationError(f"node {self._node!r:.260} does not exist: see kubectl get nodes") from error
+
+    def _await(
+        self, what: str, device: str | None, before: Mapping[str, object], taints: frozenset[str], wait_s: float
+    ) -> None:
+        """Wait until the node process has followed. Raises DraError when it refuses or does not."""
+        until, followed = self._clock() + wait_s, False
+        while self._clock() < until:
+            new = [event for name, event in self._events().items() if before.get(name) != event]
+            for reason, message, _ in new:
+                if reason == REFUSED and (what in message or UNREADABLE in message):
+                    raise _RefusedError(f"the node process refuses it: {message}")
+            if device is None and new:
+                return
+            if device is not None and (shown := self._taints().get(device, frozenset()) - taints):
+                self._say(f"{device} is tainted: {', '.join(sorted(shown))}")
+                return
+            if new and not followed:
+                followed, until = True, min(until, self._clock() + TAINT_S)
+            self._sleep(LOOK_S)
+        if followed:
+            self._say(f"the node process has followed; no new taint on {device}: the fault is counted only, or known")
+        elif wait_s:
+            raise DraError(
+                f"{what}: nothing has reacted within {wait_s:g} s. The node process of {self._node} does not run, does "
+                "not reach the API server, or was started without --simulate and ignores the annotation "
+                f"{ANNOTATION}; it stays until dra-driver sim recover {self._node}"
+            )
+
+    def _taints(self) -> Mapping[str, frozenset[str]]:
+        """The taints of each device of the node, as ``key=value:effect``."""
+        items = self._api.list(paths.resource_slices(), {"fieldSelector": f"spec.nodeName={self._node}"})["items"]
+        return {
+            str(device.get("name")): frozenset(
+                f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+                for taint in device.get("taints", ())
+            )
+            for item in items
+            for device in item["spec"].get("devices") or ()
+        }
+
+    def _events(self) -> Mapping[str, tuple[str, str, object]]:
+        """Reason, message and count by name; empty without the right to read them."""
+        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={self._node}"}
+        try:
+            items = self._api.list(paths.events(NAMESPACE), query)["items"]
+        except ForbiddenError:
+            return {}
+        return {
+            item["metadata"]["name"]: (item["reason"], str(item.get("message", "")), item.get("count"))
+            for item in items
+            if item.get("reason") in REASONS and (item.get("involvedObject") or {}).get("name") == self._node
+        }
+
+    def _unknown(self, device: str, known: Mapping[str, object]) -> str:
+        self._read_node()
+        if not known:
+            return f"node {self._node} publishes no devices: its node process has to run, with --simulate"
+        names = [name for name in known if is_partition(name) == is_partition(device)]
+        return f"node {self._node} has no device {device!r:.80}; {suggest(device, names or known)}"

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.progress import Progress
-from dra_driver.kubectl.commands.source import client, wants_colour
+from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.smoke import SmokeOptions, SmokeReport, SmokeRun, TryResult
@@ -35,11 +33,7 @@ _MOST_PARALLEL: Final = 64
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "smoke",
-        help="run a pod for each kind of device and check what it sees",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "smoke", help="run a pod for each kind of device and check what it sees", description=DESCRIPTION
     )
     _add_choice(parser)
     _add_pods(parser)
@@ -82,14 +76,14 @@ def _add_pods(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises ConfigurationError and KubernetesApiError."""
     options, rest = _options(args), client(kubeconfig_of(args))
     if args.cleanup:
         return _clean_up(rest, options.namespace)
     from dra_driver.diagnose.smoke import SmokeRun
+    from dra_driver.kubectl.explain.fit import fits_under
 
     with Progress("looking at the cluster") as progress:
-        work = SmokeRun(rest, options, lambda *news: progress.say(_step(*news)))
+        work = SmokeRun(rest, options, fits_under, lambda *news: progress.say(_step(*news)))
         _stop_on_signals(work)
         report = work.run()
     _print(report, args.output)

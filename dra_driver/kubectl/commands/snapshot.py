@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.source import live_state
+from dra_driver.kube.opaque_parameters import shareable
+from dra_driver.kube.state import KINDS
+from dra_driver.kube.state_file import dump, text_of
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state
 
 DESCRIPTION: Final = """\
 Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to
@@ -21,11 +23,7 @@ other drivers are left out.
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "snapshot",
-        help="write the cluster's state to a file for offline use",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "snapshot", help="write the cluster's state to a file for offline use", description=DESCRIPTION
     )
     parser.add_argument(
         "file",
@@ -40,10 +38,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kube.opaque_parameters import shareable
-    from dra_driver.kube.state import KINDS
-    from dra_driver.kube.state_file import dump, text_of
-
     state = shareable(live_state(kubeconfig_of(args), args.namespace), (args.driver,))
     for gap in state.gaps:
         print(f"left out: {gap}", file=sys.stderr)

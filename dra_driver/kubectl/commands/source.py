@@ -1,19 +1,112 @@
-"""Flags that select the cluster and namespace of a command: a kubeconfig or a state file."""
+"""Where a command reads from: flags of kubeconfig, namespace and state file, the client, and the line of progress."""
 
 import argparse
 import gc
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
-from dra_driver.kube.kubeconfig import Kubeconfig
-from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.progress import Progress
+from dra_driver.core.worker import Worker
+from dra_driver.kube.kubeconfig import DEFAULT, Kubeconfig
+
+if TYPE_CHECKING:
+    from dra_driver.kube.state import ClusterState
+
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def add_kubeconfig(parser: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None) -> None:
+    """Adds ``--kubeconfig``, to ``group`` if there is one, and ``--context``."""
+    (group or parser).add_argument(
+        "--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)"
+    )
+    parser.add_argument(
+        "--context", metavar="NAME", help="which context of the kubeconfig (default: its current context)"
+    )
+
+
+def kubeconfig_of(args: argparse.Namespace) -> Kubeconfig:
+    """What these flags choose. Raises ConfigurationError for a context that does not exist."""
+    found = Kubeconfig(path=args.kubeconfig, context=args.context)
+    if found.context is not None:
+        found.check(os.environ)
+    return found
+
+
+def namespace_of(args: argparse.Namespace) -> str:
+    """That of ``-n``, else the kubeconfig's; of a file of the cluster's state ``default``. As `kubeconfig_of`."""
+    if args.namespace or any(getattr(args, name, None) for name in ("cluster_state", "snapshot")):
+        return str(args.namespace or DEFAULT)
+    return kubeconfig_of(args).namespace(os.environ, SERVICE_ACCOUNT_DIR)
+
+
+AFTER_S: Final = 2.0
+_EVERY_S: Final = 0.5
+_STOP_S: Final = 2.0
+_CLEAR: Final = "\r\x1b[K"
+
+
+class Progress:
+    """A context: the line appears on standard error after two seconds, with the seconds so far, and goes at the end.
+
+    What the command itself prints has to come after the context, or between `hide` and the next `say`.
+    """
+
+    def __init__(self, text: str, *, stream: TextIO | None = None, after_s: float = AFTER_S) -> None:
+        self._stream = stream or sys.stderr
+        self._lock = threading.Lock()  # guards the text and what is written
+        self._text, self._is_shown = text, False
+        self._began = time.monotonic()
+        self._worker = Worker("progress", self._write, first_s=after_s)
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty():
+            self._worker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.stop(_STOP_S)
+        self.hide()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._text = text
+
+    def hide(self) -> None:
+        """Take the line away, so that other output can be written; it comes back within half a second of a `say`."""
+        with self._lock:
+            if self._is_shown:
+                self._stream.write(_CLEAR)
+                self._stream.flush()
+            self._is_shown, self._text = False, ""
+
+    def _write(self) -> float:
+        with self._lock:
+            if self._text:
+                self._stream.write(f"{_CLEAR}{line(self._text, time.monotonic() - self._began)}")
+                self._stream.flush()
+                self._is_shown = True
+        return _EVERY_S
+
+
+def line(text: str, seconds: float, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> str:
+    """The text and the seconds, in one line of the terminal."""
+    shown = printable(text)
+    end = f" ... {seconds:.0f} s"
+    return f"{shown[: max(0, width() - len(end) - 1)]}{end}"
+
+
+_MAX_STDIN = 16 << 20
 
 
 def add_source(
@@ -32,7 +125,7 @@ def add_source(
     )
 
 
-def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> ClusterState:
+def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> "ClusterState":
     """Returns the state that the flags select; of a live cluster ``only`` these fields.
 
     Raises ConfigurationError and KubernetesApiError.
@@ -44,7 +137,7 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
     return live_state(kubeconfig_of(args), namespace, only=only)
 
 
-def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[str] = ()) -> ClusterState:
+def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[str] = ()) -> "ClusterState":
     """The state of the cluster; on a terminal with what is being read. Raises as `state_of`."""
     from dra_driver.kube.state import read_cluster
 
@@ -52,7 +145,7 @@ def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[
         return read_cluster(client(kubeconfig), namespace, only=only, told=lambda kind: progress.say(f"reading {kind}"))
 
 
-def state_in_file(path: str) -> ClusterState:
+def state_in_file(path: str) -> "ClusterState":
     """The state in a file of `kubectl dra snapshot` or `kubectl dra support-bundle`. Raises ConfigurationError."""
     from dra_driver.diagnose.doctor import bundle
     from dra_driver.kube.state_file import load
@@ -61,7 +154,7 @@ def state_in_file(path: str) -> ClusterState:
         return bundle.read(path).state() if bundle.is_bundle(path) else load(path)
 
 
-def tell_gaps(state: ClusterState) -> None:
+def tell_gaps(state: "ClusterState") -> None:
     """Says on standard error what could not be read: a table that lacks it would look complete."""
     for gap in state.gaps:
         print(f"not read: {printable(gap)}", file=sys.stderr)
@@ -97,9 +190,6 @@ def text_of(path: str) -> str | None:
     if len(text) > _MAX_STDIN:
         raise ConfigurationError(f"standard input has more than {_MAX_STDIN >> 20} MiB")
     return text
-
-
-_MAX_STDIN = 16 << 20
 
 
 def wants_colour() -> bool:

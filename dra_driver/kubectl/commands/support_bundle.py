@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods with their logs, and the doctor's report to
@@ -29,11 +29,7 @@ _LOG_S: Final = 10.0
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "support-bundle",
-        help="write all that help from others needs to one file",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "support-bundle", help="write all that help from others needs to one file", description=DESCRIPTION
     )
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="output file (default: dra-support-TIME.tar.gz in this folder)"

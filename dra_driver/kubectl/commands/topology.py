@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.text import listed
+from dra_driver.kubectl.capacity import to_wire, topology_of
 from dra_driver.kubectl.commands.devices import UNKNOWN
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
@@ -21,7 +22,6 @@ def add_parser(subparsers: Any) -> None:
         help="show which GPUs are linked or near each other, and who holds them",
         description="Show for each node its GPUs and the devices of other drivers that say where they are: NUMA node, "
         "PCIe root, the GPUs that NVLink connects, and the claims that hold them. All of it is from ResourceSlices.",
-        allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
@@ -29,8 +29,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.capacity import to_wire, topology_of
-
     state = state_of(args, only=_FIELDS)
     found = topology_of(state, node=args.node)
     if args.output == "json":
@@ -47,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(one: Any) -> Sequence[str]:
-    """Returns the columns of one `TopologyRow`."""
     product = one.product or f"{one.type or 'device'} of {one.driver}"
     place = (one.node, ",".join(map(str, one.numa)), one.pcie_root, one.device)
     return (*place, product, linked(one), one.state or UNKNOWN, listed(one.claims))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.kubeconfig import SERVICE_ACCOUNT_DIR, kubeconfig_of
-from dra_driver.kubectl.commands.source import add_source, client, state_in_file
+from dra_driver.kubectl.commands.source import SERVICE_ACCOUNT_DIR, add_source, client, kubeconfig_of, state_in_file
 
 if TYPE_CHECKING:
     from dra_driver.kube.kubeconfig import Kubeconfig
@@ -31,11 +30,7 @@ _MAX_PORT: Final = 65_535
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "ui",
-        help="show GPUs, claims and waiting pods in a browser",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "ui", help="show GPUs, claims and waiting pods in a browser", description=DESCRIPTION
     )
     parser.add_argument("--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: a free one)")
     parser.add_argument(
@@ -53,8 +48,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dra_driver.kubectl.web.reading import FileSource, LiveSource
     from dra_driver.kubectl.web.serve import serve
-    from dra_driver.kubectl.web.sources import FileSource, LiveSource
 
     if not 0 <= args.port <= _MAX_PORT:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
@@ -78,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _reader_of_use(kubeconfig: "Kubeconfig", namespace: str) -> "Callable[[], UseReport]":
     """Asks the exporters over connections of its own: another thread reads the cluster."""
-    from dra_driver.kubectl.commands.exporters import ask_exporters
+    from dra_driver.kubectl.commands.usage_source import ask_exporters
 
     api = client(kubeconfig)
     return lambda: ask_exporters(api, namespace)
@@ -88,7 +83,7 @@ def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSampl
     """Asks Prometheus for the last hour. Raises ConfigurationError for an address that is none."""
     from dra_driver.kubectl.commands.prometheus import PrometheusError
     from dra_driver.kubectl.commands.usage_source import prometheus_of
-    from dra_driver.kubectl.web.past_use import past_of
+    from dra_driver.kubectl.web.use_history import past_of
 
     if args.cluster_state:
         raise ConfigurationError("--prometheus: a file of the cluster's state is not from now; leave one of both out")

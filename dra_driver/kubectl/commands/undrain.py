@@ -4,8 +4,8 @@ import argparse
 from typing import Any, Final
 
 from dra_driver.kubectl.commands.drain import add_target, finish, say_for, seconds
-from dra_driver.kubectl.commands.kubeconfig import kubeconfig_of
-from dra_driver.kubectl.commands.source import client
+from dra_driver.kubectl.commands.source import client, kubeconfig_of
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
 
 DESCRIPTION: Final = """\
 Give GPUs that were drained back: remove the annotations that `kubectl dra drain` wrote (another request to detach
@@ -15,19 +15,11 @@ stays), and wait until the taint is gone and, if the NVIDIA driver was given up,
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "undrain",
-        help="give a node's drained GPUs back",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("undrain", help="give a node's drained GPUs back", description=DESCRIPTION)
     add_target(parser, "give this GPU back alone, by UUID or name; repeatable (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
-
     options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu))
     report = DrainReport(command="undrain", node=args.node, driver=args.driver)
     api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))

@@ -4,20 +4,34 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import asdict
 
 from dra_driver.core.command_line.table import show
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
-from dra_driver.kubectl.commands.claim_labels import ABOUT, BY_LABEL, read_labels
-from dra_driver.kubectl.commands.source import wants_colour
-from dra_driver.kubectl.commands.usage_output import energy, number, percent, print_csv
-from dra_driver.kubectl.commands.usage_source import add_usage_source, read_use, tell_source
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, UseSum
+from dra_driver.kube import paths
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.usage_source import (
+    add_usage_source,
+    energy,
+    number,
+    percent,
+    print_csv,
+    read_use,
+    tell_source,
+)
+from dra_driver.kubectl.usage import device_use
+from dra_driver.kubectl.usage.device_use import (
+    ClaimDeviceUse,
+    Labels,
+    UseReport,
+    UseSum,
+    claim_labels,
+    summed,
+    value_in,
+)
 
 DESCRIPTION: Final = """\
 Show memory used against granted, utilisation, energy and idleness of each claim's devices, or of pods, namespaces or
@@ -40,13 +54,7 @@ _KEYS: Final = {"claim": ("NAMESPACE", "CLAIM"), "pod": ("NAMESPACE", "POD"), "n
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "usage",
-        help="show what claims use of their GPUs",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = subparsers.add_parser("usage", help="show what claims use of their GPUs", description=DESCRIPTION)
     parser.add_argument(
         "--by",
         metavar="|".join((*_KINDS, "label:KEY")),
@@ -82,19 +90,14 @@ def _label_of(by: str) -> str:
     return key
 
 
-def _labelled(args: argparse.Namespace, uses: "Sequence[ClaimDeviceUse]", key: str) -> "list[UseSum]":
-    from dra_driver.kubectl.usage.claim_labels import value_in
-    from dra_driver.kubectl.usage.device_use import summed
-
+def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str) -> list[UseSum]:
     labels, gaps = read_labels(args)
     for gap in gaps:
         print(f"note: {printable(gap)}", file=sys.stderr)
     return summed(uses, lambda use: [(value_in(labels.get((use.namespace, use.claim)), key),)])
 
 
-def _print_devices(uses: "Sequence[ClaimDeviceUse]", output: str) -> None:
-    from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-
+def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
     if output == "csv":
         names = list(ClaimDeviceUse.__struct_fields__)
         values = [[getattr(use, name) for name in names] for use in uses]
@@ -111,13 +114,11 @@ def _print_devices(uses: "Sequence[ClaimDeviceUse]", output: str) -> None:
     _table(_DEVICES, rows)
 
 
-def _sums(uses: "Sequence[ClaimDeviceUse]", by: str) -> "list[UseSum]":
-    from dra_driver.kubectl.usage import device_use
-
+def _sums(uses: Sequence[ClaimDeviceUse], by: str) -> list[UseSum]:
     return device_use.summed(uses, getattr(device_use, f"by_{by}"))
 
 
-def _print_sums(sums: "Sequence[UseSum]", keys: Sequence[str], output: str) -> None:
+def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> None:
     if output == "csv":
         names = [name for name in asdict(sums[0]) if name not in ("key", "partial")] if sums else []
         print_csv(
@@ -138,12 +139,12 @@ def _print_sums(sums: "Sequence[UseSum]", keys: Sequence[str], output: str) -> N
     _table((*keys, *_SUMS), rows)
 
 
-def _part(each: "UseSum", name: str, shown: str) -> str:
+def _part(each: UseSum, name: str, shown: str) -> str:
     """A sum that lacks devices whose value is not known begins with ``>=``."""
     return f">={shown}" if name in each.partial else shown
 
 
-def _mean(each: "UseSum") -> str:
+def _mean(each: UseSum) -> str:
     """A mean over the devices of which it is known, and not over all, ends with ``?``."""
     return f"{percent(each.sm_ratio)}{'?' if 'sm_ratio' in each.partial else ''}"
 
@@ -155,7 +156,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("No claims have devices here, as far as is known.")
 
 
-def _document(report: "UseReport", rows: "Sequence[ClaimDeviceUse | UseSum]", by: str) -> dict[str, Any]:
+def _document(report: UseReport, rows: Sequence[ClaimDeviceUse | UseSum], by: str) -> dict[str, Any]:
     items = [asdict(each) for each in rows]
     about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps), "by": by}
     return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": [_camel(item) for item in items]}
@@ -168,3 +169,18 @@ def _camel(item: dict[str, Any]) -> dict[str, Any]:
 def _name(key: str) -> str:
     first, *rest = key.split("_")
     return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)
+
+
+BY_LABEL: Final = "label:"
+ABOUT: Final = "a label is the claim's, or that of all its pods"
+
+
+def read_labels(args: argparse.Namespace) -> tuple[Labels, tuple[str, ...]]:
+    """Labels of the claims that exist, and what could not be read. Raises KubernetesApiError when the claims cannot be
+    read: a sum by label says nothing then."""
+    api = client(kubeconfig_of(args))
+    claims = api.list(paths.resource_claims(args.namespace))["items"]
+    try:
+        return claim_labels(claims, api.list(paths.pods(args.namespace))["items"]), ()
+    except KubernetesApiError as error:
+        return claim_labels(claims, ()), (f"labels of pods are not known, only those of claims: {error}",)

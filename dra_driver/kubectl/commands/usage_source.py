@@ -1,18 +1,22 @@
 """Flags and readers that ``kubectl dra usage``, ``idle`` and ``quota`` share."""
 
 import argparse
+import csv
+import io
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.kubeconfig import add_kubeconfig, kubeconfig_of
-from dra_driver.kubectl.commands.progress import Progress
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
+from dra_driver.core.text import UNKNOWN, printable
+from dra_driver.kube import paths
+from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport, decode, decode_gpus
+from dra_driver.kubectl.usage.history import History, queries
 
 if TYPE_CHECKING:
     from dra_driver.kubectl.commands.prometheus import Prometheus
-    from dra_driver.kubectl.usage.device_use import UseReport
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
@@ -42,7 +46,6 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
 
 
 def window_s(args: argparse.Namespace, default: str) -> int:
-    """The window in seconds. Raises ConfigurationError."""
     if args.window and not args.prometheus:
         raise ConfigurationError("--window: the exporters know their own short window alone; give --prometheus, too")
     return seconds(args.window or default, "--window", least=300)
@@ -57,30 +60,24 @@ def seconds(text: str, flag: str, *, least: int = 1) -> int:
     return found
 
 
-def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> "UseReport":
+def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> UseReport:
     """What the flags ask for, from exporters or Prometheus. Raises ConfigurationError and DraError."""
     if args.prometheus:
         return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
     window_s(args, default_window)
-    from dra_driver.kubectl.commands.exporters import ask_exporters
-    from dra_driver.kubectl.commands.source import client
-
     with Progress("asking the exporters"):
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
 
 def prometheus_of(args: argparse.Namespace) -> "Prometheus":
-    """The server that the flags name. Raises ConfigurationError."""
     from dra_driver.kubectl.commands.prometheus import Prometheus
 
     return Prometheus(args.prometheus, args.prometheus_token_file)
 
 
-def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "UseReport":
+def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> UseReport:
     """What Prometheus recorded over the window. Raises PrometheusError."""
     from dra_driver.kubectl.commands.prometheus import PrometheusError
-    from dra_driver.kubectl.usage.device_use import UseReport
-    from dra_driver.kubectl.usage.history import History, queries
 
     history = History(window)
     for field, query in queries(window).items():
@@ -97,7 +94,7 @@ def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> "U
     return UseReport(source=f"Prometheus at {server.url}", window_s=window, uses=uses, gaps=tuple(gaps))
 
 
-def tell_source(report: "UseReport") -> None:
+def tell_source(report: UseReport) -> None:
     """Says on standard error who told it, over which time, and what is missing."""
     print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
     for gap in report.gaps:
@@ -110,3 +107,132 @@ def _window_text(window: float) -> str:
         if window >= 2 * size or window == size:
             return f"{window / size:g} {unit}" if window % size == 0 else f"{window / size:.1f} {unit}"
     return f"{window:.0f} s"
+
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def percent(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else f"{100 * ratio:.0f}%"
+
+
+def energy(joules: float | None, *, estimated: bool = False) -> str:
+    """``1.25 kWh``; ``~`` marks an estimate."""
+    if joules is None:
+        return UNKNOWN
+    mark = "~" if estimated else ""
+    return f"{mark}{joules / 3.6e6:.2f} kWh" if joules >= 3.6e5 else f"{mark}{joules / 3600:.1f} Wh"
+
+
+def number(value: Any) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def print_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Plain values, with an empty cell for what is not known. Names begin with no sign that a spreadsheet computes."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([[_cell(cell) for cell in row] for row in rows])
+    print(out.getvalue(), end="")
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, str):
+        return value
+    line = printable(value)
+    return f"'{line}" if line.startswith(_FORMULA) else line
+
+
+SELECTOR: Final = "app.kubernetes.io/component=exporter"
+PORT: Final = 8082
+ALL_S: Final = 120.0
+"""All nodes together: 1,000 exporters that answer at once take about half of it."""
+_GROUP: Final = 64
+_MAX_GAPS: Final = 10
+
+
+class ExporterApi(Protocol):
+    """The part of ``rest.RestClient`` that is needed here."""
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def get_all(
+        self, paths: Sequence[str], *, within_s: float | None = None
+    ) -> Sequence[dict[str, Any] | KubernetesApiError]: ...
+
+
+def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseReport:
+    """What the exporters of all nodes, or of one, know. Raises ConfigurationError where there are none, and
+    ForbiddenError where the user may not ask any of them, ApiUnreachableError where none answers."""
+    pods = [pod for pod in _pods(api, namespace) if node in ("", _node(pod))]
+    if not pods:
+        where = f" on node {node}" if node else ""
+        raise ConfigurationError(
+            f"no pod with the label {SELECTOR} in namespace {namespace}{where}: the exporter is off (the chart's "
+            "exporter.enabled), or in another namespace (--driver-namespace); --prometheus asks what was recorded"
+        )
+    told = _Told()
+    for at in range(0, len(pods), _GROUP):
+        group = pods[at : at + _GROUP]
+        answers = api.get_all([_path(namespace, pod) for pod in group], within_s=ALL_S)
+        for pod, answer in zip(group, answers, strict=True):
+            if isinstance(answer, ForbiddenError):
+                raise answer
+            told.add(pod, answer)
+    if not told.windows:
+        raise ApiUnreachableError(
+            f"nothing is known: none of {len(pods)} exporters answers as expected; {told.gaps[0]}"
+        )
+    asked = f"{len(told.windows)} of {len(pods)} exporters"
+    return UseReport(
+        source=asked, window_s=min(told.windows), uses=told.uses, gaps=tuple(_few(told.gaps)), gpus=tuple(told.gpus)
+    )
+
+
+class _Told:
+    """What the exporters have answered so far."""
+
+    def __init__(self) -> None:
+        self.uses: list[ClaimDeviceUse] = []
+        self.gpus: list[GpuMemory] = []
+        self.gaps: list[str] = []
+        self.windows: list[float] = []
+
+    def add(self, pod: Mapping[str, Any], answer: dict[str, Any] | KubernetesApiError) -> None:
+        node = _node(pod)
+        if isinstance(answer, KubernetesApiError):
+            self.gaps.append(f"node {node}: its exporter does not answer: {answer}")
+            return
+        try:
+            uses, window_s, unknown = decode(answer, node)
+        except ValueError as error:
+            self.gaps.append(f"node {node}: the answer of its exporter cannot be used: {error}")
+            return
+        self.uses += uses
+        self.gpus += decode_gpus(answer, node)
+        self.gaps += unknown
+        self.windows.append(window_s)
+
+
+def _pods(api: ExporterApi, namespace: str) -> list[Mapping[str, Any]]:
+    items = api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"]
+    return [pod for pod in items if not (pod.get("metadata") or {}).get("deletionTimestamp")]
+
+
+def _path(namespace: str, pod: Mapping[str, Any]) -> str:
+    name = str(pod["metadata"]["name"])
+    return f"{paths.pod(namespace, f'{name}:{PORT}')}/proxy/usage"
+
+
+def _node(pod: Mapping[str, Any]) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _few(gaps: Sequence[str]) -> Iterator[str]:
+    yield from (printable(gap) for gap in gaps[:_MAX_GAPS])
+    if len(gaps) > _MAX_GAPS:
+        yield f"and {len(gaps) - _MAX_GAPS} more"

@@ -1,8 +1,7 @@
 """Frees GPUs of a node for maintenance, and gives them back: ``drain`` and ``undrain`` (``kubectl dra drain``)."""
 
 from dra_driver.kubectl.drain.report import DrainReport, state_left, to_wire
-from dra_driver.kubectl.drain.run import DrainOptions, drain
-from dra_driver.kubectl.drain.undo import undrain
+from dra_driver.kubectl.drain.run import DrainOptions, drain, undrain
 from dra_driver.kubectl.drain.view import wait_at_most
 
 __all__ = ["DrainOptions", "DrainReport", "drain", "state_left", "to_wire", "undrain", "wait_at_most"]

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct, field
 
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
-from dra_driver.kubectl.drain.holders import DeviceHolder
+from dra_driver.kubectl.drain.view import DeviceHolder
 
 Say = Callable[[str], None]
 DrainResult = Literal["unfinished", "done", "failed", "interrupted"]
@@ -38,7 +38,6 @@ class DrainReport(Struct, kw_only=True):
 
 
 def to_wire(report: DrainReport) -> dict[str, Any]:
-    """The report as a JSON document."""
     return {
         "schemaVersion": 1,
         "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",

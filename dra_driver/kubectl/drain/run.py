@@ -4,19 +4,25 @@ Every step can be repeated, and the state between two of them is one that the no
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from dra_driver.core.errors import DraError
-from dra_driver.core.model.drain import DRAIN_ANNOTATION
+from dra_driver.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    DraError,
+    ForbiddenError,
+    NotFoundError,
+    ServerBusyError,
+)
+from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DrainRequest
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.kubectl.drain import marks, rights
-from dra_driver.kubectl.drain.eviction import evict
-from dra_driver.kubectl.drain.gpus import selected
-from dra_driver.kubectl.drain.holders import DeviceHolder, HolderPod
+from dra_driver.kube.evictions import Creator, causes_text, create_eviction
+from dra_driver.kube.rights import NeededRight, Reviewer, missing
+from dra_driver.kubectl.drain import marks
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
-from dra_driver.kubectl.drain.view import DrainApi, DrainWait, NodeView
+from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, PublishedGpu, selected
 
 TAINT_S: Final = 60.0
 """How long a node process may take to taint; it takes about a second."""
@@ -69,8 +75,8 @@ class _Drain:
     def mark(self) -> None:
         """The annotation that asks the node process to taint."""
         node = self._options.node
-        optional = [rights.EVICT] if self._options.evict else []
-        rights.check(self._api, rights.needed(node, reads_events=self._options.detaches), optional)
+        optional = [EVICT] if self._options.evict else []
+        check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
         marks.annotations_of(self._api, node)  # before slices: a node that does not exist has none
         published = self._view.gpus()
         if self._options.gpus:
@@ -200,3 +206,122 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
             "(docs/upgrade-and-drain.md)"
         )
     return [*found, f"afterwards: {undo}"]
+
+
+def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
+    """Fills ``report``. Raises as ``run.drain``; of ``options`` node, driver and GPUs count."""
+    node, view = options.node, NodeView(api, options.node, options.driver)
+    check_rights(api, needed_rights(node, reads_events=False, reads_holders=False))
+    asked = DrainRequest.of(marks.annotations_of(api, node).get(DRAIN_ANNOTATION))
+    published = view.gpus()
+    gpus = selected(published, options.gpus) if options.gpus else None
+    if gpus is not None and asked.every:
+        raise ConfigurationError(
+            f"node {node}: the whole node is drained, so single GPUs cannot be taken out: kubectl dra undrain {node}, "
+            "then drain the others"
+        )
+    report.gpus = gpus or tuple(gpu.uuid for gpu in published)
+    text, changed = marks.change_drain(api, node, lambda found: found.without(gpus))
+    report.annotation = text
+    left = f"is {text}" if text else "is gone"
+    say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (as before)'}")
+    detach = marks.end_detach(api, node)
+    stays = detach.foreign is not None or bool(detach.needed_by)
+    if detach.ended:
+        say(f"node {node}: the NVIDIA driver may be used again")
+    if detach.foreign is not None:
+        say(f"node {node}: annotation {DETACH_ANNOTATION} is not of this command and stays: {detach.foreign}")
+        report.next_steps = (f"new claims wait until it goes: kubectl annotate node {node} {DETACH_ANNOTATION}-",)
+    if detach.needed_by:
+        others = " ".join(f"--gpu {gpu}" for gpu in detach.needed_by)
+        say(f"node {node}: the NVIDIA driver stays given up for GPUs that are still drained")
+        report.next_steps = (f"new claims wait until these are given back: kubectl dra undrain {node} {others}",)
+    _await_use(view, gpus, patience, node, may_stay_detached=stays)
+    report.result, report.detached = "done", stays
+    say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
+
+
+def _await_use(
+    view: NodeView, gpus: tuple[GpuUuid, ...] | None, patience: DrainWait, node: str, *, may_stay_detached: bool
+) -> None:
+    def is_usable(gpu: PublishedGpu) -> bool:
+        return not gpu.marked and (may_stay_detached or not gpu.detached)
+
+    def is_done() -> bool:
+        published = view.settled_gpus()
+        return published is not None and all(is_usable(gpu) for gpu in published if gpus is None or gpu.uuid in gpus)
+
+    if not patience.wait_for(is_done):
+        raise DrainFailedError(
+            f"node {node}: its devices still have the taint. Its node process does not run, cannot reach the API "
+            "server, or waits for the NVIDIA driver; /readyz says what for"
+        )
+
+
+RETRY_S: Final = 5.0
+"""Between two tries of one pod; ``kubectl drain`` waits as long."""
+
+
+class EvictionAnswer(Struct, frozen=True, kw_only=True):
+    """``waits``: not now, try again after ``after_s``; ``refused``: it will not be evicted. ``why`` is a phrase."""
+
+    result: Literal["evicted", "gone", "waits", "refused"]
+    why: str = ""
+    after_s: float = RETRY_S
+
+
+def evict(api: Creator, pod: HolderPod) -> EvictionAnswer:
+    """One request. Raises KubernetesApiError when the API server cannot be reached."""
+    try:
+        create_eviction(api, pod.namespace, pod.name, pod.uid)
+    except (NotFoundError, ConflictError):
+        return EvictionAnswer(result="gone")
+    except ForbiddenError:
+        return EvictionAnswer(
+            result="refused", why=f"this user may not create pods/eviction in namespace {pod.namespace}"
+        )
+    except ServerBusyError as error:
+        return EvictionAnswer(
+            result="waits", why=causes_text(error) or str(error), after_s=max(RETRY_S, error.retry_after_s)
+        )
+    return EvictionAnswer(result="evicted")
+
+
+class MissingRightsError(DraError):
+    """The user lacks rights; the message names each of them."""
+
+
+EVICT: Final = NeededRight(verb="create", resource="pods", subresource="eviction")
+
+
+def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) -> tuple[NeededRight, ...]:
+    """What a drain or undrain of ``node`` has to be allowed to do."""
+    resource = "resource.k8s.io"
+    found = [
+        NeededRight(verb="get", resource="nodes", name=node),
+        NeededRight(verb="patch", resource="nodes", name=node),
+        NeededRight(verb="list", resource="resourceslices", group=resource, cluster_wide=True),
+    ]
+    if reads_holders:
+        found += [
+            NeededRight(verb="list", resource="resourceclaims", group=resource),
+            NeededRight(verb="list", resource="pods"),
+        ]
+    if reads_events:
+        found.append(NeededRight(verb="list", resource="events", namespace="default"))
+    return tuple(found)
+
+
+def check_rights(api: Reviewer, rights: Sequence[NeededRight], optional: Sequence[NeededRight] = ()) -> None:
+    """Raise MissingRightsError unless the user has ``rights``. ``optional`` ones are named with them, not required.
+
+    A server that does not answer such questions is believed to allow everything; it refuses single requests later.
+    """
+    lacking = missing(api, rights)
+    if not lacking:
+        return
+    lacking += missing(api, optional)
+    raise MissingRightsError(
+        f"the user of this kubeconfig lacks rights: {'; '.join(map(str, lacking))}. Nothing was changed; ask an "
+        "administrator for a ClusterRole with them (docs/upgrade-and-drain.md has one)"
+    )

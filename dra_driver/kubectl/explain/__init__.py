@@ -1,11 +1,10 @@
 """Explains why a pod or a claim has no devices: ``explain(state, subject)`` returns an `Explanation`."""
 
-from dra_driver.kubectl.explain.defaults import with_defaults
+from dra_driver.kubectl.explain.causes import gaps_that_matter
 from dra_driver.kubectl.explain.explanation import explain, explain_pods
-from dra_driver.kubectl.explain.manifests import pods_in
-from dra_driver.kubectl.explain.non_allocation_causes import gaps_that_matter
+from dra_driver.kubectl.explain.manifests import pods_in, with_defaults
 from dra_driver.kubectl.explain.report import SCHEMA_VERSION, Answer, Explanation, to_wire
-from dra_driver.kubectl.explain.scheduler import SchedulerModel, gates_of, scheduler_of
+from dra_driver.kubectl.explain.scheduler import SchedulerModel, scheduler_for
 from dra_driver.kubectl.explain.subject import Subject, claim_subject, pod_subject, subject_of_claim
 from dra_driver.kubectl.explain.text import render
 
@@ -19,11 +18,10 @@ __all__ = [
     "explain",
     "explain_pods",
     "gaps_that_matter",
-    "gates_of",
     "pod_subject",
     "pods_in",
     "render",
-    "scheduler_of",
+    "scheduler_for",
     "subject_of_claim",
     "to_wire",
     "with_defaults",

@@ -1,81 +1,469 @@
-"""Causes that prevent scheduling without involving a single device, and their codes.
+"""Causes that need no device to be evaluated: in the pod, its claims, classes, volumes, gates and the node's driver.
 
-The codes are part of the output schema: new ones may be added, existing ones are never renamed.
+Also reads what the control plane reported itself (conditions and events).
 """
 
-from enum import StrEnum
-from typing import Final
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-
-
-class CauseCode(StrEnum):
-    """Code of a cause. The codes of single devices are in ``reasons.py``."""
-
-    CLAIM_MISSING = "claimMissing"
-    CLAIM_DELETED = "claimDeleted"
-    CLAIM_NOT_OWNED = "claimNotOwned"
-    CLAIM_FULL = "claimFull"
-    CLAIM_NOT_RESERVED = "claimNotReserved"
-    CLAIM_NOT_ALLOCATED = "claimNotAllocated"
-    TEMPLATE_MISSING = "templateMissing"
-    CLASS_MISSING = "classMissing"
-    RESOURCE_UNKNOWN = "resourceUnknown"
-    NOT_WEIGHABLE = "notWeighable"
-    SCHEDULER_FAULT = "schedulerFault"
-    CEL_ERROR = "celError"
-    NO_SLICES = "noSlices"
-    DRIVER_SILENT = "driverSilent"
-    DRIVER_NOT_ON_NODE = "driverNotOnNode"
-    GATE_OFF = "gateOff"
-    PREPARE_FAILING = "prepareFailing"
-    VOLUME_WAITING = "volumeWaiting"
-    SCHEDULING_GATES = "schedulingGates"
-    OTHER_SCHEDULER = "otherScheduler"
-    NO_NODES = "noNodes"
-    NOT_WEIGHED = "notWeighed"
-    BEING_DELETED = "beingDeleted"
-    POOL_UNUSABLE = "poolUnusable"
-
-
-class Cause(Struct, frozen=True, kw_only=True):
-    """``message`` is a sentence, ``fix`` what to do about it (may be empty), ``object`` the object concerned.
-
-    With ``blocks`` the pod cannot be placed before this changes; otherwise the cause is only additional information.
-    """
-
-    code: CauseCode
-    message: str
-    fix: str = ""
-    object: str = ""
-    blocks: bool = True
-
-
-FINAL_CODES: Final = frozenset(
-    {
-        CauseCode.CLAIM_MISSING,
-        CauseCode.CLAIM_DELETED,
-        CauseCode.CLAIM_NOT_OWNED,
-        CauseCode.CLAIM_FULL,
-        CauseCode.TEMPLATE_MISSING,
-        CauseCode.CLASS_MISSING,
-        CauseCode.NO_SLICES,
-        CauseCode.NO_NODES,
-        CauseCode.RESOURCE_UNKNOWN,
-    }
+from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.core.text import listed
+from dra_driver.kube.devices import allocation_results, results_of, users_of
+from dra_driver.kube.published import names
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain.evaluation import NodeResult
+from dra_driver.kubectl.explain.reasons import is_selected_by
+from dra_driver.kubectl.explain.report import Cause, CauseCode
+from dra_driver.kubectl.explain.subject import (
+    RequestSpec,
+    Subject,
+    Wire,
+    allocation_of,
+    condition_of,
+    is_reserved_for,
+    label_of,
+    name_of,
+    namespace_of,
+    spec_of,
+    status_of,
+    uid_of,
 )
-"""Causes after which no node needs to be evaluated."""
+from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQuirks
+
+# --- Finds fields that the API server dropped because a feature gate is off.
+#
+# Compares an object with its annotation ``kubectl.kubernetes.io/last-applied-configuration``; objects without it cannot
+# be checked. Which gate a field belongs to: kubernetes/kubernetes pkg/registry/resource/*/strategy.go.
+
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_MAX_LAST_APPLIED: Final = 512 * 1024
+_GATES: Final = {
+    "firstAvailable": "DRAPrioritizedList",
+    "adminAccess": "DRAAdminAccess",
+    "tolerations": "DRADeviceTaints",
+    "capacity": "DRAConsumableCapacity",
+    "distinctAttribute": "DRAConsumableCapacity",
+    "extendedResourceName": "DRAExtendedResource",
+}
 
 
-def cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
-    """Returns the cause for a selector that does not compile or fails on a device."""
-    syntax = isinstance(error, CelSyntaxError)
-    return Cause(
-        code=CauseCode.CEL_ERROR,
-        message=f"the scheduler rejects the pod on every node: {error}",
-        fix="correct the expression"
-        if syntax
-        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
+def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
+    """Yields a cause for each gated field that was applied but is not stored."""
+    applied = _applied(item)
+    for path, field in _missing(applied.get("spec"), item.get("spec"), "spec", 0):
+        gate = _GATES[field]
+        yield Cause(
+            code=CauseCode.GATE_OFF,
+            message=f"{kind} {name_of(item)} was applied with {path}, but the API server dropped the field because "
+            f"feature gate {gate} is off",
+            fix=f"enable {gate} in the API server, scheduler, controller manager and kubelets, then apply it again",
+            object=f"{kind.lower()}/{name_of(item)}",
+            blocks=False,
+        )
+
+
+def _applied(item: Wire) -> dict[str, Any]:
+    note = ((item.get("metadata") or {}).get("annotations") or {}).get(_LAST_APPLIED)
+    if not isinstance(note, str) or len(note) > _MAX_LAST_APPLIED:
+        return {}
+    try:
+        found = json.loads(note)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _missing(applied: Any, stored: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    if depth > 12:  # deeper than any field of these kinds
+        return
+    if isinstance(applied, dict) and isinstance(stored, dict):
+        for name, value in applied.items():
+            if name in _GATES and value not in (None, [], {}, "", False) and name not in stored:
+                yield f"{path}.{name}", name
+            elif name in stored:
+                yield from _missing(value, stored[name], f"{path}.{name}", depth + 1)
+    elif isinstance(applied, list) and isinstance(stored, list):
+        for index, (one, other) in enumerate(zip(applied, stored, strict=False)):
+            yield from _missing(one, other, f"{path}[{index}]", depth + 1)
+
+
+# --- Finds classes that match nothing because the API server does not keep what their devices need.
+#
+# A driver publishes MIG partitions that do not exist yet only while the API server keeps counters, and GPUs for several
+# claims only while it keeps the fields of shared devices. Both feature gates are off by default before 1.36
+# (pkg/features/kube_features.go). A class of such devices is recognised by its selectors: they match a published whole
+# GPU once its attributes are those of a partition, or of a shared GPU.
+
+
+class _Form(NamedTuple):
+    """Devices that need a gate: what they are, and the attributes that distinguish them from a whole GPU."""
+
+    what: str
+    gate: str
+    attributes: Mapping[str, Wire]
+    shared: bool = False
+
+
+_PARTITION: Final = _Form(
+    what="MIG partitions that do not exist yet",
+    gate="DRAPartitionableDevices",
+    attributes={names.TYPE: {"string": names.TYPE_MIG}, names.PROFILE: {"string": "1g.10gb"}},
+)
+_SHARED: Final = tuple(
+    _Form(
+        what="GPUs for several claims at once",
+        gate="DRAConsumableCapacity",
+        attributes={names.SHARING_STRATEGY: {"string": strategy}},
+        shared=True,
     )
+    for strategy in ("TimeSlicing", "MPS")
+)
+
+
+def unpublished_forms(
+    state: ClusterState, specs: Sequence[RequestSpec], features: SchedulerFeatures
+) -> Iterator[Cause]:
+    """Yields a cause for each class that matches no published device, and would if a feature gate were on."""
+    forms = [] if features.partitionable_devices else [_PARTITION]
+    forms += [] if features.consumable_capacity else _SHARED
+    if not forms:
+        return
+    kinds = list(_kinds(state.slices))
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.class_name in seen or not spec.class_selectors:
+            continue
+        seen.add(spec.class_name)
+        if any(_selects(spec, driver, device) for driver, device in kinds):
+            continue
+        form = next((form for form in forms if any(_would_select(spec, form, *kind) for kind in kinds)), None)
+        if form is not None:
+            yield Cause(
+                code=CauseCode.GATE_OFF,
+                message=f"DeviceClass {spec.class_name} matches no published device: {form.what} are not published "
+                f"while feature gate {form.gate} is off, as it is by default before Kubernetes 1.36",
+                fix=f"enable {form.gate} in the API server, scheduler, controller manager and kubelets, upgrade to "
+                "Kubernetes 1.36, or ask for whole GPUs",
+                object=f"class/{spec.class_name}",
+                blocks=False,
+            )
+
+
+def _kinds(slices: Sequence[Wire]) -> Iterator[tuple[str, Wire]]:
+    """Driver and device, one for each driver, type and sharing strategy."""
+    seen = set()
+    for item in slices:
+        driver = str(spec_of(item).get("driver"))
+        for device in spec_of(item).get("devices") or ():
+            attributes = device.get("attributes") or {}
+            kind = (driver, *(str(attributes.get(name)) for name in (names.TYPE, names.SHARING_STRATEGY)))
+            if kind not in seen:
+                seen.add(kind)
+                yield driver, device
+
+
+def _selects(spec: RequestSpec, driver: str, device: Wire) -> bool:
+    return all(is_selected_by(text, driver, device) for text in spec.class_selectors)
+
+
+def _would_select(spec: RequestSpec, form: _Form, driver: str, device: Wire) -> bool:
+    attributes: Mapping[str, Any] = device.get("attributes") or {}
+    if (attributes.get(names.TYPE) or {}).get("string") != names.TYPE_GPU:
+        return False
+    changed = {**device, "attributes": {**attributes, **form.attributes}}
+    if form.shared:
+        changed["allowMultipleAllocations"] = True
+    return _selects(spec, driver, changed)
+
+
+# --- Detects that only a defect of this scheduler version keeps the subject pending.
+#
+# Evaluates a node again without any of the defects in ``allocation.scheduler_quirks``, then without one at a time, and
+# compares the results. At most `MAX_NODES` nodes are tried.
+
+MAX_NODES: Final = 20
+
+_QUIRKS: Final[Mapping[str, str]] = {
+    "counters_stay_charged": "a device rejected by a constraint, taint or capacity stays charged to its GPU's counters "
+    "for the rest of the attempt",
+    "shares_stay_charged": "a released share stays charged to its GPU's counters for the rest of the attempt",
+    "counters_by_pool_name": "counters are identified by pool name only, without the driver",
+    "distinct_forgets": "distinctAttribute remembers only one value of a request",
+    "counter_slices_everywhere": "slices with counters apply to every node, whichever node they name",
+    "whole_units": "capacities are counted in whole units",
+    "capacity_by_position": "the capacity of the first devices of a resource slice is checked, not that of the devices "
+    "to allocate",
+}
+"""Fields of `SchedulerQuirks` that can keep a pod away, most frequent first."""
+_FIXED_IN: Final[Mapping[str, str]] = {"capacity_by_position": "1.35"}
+"""Where it is not 1.37."""
+
+_SHARE_ALL: Final = (
+    "ask the administrator to share all GPUs of the node that have no partitions, or none, or to upgrade to "
+    "Kubernetes 1.35"
+)
+
+Retry = Callable[[SchedulerQuirks, NodeResult], NodeResult]
+"""Evaluates one node again with other scheduler quirks."""
+
+
+def scheduler_fault(
+    quirks: SchedulerQuirks, results: Sequence[NodeResult], again: Retry, slices: Sequence[Wire]
+) -> Cause | None:
+    """Returns the defect without which a node would take the subject; None when there is none.
+
+    ``results`` are nodes that do not fit, ``slices`` those of the cluster. The cause does not block by itself: it
+    explains the blocking one.
+    """
+    if quirks == V1_37:
+        return None
+    for result in [one for one in results if one.by_devices and one.claims][:MAX_NODES]:
+        improved = _retried(again, V1_37, result)
+        if improved is None:
+            continue
+        names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
+        why = _QUIRKS[names[0]] if names else "several defects of its allocator together exclude the devices"
+        fixed_in = _FIXED_IN.get(names[0], "1.37") if names else "1.37"
+        assigned = [item for allocation in improved.allocations for item in allocation_results(allocation)]
+        shown = ", ".join(f"{item['request']}={item['device']}" for item in assigned[:8])
+        return Cause(
+            code=CauseCode.SCHEDULER_FAULT,
+            message=f"{result.name} has the devices ({shown}), but a defect of this Kubernetes version, fixed in "
+            f"{fixed_in}, excludes them: {why}",
+            fix=_SHARE_ALL if names == ["capacity_by_position"] else _fix(_parents(slices, assigned)),
+            blocks=False,
+        )
+    return None
+
+
+def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeResult | None:
+    try:
+        found = again(quirks, result)
+    except (AllocationError, CelSyntaxError, CelEvaluationError):
+        return None
+    return found if found.fits else None
+
+
+def _parents(slices: Sequence[Wire], assigned: Sequence[Wire]) -> set[tuple[str, str]]:
+    """Returns driver and parentUUID of the devices ("" for devices without)."""
+    wanted = {(item["driver"], item["pool"], item["device"]) for item in assigned}
+    found = set()
+    for item in slices:
+        spec = item["spec"]
+        for device in spec.get("devices") or ():
+            if (spec["driver"], spec["pool"]["name"], device["name"]) in wanted:
+                parent = (device.get("attributes") or {}).get("parentUUID") or {}
+                found.add((str(spec["driver"]), str(parent.get("string") or "")))
+    return found
+
+
+def _fix(parents: set[tuple[str, str]]) -> str:
+    """Devices excluded by selectors are never charged to counters, so selecting the free GPU avoids the defect."""
+    (driver, uuid), *others = sorted(parents) or [("", "")]
+    if others or not uuid:
+        return "free the GPUs that are partly in use, or upgrade to Kubernetes 1.37"
+    selector = f'device.attributes["{driver}"].parentUUID == "{uuid}"'
+    return f"add {selector} to the selectors of each request (excluded devices are not charged), or free other GPUs"
+
+
+# --- Finds causes that need no device to be evaluated: in the pod, its claims, classes, volumes and the node's driver.
+#
+# Also reads what the control plane reported itself (conditions and events).
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+_PREPARE_REASONS: Final = ("FailedPrepareDynamicResources", "FailedToPrepareDynamicResources")
+_MAX_TEXT: Final = 600
+
+
+def scheduler_message(pod: Wire) -> str:
+    """Returns the scheduler's message about a pod that is not scheduled, "" when there is none."""
+    condition = condition_of(pod, "PodScheduled")
+    return str(condition.get("message") or "")[:_MAX_TEXT] if condition.get("status") == "False" else ""
+
+
+def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
+    """Returns what could not be read; gaps about volumes only when the pod has volumes."""
+    volumes = any(item.get("persistentVolumeClaim") for item in spec_of(pod or {}).get("volumes") or ())
+    return [gap for gap in state.gaps if volumes or not gap.startswith(("persistentvolumeclaims:", "storageclasses:"))]
+
+
+def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
+    gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]
+    if gates:
+        yield Cause(
+            code=CauseCode.SCHEDULING_GATES,
+            message=f"the pod has scheduling gates that are not removed yet: {listed(gates)}",
+            fix="the controller that set them has to remove them from spec.schedulingGates",
+        )
+    scheduler = spec_of(pod).get("schedulerName") or DEFAULT_SCHEDULER
+    if scheduler != DEFAULT_SCHEDULER:
+        yield Cause(
+            code=CauseCode.OTHER_SCHEDULER,
+            message=f"the pod waits for scheduler {scheduler}; this explanation is valid for {DEFAULT_SCHEDULER}",
+            blocks=False,
+        )
+    yield from _volumes(state, pod)
+
+
+def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
+    known = {name_of(item): item for item in state.pvcs if namespace_of(item) == namespace_of(pod)}
+    unreadable = any(gap.startswith("persistentvolumeclaims:") for gap in state.gaps)
+    for volume in spec_of(pod).get("volumes") or ():
+        name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        if not name or (unreadable and name not in known):
+            continue
+        found = known.get(name)
+        if found is None:
+            yield Cause(
+                code=CauseCode.VOLUME_WAITING,
+                message=f"not caused by devices: PersistentVolumeClaim {name} does not exist",
+                fix=f"create PersistentVolumeClaim {name}",
+                object=f"pvc/{name}",
+            )
+        elif status_of(found).get("phase") != "Bound":
+            waits = _waits_for_consumer(state, found)
+            phase = status_of(found).get("phase") or "Pending"
+            why = "its storage class binds it after the pod has a node" if waits else "it has to be bound first"
+            yield Cause(
+                code=CauseCode.VOLUME_WAITING,
+                message=f"not caused by devices: PersistentVolumeClaim {name} is {phase}; {why}",
+                fix="" if waits else f"run kubectl describe pvc {name}",
+                object=f"pvc/{name}",
+                blocks=not waits,
+            )
+
+
+def _waits_for_consumer(state: ClusterState, claim: Wire) -> bool:
+    """Whether the volume is bound only after the pod is scheduled (the binder's IsDelayBindingMode)."""
+    name = spec_of(claim).get("storageClassName")
+    found = next((item for item in state.storage_classes if name_of(item) == name), None)
+    return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
+
+
+def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
+    """Yields a cause for each DeviceClass that a request names and that does not exist."""
+    unreadable = next((gap for gap in state.gaps if gap.startswith("deviceclasses:")), "")
+    missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
+    for name in missing:
+        known_names = listed(sorted(name_of(item) for item in state.classes), 5)
+        yield Cause(
+            code=CauseCode.CLASS_MISSING,
+            message=f"DeviceClass {name} does not exist" + (f" ({unreadable})" if unreadable else ""),
+            fix=f"create it or name another one; existing classes: {known_names or 'none'}",
+            object=f"class/{name}",
+        )
+
+
+def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
+    """Yields a cause for each extended resource that no node offers and no DeviceClass provides."""
+    for request in subject.extended_requests:
+        offered = any((status_of(node).get("allocatable") or {}).get(request.resource) for node in state.nodes)
+        if request.class_name is None and not offered:
+            yield Cause(
+                code=CauseCode.RESOURCE_UNKNOWN,
+                message=f"no node offers resource {request.resource}, and no DeviceClass provides it "
+                f"(spec.extendedResourceName)",
+                fix=f"create a DeviceClass with extendedResourceName: {request.resource}, or use a ResourceClaim",
+                object=f"resource/{request.resource}",
+            )
+
+
+def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
+    """Yields a cause for each driver that requests name and that has published no devices."""
+    if not specs:
+        return
+    if not state.slices:
+        unreadable = next((gap for gap in state.gaps if gap.startswith("resourceslices:")), "")
+        yield Cause(
+            code=CauseCode.NO_SLICES,
+            message=unreadable or "no driver has published devices: the cluster has no ResourceSlices",
+            fix="check that the driver's pods run on the nodes with devices, and read their logs",
+        )
+        return
+    publishing = {str(spec_of(item).get("driver")) for item in state.slices}
+    for driver in sorted({name for spec in specs for name in spec.drivers if len(spec.drivers) == 1}):
+        if driver not in publishing:
+            yield Cause(
+                code=CauseCode.DRIVER_SILENT,
+                message=f"driver {driver} has published no devices; drivers with devices: {listed(sorted(publishing))}",
+                fix=f"check that the pods of {driver} run, or correct the driver in the selector",
+                object=f"driver/{driver}",
+            )
+
+
+def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
+    pod = subject.pod or {}
+    node = str(spec_of(pod).get("nodeName") or "")
+    for claim in subject.claims:
+        if claim.problem is not None:
+            yield claim.problem
+        elif claim.claim is not None and claim.exists:
+            yield from _causes_of_placed_claim(state, pod, node, claim.claim)
+    event = latest_event(state, pod, _PREPARE_REASONS)
+    if event is not None:
+        yield Cause(
+            code=CauseCode.PREPARE_FAILING,
+            message=f"preparing the devices on node {node} fails: {str(event.get('message') or '')[:_MAX_TEXT]}",
+            fix="the kubelet retries after 60 to 90 s; read the log of the driver's pod on that node",
+            object=f"node/{node}",
+        )
+
+
+def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> Iterator[Cause]:
+    where = f"claim/{name_of(claim)}"
+    if allocation_of(claim) is None:
+        yield Cause(
+            code=CauseCode.CLAIM_NOT_ALLOCATED,
+            message=f"the pod is on node {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was not "
+            "set by the scheduler",
+            fix="remove spec.nodeName from the pod; select the node with spec.nodeSelector instead",
+            object=where,
+        )
+        return
+    if not is_reserved_for(claim, pod):
+        users = listed([str(user.get("name")) for user in users_of(claim)])
+        yield Cause(
+            code=CauseCode.CLAIM_NOT_RESERVED,
+            message=f"claim {label_of(claim)} is not reserved for this pod" + (f", but for {users}" if users else ""),
+            fix="remove spec.nodeName from the pod, so that the scheduler reserves the claim for it",
+            object=where,
+        )
+    known_names = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
+    for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - known_names):
+        yield Cause(
+            code=CauseCode.DRIVER_NOT_ON_NODE,
+            message=f"driver {driver} publishes no devices on node {node}; it is probably not running there",
+            fix=f"check that the pod of {driver} on node {node} runs",
+            object=f"node/{node}",
+            # A controller may publish devices for many nodes, so this alone is no proof.
+            blocks=False,
+        )
+
+
+def _is_on(item: Wire, node: str) -> bool:
+    spec = spec_of(item)
+    if spec.get("nodeName"):
+        return bool(spec["nodeName"] == node)
+    return bool(spec.get("devices"))
+
+
+def latest_event(state: ClusterState, about: Wire, reasons: Sequence[str]) -> Wire | None:
+    """Returns the newest event with one of these reasons about the object; matched by UID if the object has one."""
+    uid = uid_of(about)
+    found = [
+        event
+        for event in state.events
+        if event.get("reason") in reasons
+        and (event.get("involvedObject") or {}).get("name") == name_of(about)
+        and (event.get("involvedObject") or {}).get("namespace", "default") == namespace_of(about)
+        and (not uid or (event.get("involvedObject") or {}).get("uid") in (None, uid))
+    ]
+    return max(found, key=_moment, default=None)
+
+
+def _moment(event: Wire) -> str:
+    """Time of an event. RFC 3339 in UTC compares as text."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")

@@ -13,9 +13,15 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain.extended import claim_for, is_offered
-from dra_driver.kubectl.explain.objects import Wire, allocation_of, name_of
-from dra_driver.kubectl.explain.subject import Subject, SubjectClaim
+from dra_driver.kubectl.explain.subject import (
+    Subject,
+    SubjectClaim,
+    Wire,
+    allocation_of,
+    claim_for,
+    is_offered,
+    name_of,
+)
 from dra_driver.scheduler.allocation import (
     AllocationOutcome,
     Allocator,
@@ -107,7 +113,6 @@ class Evaluation:
         return [self._node(node, known) for node in self._state.nodes]
 
     def node(self, node: Wire, *, ignoring_pod: bool = False) -> NodeResult:
-        """Evaluates one node; with ``ignoring_pod`` only its devices."""
         return self._node(node, None, ignoring_pod=ignoring_pod)
 
     def _node(self, node: Wire, known: dict[Hashable, NodeResult] | None, *, ignoring_pod: bool = False) -> NodeResult:
@@ -142,7 +147,6 @@ class Evaluation:
             return False
 
     def observed(self, result: NodeResult) -> Observed:
-        """Repeats the allocation on a node and records its events."""
         seen = Observed()
         # Recording slows the search down, so it may reach its time limit; the events recorded until then are valid.
         with suppress(AllocationError, CelSyntaxError, CelEvaluationError):
@@ -154,7 +158,6 @@ class Evaluation:
         return self._allocator.own_pools(result.wire)
 
     def devices(self, result: NodeResult) -> Iterator[PoolDevice]:
-        """Yields the devices of usable pools that the node reaches."""
         for pool in self._allocator.reachable(result.wire).pools:
             yield from pool.devices
 
@@ -199,6 +202,5 @@ def _is_transient(cause: DeviceCause) -> bool:
 
 
 def _is_available(claim: Wire | None, node: Wire) -> bool:
-    """Whether the node can use the claim's allocated devices."""
     selector = (allocation_of(claim or {}) or {}).get("nodeSelector")
     return selector is None or node_matches(selector, node)

@@ -1,7 +1,7 @@
 """Explains one subject: first the causes other than allocation, then every node, then the devices.
 
 Defines the order of these steps and the verdict. The reasons of devices come from the allocator's own events
-(``evaluation.py``, ``reasons.py``), the other causes from ``non_allocation_causes.py``.
+(``evaluation.py``, ``reasons.py``), the other causes from ``py``.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,111 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
-from dra_driver.kube.devices import users_of
+from dra_driver.core.text import listed
+from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
-from dra_driver.kubectl.explain import non_allocation_causes
-from dra_driver.kubectl.explain.causes import FINAL_CODES, Cause, CauseCode, cel_cause
-from dra_driver.kubectl.explain.defaults import claim_with_defaults, with_defaults
+from dra_driver.kubectl.explain.causes import (
+    before_scheduling,
+    causes_on_node,
+    dropped_fields,
+    gaps_that_matter,
+    missing_classes,
+    scheduler_fault,
+    scheduler_message,
+    silent_drivers,
+    unknown_resources,
+    unpublished_forms,
+)
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, NodeResult
-from dra_driver.kubectl.explain.extended import claim_for
-from dra_driver.kubectl.explain.faults import scheduler_fault
-from dra_driver.kubectl.explain.gates import dropped_fields
 from dra_driver.kubectl.explain.holders import Holders
-from dra_driver.kubectl.explain.objects import Wire, allocation_of, is_reserved_for, label_of, name_of, spec_of
-from dra_driver.kubectl.explain.past_scheduling import past_scheduling_report
-from dra_driver.kubectl.explain.report import Answer, Explanation, NodeDetail, Verdict
-from dra_driver.kubectl.explain.requests import RequestSpec, by_name, requests_of
+from dra_driver.kubectl.explain.manifests import claim_with_defaults, with_defaults
+from dra_driver.kubectl.explain.report import (
+    FINAL_CODES,
+    Answer,
+    Cause,
+    CauseCode,
+    Explanation,
+    NodeDetail,
+    Verdict,
+    cel_cause,
+)
 from dra_driver.kubectl.explain.scheduler import SchedulerModel
-from dra_driver.kubectl.explain.subject import Subject, SubjectClaim, subject_of
-from dra_driver.kubectl.explain.unpublished import unpublished_forms
+from dra_driver.kubectl.explain.subject import (
+    RequestSpec,
+    Subject,
+    SubjectClaim,
+    Wire,
+    allocation_of,
+    by_name,
+    claim_for,
+    is_deleted,
+    is_finished,
+    is_reserved_for,
+    label_of,
+    name_of,
+    requests_of,
+    spec_of,
+    status_of,
+    subject_of,
+)
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
+
+
+def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation | None:
+    """Returns the report, or None when the subject waits for the scheduler."""
+    if subject.pod is None:
+        claim = subject.claims[0].claim or {}
+        return _allocated(state, subject, claim) if allocation_of(claim) is not None else None
+    pod = subject.pod
+    node = str(spec_of(pod).get("nodeName") or "")
+    phase = str(status_of(pod).get("phase") or "Pending")
+    if is_finished(pod):
+        return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
+    if is_deleted(pod):
+        cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and will not be scheduled")
+        return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", (cause,))
+    if not node:
+        return None
+    if phase == "Running":
+        return _report(state, subject, Answer.RUNNING, f"runs on {node}")
+    causes = tuple(causes_on_node(state, subject))
+    why = next((cause.message for cause in causes), "")
+    sentence = f"is on {node} and has not started" + (f": {why}" if why else "; no problem with its devices is known")
+    return _report(state, subject, Answer.PLACED, sentence, causes)
+
+
+def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Explanation:
+    devices = [f"{result['device']} of {result['pool']}" for result in results_of(claim)]
+    users = [str(user.get("name")) for user in users_of(claim)]
+    devices_text = f"has {listed(devices, 8)}" if devices else "is allocated without devices"
+    sentence = f"{devices_text}; " + (f"reserved for {listed(users, 8)}" if users else "reserved for no pod")
+    notes = () if users else ("the scheduler can deallocate this claim, because no pod uses it",)
+    return _report(state, subject, Answer.ALLOCATED, sentence, notes=notes)
+
+
+def _report(
+    state: ClusterState,
+    subject: Subject,
+    answer: Answer,
+    sentence: str,
+    causes: tuple[Cause, ...] = (),
+    *,
+    notes: tuple[str, ...] = (),
+) -> Explanation:
+    node = str(spec_of(subject.pod or {}).get("nodeName") or "")
+    node_exists = any(name_of(item) == node for item in state.nodes)
+    return Explanation(
+        subject=str(subject),
+        kind=subject.kind,
+        namespace=subject.namespace,
+        name=subject.name,
+        verdict=Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes)),
+        causes=causes,
+        fitting_nodes=(node,) if node_exists else (),
+        notes=(*gaps_that_matter(state, subject.pod), *notes),
+    )
+
 
 _MAX_NODES: Final = 10
 
@@ -104,7 +190,7 @@ class _Explainer:
         self._usage: dict[str, NodeUsage] = usage_by_node(state.pods)
         self._holders = Holders(state.claims)
         self._causes: list[Cause] = []
-        self._notes: list[str] = non_allocation_causes.gaps_that_matter(state, subject.pod)
+        self._notes: list[str] = gaps_that_matter(state, subject.pod)
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
 
@@ -142,7 +228,7 @@ class _Explainer:
             nodes=details.nodes,
             fitting_nodes=tuple(result.name for result in fitting[:_MAX_NODES]),
             node=detail,
-            scheduler=non_allocation_causes.scheduler_message(self._subject.pod or {}),
+            scheduler=scheduler_message(self._subject.pod or {}),
             notes=tuple(self._notes),
         )
         placeable = verdict.answer is Answer.FITS and fitting
@@ -156,12 +242,12 @@ class _Explainer:
     def _find_other_causes(self, unallocated: Sequence[SubjectClaim]) -> None:
         pod = self._subject.pod
         if pod is not None:
-            self._causes += non_allocation_causes.before_scheduling(self._state, pod)
+            self._causes += before_scheduling(self._state, pod)
         self._causes += [item.problem for item in self._subject.claims if item.problem is not None]
         specs = self._all_requests(unallocated)
-        self._causes += non_allocation_causes.missing_classes(self._state, specs)
-        self._causes += non_allocation_causes.unknown_resources(self._state, self._subject)
-        self._causes += non_allocation_causes.silent_drivers(self._state, specs)
+        self._causes += missing_classes(self._state, specs)
+        self._causes += unknown_resources(self._state, self._subject)
+        self._causes += silent_drivers(self._state, specs)
         self._causes += unpublished_forms(self._state, specs, self._scheduler.features)
         used = {spec.class_name for spec in specs}
         for item in self._state.classes:
@@ -282,7 +368,7 @@ class _Explainer:
         pod = self._subject.pod
         if pod is None or not any(result.fits for result in results):
             return
-        message = non_allocation_causes.scheduler_message(pod)
+        message = scheduler_message(pod)
         beyond = unmodelled_constraints(pod)
         if message and any(part in message for part in _UNCHECKED) and not any(cause.blocks for cause in self._causes):
             self._causes.append(

@@ -6,23 +6,14 @@ numbers the claims of one node, so that nodes whose devices are used alike, by d
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dra_driver.core.text import listed
 from dra_driver.kube.devices import results_of, users_of
-from dra_driver.kubectl.explain.objects import Wire, label_of
+from dra_driver.kubectl.explain.subject import Wire, label_of
 from dra_driver.scheduler.allocation import DeviceId
 
 _MARK: Final = re.compile("\x00(\\d+)\x00")
-
-
-class DeviceHolders(Protocol):
-    """Who uses devices, for the sentences of `phrases`."""
-
-    def claims(self, device: DeviceId) -> list[str]: ...
-    def consumed(self, device: DeviceId, claim: str, capacity: str) -> str: ...
-    def allocated_in(self, driver: str, pool: str) -> list[str]: ...
-    def label_with_pods(self, claim: str) -> str: ...
 
 
 class Holders:
@@ -51,7 +42,6 @@ class Holders:
         return str(self._consumed.get((device, claim), {}).get(capacity) or "")
 
     def allocated_in(self, driver: str, pool: str) -> list[str]:
-        """Returns the names of the pool's allocated devices."""
         return self._allocated_by_pool.get((driver, pool), [])
 
     def label_with_pods(self, claim: str) -> str:
@@ -61,19 +51,16 @@ class Holders:
             return f"{claim} (no pod)"
         return f"{claim} (pod{'s' if len(pods) > 1 else ''} {listed(pods)})"
 
-    def consumption(self, device: DeviceId, claim: str) -> Wire:
-        """Returns the capacities that the claim's share consumes of the device."""
-        return self._consumed.get((device, claim), {})
 
-
-class NodeHolders:
+class NodeHolders(Holders):
     """The holders of one node's devices; claims appear in sentences as marks, which `named` replaces.
 
     ``like`` is equal for nodes on which the same devices are used in the same way, by whichever claims.
     """
 
     def __init__(self, holders: Holders, pools: Sequence[tuple[str, str]]) -> None:
-        self._holders = holders
+        self._claims, self._pods, self._consumed = holders._claims, holders._pods, holders._consumed
+        self._allocated_by_pool = holders._allocated_by_pool
         self._numbers: dict[str, int] = {}
         uses: list[Any] = []
         for place, (driver, pool) in enumerate(pools):
@@ -81,29 +68,19 @@ class NodeHolders:
                 device = DeviceId(driver, pool, name)
                 claims = holders.claims(device)
                 users = tuple(self._numbers.setdefault(claim, len(self._numbers)) for claim in claims)
-                amounts = tuple(tuple(sorted(holders.consumption(device, claim).items())) for claim in claims)
+                amounts = tuple(tuple(sorted(self._consumed.get((device, claim), {}).items())) for claim in claims)
                 uses.append((place, name, users, amounts))
         self.like = tuple(uses)
 
-    def claims(self, device: DeviceId) -> list[str]:
-        return self._holders.claims(device)
-
-    def consumed(self, device: DeviceId, claim: str, capacity: str) -> str:
-        return self._holders.consumed(device, claim, capacity)
-
-    def allocated_in(self, driver: str, pool: str) -> list[str]:
-        return self._holders.allocated_in(driver, pool)
-
     def label_with_pods(self, claim: str) -> str:
         number = self._numbers.get(claim)
-        return self._holders.label_with_pods(claim) if number is None else f"\x00{number}\x00"
+        return super().label_with_pods(claim) if number is None else f"\x00{number}\x00"
 
     def named(self, text: str) -> str:
         """Returns the text with the claims of this node and their pods in place of the marks."""
         if "\x00" not in text:
             return text
         labels = {str(number): claim for claim, number in self._numbers.items()}
-        return _MARK.sub(lambda mark: self._label(labels.get(mark[1]), mark[0]), text)
-
-    def _label(self, claim: str | None, mark: str) -> str:
-        return mark if claim is None else self._holders.label_with_pods(claim)
+        return _MARK.sub(
+            lambda mark: Holders.label_with_pods(self, labels[mark[1]]) if mark[1] in labels else mark[0], text
+        )

@@ -13,7 +13,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.explain.objects import Wire
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain.subject import Wire
 from dra_driver.scheduler.allocation import V1_36, SchedulerFeatures, SchedulerQuirks
 
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})")
@@ -57,6 +58,11 @@ def scheduler_of(version: str, gates: Mapping[str, bool], slices: Iterable[Wire]
         features=SchedulerFeatures.from_gates({**defaults, **gates}),
         quirks=SchedulerQuirks.of_version(f"{major}.{minor}"),
     )
+
+
+def scheduler_for(state: ClusterState, gates: str = "") -> SchedulerModel:
+    """The model for the cluster of ``state``, with gates as in ``--feature-gates``. Raises ConfigurationError."""
+    return scheduler_of(state.server_version, gates_of(gates), state.slices)
 
 
 def _gates_seen(slices: Iterable[Wire]) -> dict[str, bool]:

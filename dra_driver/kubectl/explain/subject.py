@@ -5,28 +5,246 @@ pkg/controller/resourceclaim (which claims it generates) and
 staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which claim belongs to a pod).
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import users_of
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain.causes import Cause, CauseCode
-from dra_driver.kubectl.explain.extended import ExtendedRequest, extended_requests_of
-from dra_driver.kubectl.explain.objects import (
-    Wire,
-    is_deleted,
-    is_owned_by,
-    is_reserved_for,
-    label_of,
-    name_of,
-    namespace_of,
-    spec_of,
-    status_of,
-    uid_of,
-)
+from dra_driver.kubectl.explain.report import Cause, CauseCode
+
+Wire = Mapping[str, Any]
+
+
+def name_of(item: Wire) -> str:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("name") or f"{metadata.get('generateName', '')}*")
+
+
+def namespace_of(item: Wire) -> str:
+    return str((item.get("metadata") or {}).get("namespace") or "default")
+
+
+def uid_of(item: Wire) -> str:
+    return str((item.get("metadata") or {}).get("uid") or "")
+
+
+def label_of(item: Wire) -> str:
+    return f"{namespace_of(item)}/{name_of(item)}"
+
+
+def is_deleted(item: Wire) -> bool:
+    return bool((item.get("metadata") or {}).get("deletionTimestamp"))
+
+
+def is_finished(pod: Wire) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def spec_of(item: Wire) -> Wire:
+    spec: Wire = item.get("spec") or {}
+    return spec
+
+
+def status_of(item: Wire) -> Wire:
+    status: Wire = item.get("status") or {}
+    return status
+
+
+def allocation_of(claim: Wire) -> Wire | None:
+    found: Wire | None = status_of(claim).get("allocation")
+    return found
+
+
+def is_reserved_for(claim: Wire, pod: Wire) -> bool:
+    """Compares by UID; by name if the pod has no UID, as in manifests."""
+    uid = uid_of(pod)
+    for user in users_of(claim):
+        if (user.get("uid") and uid and user["uid"] == uid) or (not uid and user.get("name") == name_of(pod)):
+            return True
+    return False
+
+
+def condition_of(pod: Wire, kind: str) -> Wire:
+    """Returns the condition of that type, or an empty mapping."""
+    conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), {})
+
+
+def is_owned_by(item: Wire, owner: Wire) -> bool:
+    owners: Sequence[Wire] = (item.get("metadata") or {}).get("ownerReferences") or ()
+    return any(reference.get("uid") == uid_of(owner) for reference in owners)
+
+
+_GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']""")
+
+
+class RequestSpec(Struct, frozen=True, kw_only=True):
+    """One request or subrequest. ``count`` is None for all devices. ``device_class`` is None when it does not exist.
+
+    ``selector_cache`` is for those who look at many devices with it.
+    """
+
+    claim: int
+    claim_label: str
+    request: str
+    class_name: str
+    device_class: Wire | None
+    count: int | None
+    selectors: Sequence[str]
+    class_selectors: Sequence[str]
+    tolerations: Sequence[Wire]
+    capacity: Mapping[str, Any]
+    admin_access: bool
+    selector_cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def count_text(self) -> str:
+        return "all" if self.count is None else str(self.count)
+
+    @property
+    def drivers(self) -> frozenset[str]:
+        """Drivers that the selectors compare ``device.driver`` with; empty when any driver may match."""
+        return frozenset(name for text in (*self.class_selectors, *self.selectors) for name in _GUARD.findall(text))
+
+
+def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[RequestSpec]:
+    found = []
+    for index, claim in enumerate(claims):
+        for request in (spec_of(claim).get("devices") or {}).get("requests") or ():
+            name = str(request.get("name"))
+            if request.get("exactly"):
+                found.append(_spec(index, labels[index], name, request["exactly"], classes))
+            for sub in request.get("firstAvailable") or ():
+                found.append(_spec(index, labels[index], f"{name}/{sub.get('name')}", sub, classes))
+    return found
+
+
+def _spec(claim: int, label: str, name: str, wire: Wire, classes: Mapping[str, Wire]) -> RequestSpec:
+    class_name = str(wire.get("deviceClassName") or "")
+    found = classes.get(class_name)
+    return RequestSpec(
+        claim=claim,
+        claim_label=label,
+        request=name,
+        class_name=class_name,
+        device_class=found,
+        count=None if wire.get("allocationMode") == "All" else int(wire.get("count") or 1),
+        selectors=_expressions(wire),
+        class_selectors=_expressions(spec_of(found)) if found is not None else (),
+        tolerations=wire.get("tolerations") or (),
+        capacity=(wire.get("capacity") or {}).get("requests") or {},
+        admin_access=bool(wire.get("adminAccess")),
+    )
+
+
+def _expressions(owner: Wire) -> tuple[str, ...]:
+    return tuple(
+        str((item.get("cel") or {}).get("expression") or "") for item in owner.get("selectors") or () if item.get("cel")
+    )
+
+
+def by_name(classes: Sequence[Wire]) -> dict[str, Wire]:
+    return {name_of(item): item for item in classes}
+
+
+# --- Turns extended resources of containers (``resources.requests: {example.com/gpu: 1}``) into a claim for devices.
+#
+# Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004):
+# on a node where a device plugin offers the resource, the device plugin takes precedence, so the claim depends on the
+# node.
+
+IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the resource name that every DeviceClass has implicitly."""
+
+EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
+_MAX_CONTAINERS: Final = 1000
+
+
+class ExtendedRequest(Struct, frozen=True, kw_only=True):
+    """One extended resource of one container, and the DeviceClass that provides it (None: no class does)."""
+
+    request: str
+    resource: str
+    count: int
+    class_name: str | None
+
+
+def class_names(classes: Iterable[Wire]) -> dict[str, str]:
+    """Maps resource names to classes. Of several classes the newest wins; among equally old ones, the first by name."""
+    found: dict[str, tuple[str, str]] = {}
+    for item in sorted(classes, key=name_of):
+        created = str((item.get("metadata") or {}).get("creationTimestamp") or "")
+        found[f"{IMPLICIT}{name_of(item)}"] = (created, name_of(item))
+        explicit = spec_of(item).get("extendedResourceName")
+        if explicit and (explicit not in found or found[explicit][0] < created):
+            found[explicit] = (created, name_of(item))
+    return {resource: name for resource, (_, name) in found.items()}
+
+
+def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedRequest]:
+    """Returns the containers' extended resources, in the order and with the request names of the scheduler."""
+    known = class_names(classes)
+    containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
+    found = []
+    for index, container in enumerate(containers[:_MAX_CONTAINERS]):
+        resources: Mapping[str, Any] = container.get("resources") or {}
+        # The API server copies limits to requests of extended resources; manifests may have only one of them.
+        wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for number, resource in enumerate(sorted(wanted)):
+            count = _count(wanted[resource]) if is_extended(resource) else 0
+            if count > 0:
+                name = f"container-{index}-request-{number}"
+                found.append(
+                    ExtendedRequest(request=name, resource=resource, count=count, class_name=known.get(resource))
+                )
+    return found
+
+
+def is_extended(resource: str) -> bool:
+    """Whether a resource name is an extended resource (pkg/apis/core/v1/helper, IsExtendedResourceName)."""
+    if resource.startswith(IMPLICIT):
+        return True
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and not (domain == "kubernetes.io" or domain.endswith(".kubernetes.io"))
+
+
+def is_offered(node: Wire, resource: str) -> bool:
+    return _count((status_of(node).get("allocatable") or {}).get(resource, 0)) > 0
+
+
+def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> dict[str, Any] | None:
+    """Returns the claim that the scheduler would create for the pod on the node; None when it needs no device there."""
+    requests = [
+        {
+            "name": item.request,
+            "exactly": {"deviceClassName": item.class_name, "allocationMode": "ExactCount", "count": item.count},
+        }
+        for item in extended_requests
+        if item.class_name is not None and (node is None or not is_offered(node, item.resource))
+    ]
+    if not requests:
+        return None
+    return {
+        "metadata": {
+            "name": f"{name_of(pod)}-extended-resources",
+            "namespace": namespace_of(pod),
+            "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"},
+        },
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+def _count(value: Any) -> int:
+    try:
+        return Quantity.parse(str(value)).as_int()
+    except ValueError:
+        return 0
+
 
 MAX_USERS: Final = 256
 """Limit of consumers of one claim (ResourceClaimReservedForMaxSize)."""
@@ -81,13 +299,11 @@ def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
 
 
 def subject_of_claim(claim: Wire) -> Subject:
-    """Returns a single claim as subject, as if a pod without other requirements used it."""
     only = SubjectClaim(entry="", source="claim", claim=claim, exists=True, label=f"claim {name_of(claim)}")
     return Subject(kind="claim", namespace=namespace_of(claim), name=name_of(claim), pod=None, claims=[only])
 
 
 def subject_of(state: ClusterState, pod: Wire) -> Subject:
-    """Returns a pod, existing or not, as subject with its claims."""
     statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
     generated: dict[str, str | None] = {
         item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")

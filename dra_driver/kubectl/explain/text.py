@@ -23,16 +23,14 @@ Style = Callable[[str, str], str]
 
 
 def plain(text: str, _what: str) -> str:
-    """Returns the text without colours."""
     return text
 
 
 def render(report: Explanation, style: Style = plain) -> str:
     """Renders the explanation; the text ends with a newline."""
     report = _on_one_line(report)
-    good = report.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.ALLOCATED, Answer.FINISHED)
     first, *rest = wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
-    lines = [style(first, "good" if good else "bad"), *rest]
+    lines = [style(first, "good" if report.verdict.answer.is_good else "bad"), *rest]
     if report.fitting_nodes and report.verdict.answer is Answer.FITS:
         more = report.verdict.nodes_fit - len(report.fitting_nodes)
         shown = ", ".join(report.fitting_nodes) + (f" and {more} more" if more else "")

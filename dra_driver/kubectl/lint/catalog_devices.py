@@ -5,13 +5,14 @@ values differ between machines, so that lint never relies on an invented value.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.config.policy import KIND, policy_problems
 from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
 from dra_driver.core.model.nvlink import NvLinks
 from dra_driver.core.model.terms import SharingTerms, Strategy
@@ -19,6 +20,8 @@ from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.published import DIMENSIONS, DIRECT, SWITCH, Island, attributes, devices, names
 from dra_driver.kube.types import Device
+from dra_driver.kubectl.lint.manifest import Manifest
+from dra_driver.kubectl.lint.reading import plain
 from dra_driver.scheduler.cel import DeviceView
 
 DRIVER: Final = "gpu.nvidia.com"
@@ -164,3 +167,72 @@ def _bare(device: KnownDevice) -> KnownDevice:
 def _gigabytes(name: str) -> int | None:
     found = _LABEL.search(name)
     return int(found[1]) if found else None
+
+
+# --- Catalog devices with the attributes that GpuPolicy objects of the input add to them.
+#
+# An attribute that a policy adds is known with its type and value, but only some GPUs have it. Which GPUs the policy
+# selects is not evaluated.
+
+MAX_POLICIES: Final = 8
+"""Limit of policies whose attributes are used; each one doubles the devices on which selectors are evaluated."""
+
+
+def devices_under(policies: Iterable[Manifest], devices: Sequence[KnownDevice]) -> tuple[KnownDevice, ...]:
+    """Returns each device with the attributes of each policy. Policies that nodes refuse are ignored."""
+    found = [(policy.name, added) for policy in policies if (added := _attributes(policy))]
+    return tuple(form for name, added in found[:MAX_POLICIES] for form in _forms(name, added, devices))
+
+
+def _attributes(policy: Manifest) -> dict[str, dict[str, Any]]:
+    try:
+        written = plain(policy.spot.node)
+    except ValueError:
+        return {}
+    if policy.kind != KIND or policy_problems(written):
+        return {}
+    return {
+        item["name"]: {kind: value for kind, value in item.items() if kind != "name"}
+        for item in written["spec"].get("attributes") or ()
+    }
+
+
+def _forms(name: str, added: dict[str, dict[str, Any]], devices: Sequence[KnownDevice]) -> Iterator[KnownDevice]:
+    for device in devices:
+        if not device.bare:
+            wire = {**device.wire, "attributes": {**device.wire["attributes"], **added}}
+            yield replace(
+                device,
+                label=f"{device.label} under GpuPolicy {name}",
+                wire=wire,
+                view=DeviceView(device.driver, wire),
+                label_gigabytes=None,
+                per_gpu=0,
+            )
+
+
+# --- Why a cluster may have no device of a class that the catalog has: a feature gate of its API server is off.
+#
+# A node publishes MIG partitions that do not exist yet only while the API server keeps counters, and shared GPUs only
+# while it keeps their fields (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
+
+_HINT = (
+    "{what} are published only while feature gate {gate} is on (off by default before Kubernetes 1.36), and no device "
+    "of the cluster shows that it is"
+)
+
+
+def gate_hint(wanted: Sequence[KnownDevice], cluster: Sequence[KnownDevice]) -> str:
+    """For a class that selects ``wanted``, none of which the cluster has; "" when no gate can be the reason."""
+    if wanted and all(_is_partition(device) for device in wanted):
+        seen = any(device.wire.get("consumesCounters") for device in cluster)
+        return "" if seen else _HINT.format(what="MIG partitions that do not exist yet", gate="DRAPartitionableDevices")
+    if wanted and all(device.shared for device in wanted):
+        seen = any(device.shared for device in cluster)
+        return "" if seen else _HINT.format(what="GPUs for several claims at once", gate="DRAConsumableCapacity")
+    return ""
+
+
+def _is_partition(device: KnownDevice) -> bool:
+    kind = (device.wire.get("attributes") or {}).get(names.TYPE) or {}
+    return bool(kind.get("string") == names.TYPE_MIG)

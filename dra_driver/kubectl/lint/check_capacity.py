@@ -14,12 +14,11 @@ from dra_driver.core.errors import AllocationError, InvalidParametersError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, LARGEST_MEMORY, OTHER_CAPACITIES, KnownDevice
-from dra_driver.kubectl.lint.expressions import ParsedSelector
+from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain
+from dra_driver.kubectl.lint.finding import Severity
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.matching import evaluate_chain
-from dra_driver.kubectl.lint.nodes import Spot, plain
+from dra_driver.kubectl.lint.reading import Spot, plain
 from dra_driver.kubectl.lint.reporter import Reporter
-from dra_driver.kubectl.lint.rules import Severity
 from dra_driver.kubectl.lint.scope import ClassInfo, Scope, did_you_mean
 from dra_driver.scheduler.allocation import CapacityShort, consumption, shortage
 

@@ -14,7 +14,7 @@ from dra_driver.kubectl.lint.check_configs import ConfigChecker, parts_of
 from dra_driver.kubectl.lint.check_matches import MAX_RESULTS, MatchChecker
 from dra_driver.kubectl.lint.check_selectors import SelectorChecker
 from dra_driver.kubectl.lint.manifest import Manifest, claim_devices
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 
@@ -43,7 +43,6 @@ class ClaimChecker:
         self._configs = ConfigChecker(reporter, scope)
 
     def device_class(self, manifest: Manifest) -> None:
-        """Checks a DeviceClass."""
         spec = manifest.spot.get("spec")
         if spec is None:
             return
@@ -54,7 +53,6 @@ class ClaimChecker:
         self._configs.of_class(manifest, spec)
 
     def claim(self, manifest: Manifest) -> None:
-        """Checks a ResourceClaim or ResourceClaimTemplate."""
         devices = claim_devices(manifest)
         if devices is None:
             return
@@ -229,7 +227,6 @@ def exact_part(manifest: Manifest, request: Spot) -> Spot | None:
 
 
 def request_names(devices: Spot) -> Requests:
-    """Maps requests to the names of their subrequests."""
     return {
         request.string("name"): {sub.string("name") for sub in request.each("firstAvailable")}
         for request in devices.each("requests")

@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from dra_driver.core.quantity import Quantity
-from dra_driver.kubectl.lint.catalog_devices import KnownDevice
-from dra_driver.kubectl.lint.expressions import ParsedClause, ParsedSelector
-from dra_driver.kubectl.lint.gate_hints import gate_hint
+from dra_driver.kubectl.lint.catalog_devices import KnownDevice, gate_hint
+from dra_driver.kubectl.lint.expressions import (
+    MatchResult,
+    ParsedClause,
+    ParsedSelector,
+    evaluate_chain,
+    nearest,
+    values_seen,
+)
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.matching import MatchResult, evaluate_chain, nearest, values_seen
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import ClassInfo, Scope
 from dra_driver.scheduler.cel import COST_LIMIT, DeviceView
@@ -45,7 +50,6 @@ class MatchChecker:
         self._spent = 0
 
     def device_class(self, manifest: Manifest, chain: Sequence[ParsedSelector]) -> None:
-        """Checks the selectors of a DeviceClass."""
         if self._is_costly(manifest, chain):
             return
         if not self._has_driver_guard(manifest, chain, manifest.spot, subject="class"):

@@ -9,7 +9,7 @@ from typing import Final
 from dra_driver.kubectl.lint.check_claims import request_names
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.nodes import Spot, YamlNode
+from dra_driver.kubectl.lint.reading import Spot, YamlNode
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import Scope, did_you_mean
 
@@ -26,7 +26,6 @@ class PodChecker:
         self._scope = scope
 
     def check(self, manifest: Manifest, pod: Spot) -> None:
-        """Checks the claims of a pod."""
         fields = FieldChecker(self._reporter, manifest)
         declared: dict[str, Spot | None] = {}
         classes: set[str] = set()
@@ -84,7 +83,6 @@ class PodChecker:
     def _uses(
         self, manifest: Manifest, container: Spot, declared: dict[str, Spot | None], fields: FieldChecker
     ) -> Iterator[str]:
-        """Yields the names of the pod's claims that a container uses."""
         for use in container.each("resources", "claims"):
             fields.check(use, "ContainerClaim")
             name, request = use.string("name"), use.string("request")
@@ -131,7 +129,6 @@ def _entries(container: Spot, field: str) -> list[tuple[YamlNode, Spot]]:
 
 
 def _classes(devices: Spot | None) -> set[str]:
-    """Returns the DeviceClasses that a claim requests."""
     if devices is None:
         return set()
     found = set()

@@ -3,7 +3,6 @@
 Expressions are evaluated on devices in ``check_matches.py``.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -14,9 +13,9 @@ from dra_driver.kube.published import STANDARD_DOMAIN
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice
 from dra_driver.kubectl.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
-from dra_driver.kubectl.lint.scope import Scope
+from dra_driver.kubectl.lint.scope import Scope, did_you_mean
 from dra_driver.scheduler.cel import FUNCTION_GATE, FUNCTION_SINCE, MAX_LENGTH
 
 _TYPE_OF: Final[Mapping[type, str]] = {str: "string", int: "int", bool: "bool", float: "int"}
@@ -81,11 +80,11 @@ class SelectorChecker:
             self._younger(manifest, item, name, offset)
         for domain, offset in item.domains:
             known = {*self._drivers, STANDARD_DOMAIN}
-            if domain not in known and (close := _did_you_mean(domain, known)):
+            if domain not in known and (close := did_you_mean(domain, known)):
                 message = f"no known driver publishes the domain {domain!r}; reading it returns an empty map"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
         for driver, offset in item.drivers:
-            if driver not in self._drivers and (close := _did_you_mean(driver, self._drivers)):
+            if driver not in self._drivers and (close := did_you_mean(driver, self._drivers)):
                 message = f"no known driver has the name {driver!r}"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
 
@@ -99,9 +98,7 @@ class SelectorChecker:
             what = "a capacity" if other == "capacity" else "an attribute"
             hint = f'{reference.name} is {what}: device.{other}["{reference.domain}"].{reference.name}'
         else:
-            hint = (
-                _did_you_mean(reference.name, known) or f"known names: {', '.join(sorted(_driver_parameters(known)))}"
-            )
+            hint = did_you_mean(reference.name, known) or f"known names: {', '.join(sorted(_driver_parameters(known)))}"
         message = f"no device of {reference.domain} has {word} {reference.name!r}"
         message += "" if reference.tested else "; reading it fails, and the pod is not scheduled on any node"
         severity = "warning" if reference.tested else "error"
@@ -181,11 +178,6 @@ def _driver_parameters(names: Iterable[str]) -> set[str]:
     return set(names) - OTHER_ATTRIBUTES
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f"did you mean {found[0]!r}?" if found else ""
-
-
 def _offset(text: str, line: int, column: int) -> int | None:
     """Returns the offset of the compiler's position; None when it reports no position."""
     if not line:
@@ -197,7 +189,6 @@ def _offset(text: str, line: int, column: int) -> int | None:
 
 
 def _hint(problem: str) -> str:
-    """Returns a hint for a common compiler error, or ""."""
     if "cannot be applied" not in problem:
         return ""
     if "kubernetes.Semver" in problem.partition(";")[0]:

@@ -16,7 +16,7 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.kube.objects import core, meta, resource
 from dra_driver.kube.shapes import described
 from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.nodes import Spot
+from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 
 _ALPHA: Final = {"derivedAttributes": ("[]any", False)}

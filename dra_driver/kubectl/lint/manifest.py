@@ -1,11 +1,16 @@
 """Kubernetes objects in a text, and the parts of them that lint checks: claims, classes, and pods in any kind."""
 
-from collections.abc import Iterator
-from typing import Final
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+import yaml
 from msgspec import Struct
 
-from dra_driver.kubectl.lint.nodes import Spot, YamlNode
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.lint.reading import Spot, YamlNode, YamlProblem, read
 
 DRA_GROUP: Final = "resource.k8s.io"
 DEFAULT_NAMESPACE: Final = "default"
@@ -69,7 +74,6 @@ def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
 
 
 def claim_devices(manifest: Manifest) -> Spot | None:
-    """Returns ``devices`` of a claim or template."""
     steps = {"ResourceClaim": ("spec", "devices"), "ResourceClaimTemplate": ("spec", "spec", "devices")}
     found = steps.get(manifest.kind) if manifest.is_dra else None
     return manifest.spot.get(*found) if found else None
@@ -99,3 +103,162 @@ def _manifest(text: ManifestText, spot: Spot, version: str, kind: str) -> Manife
     namespace = spot.string("metadata", "namespace") or DEFAULT_NAMESPACE
     name = spot.string("metadata", "name") or spot.string("metadata", "generateName")
     return Manifest(text, spot, version, kind, namespace, name)
+
+
+MAX_FILE_BYTES: Final = 8 << 20
+MAX_FILES: Final = 20_000
+STDIN: Final = "-"
+_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
+
+
+class ManifestSource(Struct, frozen=True, kw_only=True):
+    """A text and its name. ``problem`` says why there is no text. ``named_by_user``: not found in a folder."""
+
+    name: str
+    text: str = ""
+    problem: str = ""
+    named_by_user: bool = True
+
+
+def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[ManifestSource]:
+    """Yields the texts of ``paths`` in order; folders are searched recursively, in the order of names.
+
+    Raises ConfigurationError for a path that does not exist, before it reads anything.
+    """
+    for path in paths:
+        if path != STDIN and not Path(path).exists():
+            raise ConfigurationError(f"{path}: no such file or folder")
+    for path in paths:
+        if path == STDIN:
+            yield _decoded("<stdin>", read_stdin()[: MAX_FILE_BYTES + 1], named_by_user=True)
+        elif Path(path).is_dir():
+            yield from (_read(file, named_by_user=False) for file in _manifests_below(Path(path)))
+        else:
+            yield _read(Path(path), named_by_user=True)
+
+
+def sources_from_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> Iterator[ManifestSource]:
+    """Yields each object of a cluster as a text with the object's name."""
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    for item in objects:
+        metadata = item.get("metadata") or {}
+        name = "/".join(str(part) for part in (metadata.get("namespace"), metadata.get("name")) if part)
+        text = yaml.dump(dict(item), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
+        yield ManifestSource(name=f"{origin}: {item.get('kind')} {name}", text=text)
+
+
+def _manifests_below(folder: Path) -> Iterator[Path]:
+    """Yields the manifests in a folder; links to folders are not followed, so there are no cycles."""
+    count = 0
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(files):
+            path = Path(place, name)
+            if path.suffix.lower() in _SUFFIXES and path.is_file():
+                count += 1
+                if count > MAX_FILES:
+                    raise ConfigurationError(f"{folder}: more than {MAX_FILES} manifests; choose a smaller folder")
+                yield path
+
+
+def _read(path: Path, *, named_by_user: bool) -> ManifestSource:
+    name = os.fsencode(path).decode("utf-8", "replace")  # a file name may be invalid text
+    try:
+        with path.open("rb") as handle:
+            data = handle.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        problem = f"cannot be read: {os.strerror(error.errno or 0)}"
+        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
+    return _decoded(name, data, named_by_user=named_by_user)
+
+
+def _decoded(name: str, data: bytes, *, named_by_user: bool) -> ManifestSource:
+    if len(data) > MAX_FILE_BYTES:
+        problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB; split it"
+        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
+    try:
+        encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = f"is not UTF-8 text (byte 0x{data[error.start]:02x} in line {line})"
+        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
+    return ManifestSource(name=name, text=text, named_by_user=named_by_user)
+
+
+# --- Documents as plain values with the line of each value, for commands that translate manifests.
+#
+# The same reader as for checks: size, depth and aliases are limited, tags have no effect, and after an error reading
+# goes
+# on with the next document.
+
+MAX_DOCUMENTS: Final = 5_000
+_HELM: Final = "; a Helm template must be rendered first (helm template RELEASE CHART)"
+
+_Place = tuple[str | int, ...]
+
+
+class PlainDocument(Struct, frozen=True, kw_only=True):
+    """One document: its number in the text from 1, the line it begins at, and the line of each value by its path."""
+
+    number: int
+    line: int
+    value: Any
+    lines: Mapping[_Place, int]
+
+
+def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[list[PlainDocument], list[str]]:
+    """The documents of a text, and sentences about what could not be read, with file and line. Never raises.
+
+    No more than ``most`` documents are read.
+    """
+    if source.problem:
+        return [], [f"{source.name}: the file {source.problem}"]
+    problems: list[str] = []
+    separators = _separators(source.text)
+
+    def number_of(line: int) -> int:
+        """Which document a line is in; an error is often seen at the separator after it."""
+        return bisect_left(separators, line) + 1
+
+    def report(problem: YamlProblem) -> None:
+        place = f"{source.name}:{problem.line}:{problem.column}: document {number_of(problem.line)}"
+        hint = _HELM if "{{" in source.text and not problem.duplicate else ""
+        problems.append(f"{place}: {problem.message}{hint}")
+
+    found: list[PlainDocument] = []
+    for node in read(source.text, report):
+        if len(found) == most:
+            problems.append(f"{source.name}:{node.line}: more than {most} documents; the rest is not read")
+            break
+        lines: dict[_Place, int] = {}
+        value = _plain_with_lines(node, (), lines)
+        # A document begins below its separator, or beside it.
+        number = bisect_right(separators, node.line) + 1
+        found.append(PlainDocument(number=number, line=node.line, value=value, lines=lines))
+    return found, problems
+
+
+def _plain_with_lines(node: YamlNode, path: _Place, lines: dict[_Place, int]) -> Any:
+    """The value of a node. The reader bounds depth and number of nodes, so recursion is bounded too."""
+    lines[path] = node.line
+    if node.kind == "map":
+        return {key.text: _plain_with_lines(value, (*path, key.text), lines) for key, value in node.pairs}
+    if node.kind == "list":
+        return [_plain_with_lines(item, (*path, index), lines) for index, item in enumerate(node.items)]
+    return node.value
+
+
+def _separators(text: str) -> list[int]:
+    """The lines from 1 that begin another document; a separator above the first document is none."""
+    found = []
+    begun = False
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.startswith("---"):
+            if begun:
+                found.append(number)
+            begun = True
+        elif line.strip() and not line.startswith("#"):
+            begun = True
+    return found

@@ -7,12 +7,122 @@ YAML 1.1), except that times stay text. After an error, reading continues at the
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 from msgspec import Struct
 
-from dra_driver.kubectl.lint.nodes import YamlNode
+# --- A YAML document as a tree with the position of each value.
+#
+# Accessors never raise: they return None or nothing when a value has another shape.
+
+MAX_PLAIN_NODES: Final = 20_000
+
+
+class YamlNode:
+    """A mapping, list or scalar at ``line`` and ``column`` (from 1); ``start`` and ``end`` are offsets in the text.
+
+    ``pairs`` contain the key nodes, too; duplicate keys are kept. ``value`` is the scalar as in JSON. ``size`` is the
+    number of nodes in the tree below, with aliases expanded.
+    """
+
+    __slots__ = ("column", "end", "items", "kind", "line", "pairs", "size", "start", "style", "text", "value")
+
+    def __init__(self, kind: Literal["map", "list", "scalar"], line: int, column: int, start: int) -> None:
+        self.kind = kind
+        self.line = line
+        self.column = column
+        self.start = start
+        self.end = start
+        self.style = ""
+        self.text = ""
+        self.value: Any = None
+        self.pairs: list[tuple[YamlNode, YamlNode]] = []
+        self.items: list[YamlNode] = []
+        self.size = 1
+
+    def get(self, key: str) -> "YamlNode | None":
+        """Returns the value of a key of a mapping (the last one, like decoders do), else None."""
+        return next((value for name, value in reversed(self.pairs) if name.text == key), None)
+
+    def key(self, key: str) -> "YamlNode | None":
+        return next((name for name, _ in reversed(self.pairs) if name.text == key), None)
+
+    @property
+    def is_null(self) -> bool:
+        return self.kind == "scalar" and self.value is None
+
+    @property
+    def description(self) -> str:
+        if self.kind == "map":
+            return "a mapping"
+        if self.kind == "list":
+            return "a list"
+        if self.value is None:
+            return "nothing"
+        if isinstance(self.value, bool):
+            return "true" if self.value else "false"
+        shown = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
+        return repr(shown) if isinstance(self.value, str) else shown
+
+
+class Spot(Struct, frozen=True):
+    """A node and the path that leads to it, such as ``spec.devices.requests[0]``."""
+
+    node: YamlNode
+    path: str = ""
+
+    def get(self, *keys: str) -> "Spot | None":
+        """Returns the value below; None if it is missing or null."""
+        spot = self
+        for key in keys:
+            found = spot.node.get(key)
+            if found is None or found.is_null:
+                return None
+            spot = Spot(found, f"{spot.path}.{key}" if spot.path else key)
+        return spot
+
+    def each(self, *keys: str) -> list["Spot"]:
+        """Returns the elements of the list below; empty if it is no list."""
+        spot = self.get(*keys)
+        if spot is None:
+            return []
+        return [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
+
+    def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
+        for key, value in self.node.pairs:
+            yield key, Spot(value, f"{self.path}.{key.text}" if self.path else key.text)
+
+    def string(self, *keys: str) -> str:
+        """Returns the text below; "" if it is no text."""
+        spot = self.get(*keys)
+        return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
+
+    def number(self, *keys: str) -> int | None:
+        """Returns the whole number below; None if it is none."""
+        spot = self.get(*keys)
+        value = spot.node.value if spot is not None else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def flag(self, *keys: str) -> bool:
+        spot = self.get(*keys)
+        return spot is not None and spot.node.value is True
+
+
+def plain(node: YamlNode) -> Any:
+    """Converts the tree to dicts, lists and scalars. Raises ValueError above MAX_PLAIN_NODES values."""
+    if node.size > MAX_PLAIN_NODES:
+        raise ValueError(f"has {node.size} values; at most {MAX_PLAIN_NODES} are supported")
+    return _plain(node)
+
+
+def _plain(node: YamlNode) -> Any:
+    if node.kind == "map":
+        return {key.text: _plain(value) for key, value in node.pairs}
+    if node.kind == "list":
+        return [_plain(item) for item in node.items]
+    return node.value
+
 
 MAX_DEPTH: Final = 100
 MAX_NODES: Final = 400_000
@@ -233,3 +343,101 @@ def _resolved(event: Any) -> Any:
         base = {"b": 2, "x": 16}.get(digits[0], 8)
         return int(other[1] + digits.lstrip("bx"), base)
     return float(text) if _FLOAT.match(text) else text
+
+
+# --- Finds the position in the file of a character of a scalar's value.
+#
+# Quoting, escapes, folding and indentation change the text between file and value. Folding changes only white space, so
+# the n-th character of the value that is not white space is the n-th such character of the source, after quotes,
+# escapes
+# and the header of a block are removed. If the characters do not agree, the result is None.
+
+_SPACE: Final = frozenset(" \t\r\n\x85\u2028\u2029\xa0")
+_ESCAPES: Final = {
+    "0": "\0", "a": "\x07", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
+    " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}  # fmt: skip
+_HEX: Final = {"x": 2, "u": 4, "U": 8}
+_BREAK: Final = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
+
+
+def offset_in_text(text: str, node: YamlNode, offset: int) -> int | None:
+    """Returns the offset in the file of character ``offset`` of the value; its end maps past the last character."""
+    value = [(at, character) for at, character in enumerate(node.text) if character not in _SPACE]
+    source = _characters(text, node)
+    if not value or [character for _, character in value] != [character for _, character in source]:
+        return None
+    for (at, _), (place, _) in zip(value, source, strict=True):
+        if at >= offset:
+            return place
+    return source[-1][0] + 1
+
+
+def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
+    """Returns line and column (from 1) of an offset inside a node, with the line breaks of YAML."""
+    line, start = node.line, node.start - node.column + 1
+    for found in _BREAK.finditer(text, node.start, offset):
+        line, start = line + 1, found.end()
+    return line, offset - start + 1
+
+
+def line_at(text: str, offset: int) -> tuple[str, int]:
+    """Returns the line around an offset, and the offset in it."""
+    starts = [found.end() for found in _BREAK.finditer(text, max(0, offset - 10_000), offset)]
+    start = starts[-1] if starts else max(0, offset - 10_000) if offset > 10_000 else 0
+    end = _BREAK.search(text, offset)
+    return text[start : end.start() if end else len(text)], offset - start
+
+
+def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
+    """Returns the characters of the source that are part of the value, without white space, with their offsets."""
+    start, end = node.start, node.end
+    if node.style == '"':
+        return _double_quoted(text, start, end)
+    if node.style == "'":
+        return _single_quoted(text, start, end)
+    if node.style in {"|", ">"}:
+        header = _BREAK.search(text, start)
+        start = header.end() if header else end
+    else:
+        start = _after_properties(text, start, node)
+    return [(at, text[at]) for at in range(start, min(end, len(text))) if text[at] not in _SPACE]
+
+
+def _after_properties(text: str, start: int, node: YamlNode) -> int:
+    """Skips an anchor or tag before a plain scalar."""
+    found = re.compile(r"(?:[&!]\S*\s+)*").match(text, start)
+    return found.end() if found and node.text[:1] not in {"&", "!"} else start
+
+
+def _single_quoted(text: str, start: int, end: int) -> list[tuple[int, str]]:
+    found, at = [], text.find("'", start) + 1
+    while at < end - 1:
+        if text[at] not in _SPACE:
+            found.append((at, text[at]))
+        at += 2 if text[at] == "'" else 1
+    return found
+
+
+def _double_quoted(text: str, start: int, end: int) -> list[tuple[int, str]]:
+    found, at = [], text.find('"', start) + 1
+    while at < end - 1:
+        character, width = text[at], 1
+        if character == "\\":
+            character, width = _escape(text, at)
+        if character not in _SPACE:
+            found.append((at, character))
+        at += width
+    return found
+
+
+def _escape(text: str, at: int) -> tuple[str, int]:
+    """Returns the character and its width in the source; white space for an escaped line break."""
+    letter = text[at + 1 : at + 2]
+    if letter in _HEX:
+        digits = text[at + 2 : at + 2 + _HEX[letter]]
+        try:
+            return chr(int(digits, 16)), 2 + _HEX[letter]
+        except (ValueError, OverflowError):
+            return "\ufffd", 2
+    return _ESCAPES.get(letter, " "), 2

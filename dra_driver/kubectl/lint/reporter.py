@@ -8,11 +8,9 @@ from collections import Counter
 from typing import Final
 
 from dra_driver.core.text import printable
-from dra_driver.kubectl.lint.finding import Finding
+from dra_driver.kubectl.lint.finding import RANK, RULES, Finding, Severity
 from dra_driver.kubectl.lint.manifest import Manifest, ManifestText
-from dra_driver.kubectl.lint.nodes import Spot, YamlNode
-from dra_driver.kubectl.lint.places import line_and_column, line_at, offset_in_text
-from dra_driver.kubectl.lint.rules import RANK, RULES, Severity
+from dra_driver.kubectl.lint.reading import Spot, YamlNode, line_and_column, line_at, offset_in_text
 
 MAX_PER_FILE: Final = 200
 _MAX_MESSAGE: Final = 600

@@ -8,17 +8,14 @@ from typing import Final
 
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.lint.check_claims import ClaimChecker
+from dra_driver.kubectl.lint.check_configs import check_policy
 from dra_driver.kubectl.lint.check_pods import PodChecker
-from dra_driver.kubectl.lint.check_policies import check_policy
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.finding import LintReport
-from dra_driver.kubectl.lint.known import KnownObjects
-from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestText, objects_of, pod_specs
-from dra_driver.kubectl.lint.nodes import Spot
-from dra_driver.kubectl.lint.reading import YamlProblem, read
+from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, ManifestText, objects_of, pod_specs
+from dra_driver.kubectl.lint.reading import Spot, YamlProblem, read
 from dra_driver.kubectl.lint.reporter import Reporter, text_of
-from dra_driver.kubectl.lint.scope import Scope
-from dra_driver.kubectl.lint.sources import ManifestSource
+from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 
 _CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
 _BETA: Final = frozenset({"v1beta1", "v1beta2"})

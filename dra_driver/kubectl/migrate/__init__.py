@@ -3,7 +3,7 @@
 ``translate(documents, options, read_text)`` returns a `Translation`. Other packages import from here.
 """
 
-from dra_driver.kubectl.migrate.input import InputDocument
+from dra_driver.kubectl.migrate.ledger import InputDocument
 from dra_driver.kubectl.migrate.report import as_json, as_text, summary
 from dra_driver.kubectl.migrate.translation import MigrateOptions, Translation, translate
 

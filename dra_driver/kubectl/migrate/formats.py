@@ -1,13 +1,90 @@
 """Which format a document has. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.migrate import dra_driver_fields, operator_fields, plugin_fields
-from dra_driver.kubectl.migrate.input import InputDocument, Path, list_at
+from dra_driver.kubectl.migrate import mig_parted, plugin_config
+from dra_driver.kubectl.migrate.ledger import (
+    FieldOutcome,
+    Gathered,
+    InputDocument,
+    Ledger,
+    MigrationNote,
+    Path,
+    list_at,
+    mapping_at,
+    untouched,
+)
 from dra_driver.kubectl.migrate.mig_parted import is_mig_parted
-from dra_driver.kubectl.migrate.plugin_config import is_plugin_config
+from dra_driver.kubectl.migrate.operator_fields import DRA_DRIVER_KEYS, OWN_KEYS, VALUE_KEYS
+from dra_driver.kubectl.migrate.plugin_config import (
+    CHART_OWN_KEYS,
+    CHART_VALUE_KEYS,
+    is_plugin_config,
+    is_plugin_daemonset,
+)
+
+# --- ConfigMaps with configs of the device plugin or of mig-parted, and the same within values of a chart.
+#
+# The device plugin's ConfigMap has a config for each key; the node label nvidia.com/device-plugin.config names the key.
+# mig-parted's has one file with all layouts; the node label nvidia.com/mig.config names the layout.
+
+ReadText = Callable[[str, str], Sequence[InputDocument]]
+"""Reads the documents of a text that is in another document; the second argument says where."""
+_INLINE: Final = (("config", "map"), ("devicePlugin", "config", "data"), ("migManager", "config", "data"))
+_MARKS: Final = ("mig-configs:", "sharing:", "migStrategy", "flags:", '"sharing"', '"mig-configs"', '"flags"')
+
+
+def contents(
+    document: InputDocument, read_text: ReadText
+) -> tuple[list[tuple[str, InputDocument]], tuple[MigrationNote, ...]]:
+    """The configs in a ConfigMap by their keys, and notes about the ConfigMap. Raises ConfigurationError."""
+    found = _read(document, ("data",), read_text)
+    if not found:
+        return [], untouched(document)
+    ledger = Ledger(document)
+    for key, _ in found:
+        ledger.carried(("data", key), "read as a configuration; its fields follow")
+    return found, ledger.close(FieldOutcome.CARRIED, "stays as it is, for the nodes of the device plugin")
+
+
+def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, InputDocument]]:
+    """The configs that values of a chart contain, by their keys. Raises ConfigurationError."""
+    return [each for path in _INLINE for each in _read(document, path, read_text)]
+
+
+def translate_config(document: InputDocument, key: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
+    if mig_parted.is_mig_parted(document.value):
+        return mig_parted.translate(document, gathered)
+    return plugin_config.translate(document, key, gathered)
+
+
+def translate_file(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+    """A config of the device plugin that is a file of its own: no label chooses it, so it is for all nodes."""
+    stem = PurePath(document.source).stem
+    name = stem if stem.isprintable() and stem not in {"", "-", "<stdin>"} else "config"
+    gathered.standalone.add(name)
+    return plugin_config.translate(document, name, gathered)
+
+
+def _read(document: InputDocument, path: Sequence[str], read_text: ReadText) -> list[tuple[str, InputDocument]]:
+    found = []
+    for key, text in mapping_at(document.value, *path).items():
+        if isinstance(text, Mapping):  # values may have a mapping in place of a text
+            found.append((key, replace(document, value=text, lines={}, inside=f"{'.'.join(path)}.{key}")))
+            continue
+        if not isinstance(text, str) or not any(mark in text for mark in _MARKS):
+            continue
+        where = f"{document.source}:{document.line_of((*path, key))}: {document.label}, {'.'.join(path)}.{key}"
+        for each in read_text(text, where):
+            if mig_parted.is_mig_parted(each.value) or plugin_config.is_plugin_config(each.value):
+                found.append((key, replace(each, number=document.number, inside=where)))
+    return found
+
 
 _MOST_ITEMS: Final = 20_000
 _OPERATOR_GROUP: Final = "nvidia.com/"
@@ -27,13 +104,13 @@ def format_of(document: InputDocument) -> str:
     if is_plugin_config(value):
         return "plugin-config"
     keys = set(value)
-    if keys & dra_driver_fields.OWN_KEYS:
+    if keys & DRA_DRIVER_KEYS:
         return "dra-driver-values"
-    if len(keys & operator_fields.OWN_KEYS) >= 1 and keys <= operator_fields.VALUE_KEYS | {"daemonsets"}:
+    if len(keys & OWN_KEYS) >= 1 and keys <= VALUE_KEYS | {"daemonsets"}:
         return "operator-values"
-    if keys & plugin_fields.OWN_KEYS and len(keys & plugin_fields.VALUE_KEYS) * 2 > len(keys):
+    if keys & CHART_OWN_KEYS and len(keys & CHART_VALUE_KEYS) * 2 > len(keys):
         return "plugin-values"
-    if len(keys & operator_fields.VALUE_KEYS) * 2 > len(keys):
+    if len(keys & VALUE_KEYS) * 2 > len(keys):
         return "operator-values"
     shown = ", ".join(str(key)[:30] for key in list(value)[:5])
     raise ConfigurationError(
@@ -54,7 +131,7 @@ def _format_of_object(document: InputDocument) -> str:
         return "operator-object"
     if "{{" in document.name or "{{" in document.kind or "{{" in version:
         raise ConfigurationError(f"{document.place}: a Helm template; render it first (helm template RELEASE CHART)")
-    if plugin_fields.is_plugin_daemonset(document.value):
+    if is_plugin_daemonset(document.value):
         return "plugin-daemonset"
     return {"ConfigMap": "config-map", "Node": "node", "ResourceQuota": "quota", "LimitRange": "limit-range"}.get(
         document.kind, "object"

@@ -121,7 +121,6 @@ def sanitised(product_name: str) -> str:
 
 
 def product_label(value: str) -> ProductLabel:
-    """The parts of a value of a product label."""
     found = _PRODUCT.fullmatch(value)
     if found is None:
         return ProductLabel(name=value)

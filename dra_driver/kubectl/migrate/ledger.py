@@ -1,17 +1,207 @@
-"""What became of each field of an input: carried over, changed in meaning, or not carried over, and why.
+"""Documents as they were read, and what became of each of their fields, and why.
 
 A translator notes what it did with a path; a note counts for everything below it. `Ledger.close` adds a note for every
 field without one, so that no field is lost without being named.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.text import cut
-from dra_driver.kubectl.migrate.input import InputDocument, Path, path_text
+
+Path = tuple[str | int, ...]
+"""Keys and indexes from the top of a document."""
+
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class InputDocument(Struct, frozen=True, kw_only=True):
+    """One document of a file, as plain values.
+
+    ``number`` counts the file's documents from 1. ``lines`` has the line of each value where it is known. ``inside`` is
+    where in another document this one was a text, as in a ConfigMap.
+    """
+
+    source: str
+    number: int
+    value: Any
+    line: int = 1
+    lines: Mapping[Path, int] = field(default_factory=dict)
+    inside: str = ""
+
+    @property
+    def kind(self) -> str:
+        return text_at(self.value, "kind")
+
+    @property
+    def api_version(self) -> str:
+        return text_at(self.value, "apiVersion")
+
+    @property
+    def name(self) -> str:
+        return text_at(self.value, "metadata", "name") or text_at(self.value, "metadata", "generateName")
+
+    @property
+    def namespace(self) -> str:
+        return text_at(self.value, "metadata", "namespace")
+
+    @property
+    def label(self) -> str:
+        """``Deployment team-a/train`` for messages; the number of the document where it is no object."""
+        if not self.kind:
+            return f"document {self.number}{f' in {self.inside}' if self.inside else ''}"
+        return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name or '(no name)'}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.source}:{self.line}: document {self.number}"
+
+    def line_of(self, path: Path) -> int:
+        """The line of the value, or of the nearest value above it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return self.line
+
+
+def at(value: Any, *path: str | int) -> Any:
+    """The value below ``path``; None where there is none."""
+    for step in path:
+        if isinstance(step, str):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        else:
+            value = value[step] if isinstance(value, list) and 0 <= step < len(value) else None
+    return value
+
+
+def text_at(value: Any, *path: str | int) -> str:
+    """The text below ``path``; "" where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, str) else ""
+
+
+def mapping_at(value: Any, *path: str | int) -> Mapping[str, Any]:
+    """The mapping below ``path``; empty where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, Mapping) else {}
+
+
+def list_at(value: Any, *path: str | int) -> list[Any]:
+    """The list below ``path``; empty where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, list) else []
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Each scalar and each empty mapping or list, with its path."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def path_text(path: Path) -> str:
+    """``spec.containers[0].resources.limits["nvidia.com/gpu"]``."""
+    parts = []
+    for step in path:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        elif _PLAIN_KEY.fullmatch(step):
+            parts.append(f".{step}" if parts else step)
+        else:
+            parts.append(f'["{step}"]')
+    return "".join(parts) or "(all)"
+
+
+PLUGIN_LABEL = "nvidia.com/device-plugin.config"
+MIG_LABEL = "nvidia.com/mig.config"
+
+
+class ReplicatedResource(Struct, frozen=True, kw_only=True):
+    """A resource that the device plugin offers several times. ``renamed`` is the name that it gives it, if any."""
+
+    name: str
+    replicas: int
+    renamed: str = ""
+
+
+class PluginConfig(Struct, frozen=True, kw_only=True):
+    """The part of a device plugin's config that policies are made of. ``strategy``: MPS, TimeSlicing or empty."""
+
+    name: str
+    mig_strategy: str = ""
+    strategy: str = ""
+    several_refused: bool = False
+    replicated: Sequence[ReplicatedResource] = ()
+
+
+class GpuLayout(Struct, frozen=True, kw_only=True):
+    """One entry of a mig-parted config: which GPUs, and their profiles with counts; None where MIG is off.
+
+    ``minors`` None: all GPUs. ``products`` empty: of any product.
+    """
+
+    minors: tuple[int, ...] | None
+    products: tuple[str, ...]
+    profiles: Mapping[str, int] | None
+
+
+class MigLayout(Struct, frozen=True, kw_only=True):
+    """A named config of mig-parted."""
+
+    name: str
+    entries: Sequence[GpuLayout]
+
+
+class Gathered(Struct):
+    """Filled by the translators of configurations.
+
+    ``plugin_default`` and ``mig_default`` are the configs of nodes without a label. ``standalone``: names of plugin
+    configs that were files of their own, so that no label chooses among them.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    value_conflicts: list[str] = field(default_factory=list)
+    plugin_configs: dict[str, PluginConfig] = field(default_factory=dict)
+    standalone: set[str] = field(default_factory=set)
+    plugin_default: str = ""
+    layouts: dict[str, MigLayout] = field(default_factory=dict)
+    mig_default: str = ""
+    mig_strategy: str = ""
+    node_labels: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def set_value(self, keys: Sequence[str], value: Any) -> None:
+        """Sets a value of the chart; another value for the same key is a conflict, and the first one stays."""
+        place = self.values
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        if keys[-1] in place and place[keys[-1]] != value:
+            self.value_conflicts.append(f"{'.'.join(keys)}: {place[keys[-1]]!r} stays, {value!r} is another input's")
+            return
+        place[keys[-1]] = value
+
+    @property
+    def default_config(self) -> str:
+        """The config of nodes without a label, as the plugin's config-manager chooses it ("named", then "single")."""
+        if self.plugin_default:
+            return self.plugin_default
+        if "default" in self.plugin_configs:
+            return "default"
+        return next(iter(self.plugin_configs)) if len(self.plugin_configs) == 1 else ""
+
+    def nodes_with(self, label: str, value: str) -> tuple[str, ...]:
+        """Names of the nodes among the inputs whose label has the value."""
+        return tuple(sorted(name for name, labels in self.node_labels.items() if labels.get(label) == value))
+
 
 _SHOWN: Final = 60
 UNKNOWN: Final = "no translator knows this field"
@@ -107,3 +297,112 @@ def _shown(value: Any, path: Path) -> str:
         return ""
     text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
     return cut(text, _SHOWN)
+
+
+# --- Tables of fields: what becomes of each field of a configuration.
+#
+# A rule is found by the field's path, "*" standing for any key or index; it counts for everything below it.
+
+Act = Callable[[Any, Path, Ledger, Gathered], None]
+Rule = tuple[FieldOutcome, str] | Act
+Rules = Mapping[str, Rule]
+
+CARRIED: Final = FieldOutcome.CARRIED
+CHANGED: Final = FieldOutcome.CHANGED
+LOST: Final = FieldOutcome.NOT_CARRIED
+_EMPTY: Final[tuple[Any, ...]] = (None, "", {}, [])
+
+
+def apply(value: Any, rules: Rules, ledger: Ledger, gathered: Gathered, base: Path = ()) -> None:
+    """Applies the rule of each field of ``value``; fields without a rule are left to `Ledger.close`."""
+    split = [(tuple(pattern.split(".")), rule) for pattern, rule in rules.items()]
+    waiting: list[tuple[Path, Any]] = [((), value)]
+    while waiting:
+        path, found = waiting.pop()
+        rule = next((rule for pattern, rule in split if _fits(pattern, path)), None) if path else None
+        # An empty mapping has nothing below it for which a longer rule could be.
+        deeper = bool(found) and any(
+            len(pattern) > len(path) and _fits(pattern[: len(path)], path) for pattern, _ in split
+        )
+        if rule is not None and not (deeper and isinstance(found, Mapping | list)):
+            use(rule, found, (*base, *path), ledger, gathered)
+        elif isinstance(found, Mapping):
+            waiting += [((*path, key), item) for key, item in reversed(list(found.items()))]
+        elif isinstance(found, list):
+            waiting += [((*path, index), item) for index, item in reversed(list(enumerate(found)))]
+
+
+def to_value(*keys: str, text: str = "") -> Act:
+    """The field's value becomes the chart's value ``keys``; an empty one is the default there as well.
+
+    A key ``{key}`` is the field's own name.
+    """
+
+    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+        if value in _EMPTY:
+            ledger.carried(path, "empty: the chart's default applies")
+            return
+        place = [str(path[-1]) if key == "{key}" else key for key in keys]
+        gathered.set_value(place, value)
+        ledger.carried(path, text or f"became {'.'.join(place)} of the chart's values")
+
+    return act
+
+
+def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
+    """``when_on`` for a field that is true; ``when_off`` otherwise, by default nothing to carry."""
+
+    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+        on = value is True or str(value).lower() == "true"
+        use(
+            when_on if on else when_off or (CARRIED, "off: there is nothing to carry over"),
+            value,
+            path,
+            ledger,
+            gathered,
+        )
+
+    return act
+
+
+def unless_empty(rule: Rule) -> Act:
+    """``rule`` for a field with a value; an empty one has nothing to carry."""
+
+    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+        use(
+            (CARRIED, "empty: there is nothing to carry over") if value in _EMPTY else rule,
+            value,
+            path,
+            ledger,
+            gathered,
+        )
+
+    return act
+
+
+def use(rule: Rule, value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if isinstance(rule, tuple):
+        ledger.note(rule[0], path, rule[1])
+    else:
+        rule(value, path, ledger, gathered)
+
+
+def _fits(pattern: tuple[str, ...], path: Path) -> bool:
+    return len(pattern) == len(path) and all(part in {"*", str(step)} for part, step in zip(pattern, path, strict=True))
+
+
+_OPERATOR: Final[Mapping[str, str]] = {
+    "NVIDIADriver": "the GPU Operator goes on installing the NVIDIA driver",
+    "GPUCluster": "it deploys NVIDIA's own DRA driver, which has this driver's name: one of the two on a node",
+}
+_UNTOUCHED: Final = "stays as it is and is not printed: it asks for no GPU"
+
+
+def translate_operator_object(document: InputDocument) -> tuple[MigrationNote, ...]:
+    """An object of the operator's API other than a ClusterPolicy."""
+    reason = _OPERATOR.get(document.kind, "an object of the GPU Operator, which goes on with it beside this driver")
+    return Ledger(document).close(FieldOutcome.NOT_CARRIED, reason)
+
+
+def untouched(document: InputDocument, text: str = _UNTOUCHED) -> tuple[MigrationNote, ...]:
+    return Ledger(document).close(FieldOutcome.CARRIED, text)

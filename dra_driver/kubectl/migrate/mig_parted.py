@@ -10,9 +10,17 @@ from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.hardware.gpu import catalog
-from dra_driver.kubectl.migrate.gathered import Gathered, GpuLayout, MigLayout
-from dra_driver.kubectl.migrate.input import InputDocument, Path, at, path_text
-from dra_driver.kubectl.migrate.ledger import Ledger, MigrationNote
+from dra_driver.kubectl.migrate.ledger import (
+    Gathered,
+    GpuLayout,
+    InputDocument,
+    Ledger,
+    MigLayout,
+    MigrationNote,
+    Path,
+    at,
+    path_text,
+)
 from dra_driver.kubectl.migrate.plugin_config import dns_name
 
 _ENTRY: Final = frozenset({"device-filter", "devices", "mig-enabled", "mig-devices"})
@@ -25,7 +33,6 @@ _DEVICE_ID: Final = re.compile(r"0x([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
 
 
 def is_mig_parted(value: Any) -> bool:
-    """Whether a document is a config of mig-parted."""
     return isinstance(value, Mapping) and "mig-configs" in value and "kind" not in value
 
 

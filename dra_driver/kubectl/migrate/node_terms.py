@@ -9,8 +9,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from dra_driver.kubectl.migrate.gfd_labels import DeviceForm, UntranslatableLabelError, condition, is_gfd
-from dra_driver.kubectl.migrate.input import Path, at, list_at, mapping_at
-from dra_driver.kubectl.migrate.ledger import Ledger
+from dra_driver.kubectl.migrate.ledger import Ledger, Path, at, list_at, mapping_at
 
 MAX_ALTERNATIVES: Final = 8
 """Of ``firstAvailable`` (resource/v1 types.go, FirstAvailableDeviceRequestMaxSize)."""
@@ -171,7 +170,6 @@ def _spread(spec: Mapping[str, Any], ledger: Ledger, base: Path) -> None:
 
 
 def _split(term: Mapping[str, Any], translate: Translate) -> tuple[dict[str, Any], Mapping[DeviceForm, list[str]]]:
-    """The part of a term that is about nodes, and the conditions on devices."""
     rest, texts = [], []
     for each in list_at(term, "matchExpressions"):
         if is_gfd(_key(each)):

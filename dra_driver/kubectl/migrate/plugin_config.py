@@ -8,11 +8,31 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.migrate.gathered import Gathered, PluginConfig, ReplicatedResource
-from dra_driver.kubectl.migrate.input import InputDocument, Path, at, list_at, mapping_at, path_text
-from dra_driver.kubectl.migrate.ledger import Ledger, MigrationNote
+from dra_driver.kubectl.migrate.ledger import (
+    CARRIED,
+    CHANGED,
+    LOST,
+    Gathered,
+    InputDocument,
+    Ledger,
+    MigrationNote,
+    Path,
+    PluginConfig,
+    ReplicatedResource,
+    Rule,
+    Rules,
+    apply,
+    at,
+    list_at,
+    mapping_at,
+    path_text,
+    switch,
+    text_at,
+    to_value,
+    unless_empty,
+    use,
+)
 from dra_driver.kubectl.migrate.resources import GPU, SHARED
-from dra_driver.kubectl.migrate.rules import CARRIED, CHANGED, LOST, Rules, apply, switch, to_value, unless_empty
 
 KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex"})
 MIG_STRATEGIES: Final = ("none", "single", "mixed")
@@ -118,7 +138,6 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
 
 
 def note_mig_strategy(value: str, path: Path, ledger: Ledger) -> None:
-    """What becomes of a MIG strategy."""
     if value == "none":
         ledger.carried(path, "became a policy that offers no MIG devices (forms.migProfiles: [])")
     elif value == "mixed":
@@ -225,7 +244,6 @@ def _renamed(document: InputDocument, gathered: Gathered) -> None:
 
 
 def policy_name(config: str) -> str:
-    """The name of the policy that a config becomes."""
     return dns_name(f"device-plugin-{config}" if config else "device-plugin")
 
 
@@ -233,3 +251,196 @@ def dns_name(text: str) -> str:
     """``text`` as a DNS label of at most 63 characters."""
     kept = "".join(char if char.isascii() and (char.isalnum() or char == "-") else "-" for char in text.lower())
     return "-".join(part for part in kept.split("-") if part)[:63].rstrip("-") or "policy"
+
+
+# --- Environment variables and arguments of the device plugin's container, which stand for flags of its config.
+#
+# Source: NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go, v0.20: flag ``--mig-strategy`` and MIG_STRATEGY.
+
+_VARIABLES: Final = {
+    "FAIL_ON_INIT_ERROR": "failOnInitError",
+    "MPS_ROOT": "mpsRoot",
+    "NVIDIA_DRIVER_ROOT": "nvidiaDriverRoot",
+    "NVIDIA_DEV_ROOT": "nvidiaDevRoot",
+    "GDRCOPY_ENABLED": "gdrcopyEnabled",
+    "GDS_ENABLED": "gdsEnabled",
+    "MOFED_ENABLED": "mofedEnabled",
+    "USE_NODE_FEATURE_API": "useNodeFeatureAPI",
+    "DEVICE_DISCOVERY_STRATEGY": "deviceDiscoveryStrategy",
+    "PASS_DEVICE_SPECS": "plugin.passDeviceSpecs",
+    "DEVICE_LIST_STRATEGY": "plugin.deviceListStrategy",
+    "DEVICE_ID_STRATEGY": "plugin.deviceIDStrategy",
+    "CDI_ANNOTATION_PREFIX": "plugin.cdiAnnotationPrefix",
+    "NVIDIA_CTK_PATH": "plugin.nvidiaCTKPath",
+    "NVIDIA_CDI_HOOK_PATH": "plugin.nvidiaCTKPath",
+    "CONTAINER_DRIVER_ROOT": "plugin.containerDriverRoot",
+    "SHARED_DEVICES_ALLOCATION_POLICY": "plugin.sharedDevicesAllocationPolicy",
+}
+_NOT_FLAGS: Final[dict[str, Rule]] = {
+    "CONFIG_FILE": (CARRIED, "read where its ConfigMap is among the inputs"),
+    "IMEX_CHANNEL_IDS": (LOST, "this driver gives no IMEX channels; NVIDIA's DRA driver does, for ComputeDomains"),
+    "IMEX_REQUIRED": (CARRIED, "concerns IMEX channels alone"),
+    "NVIDIA_MIG_MONITOR_DEVICES": (CHANGED, "the node process reads MIG devices through the host's /dev"),
+    "NVIDIA_VISIBLE_DEVICES": (CHANGED, "the node process sees every GPU of its node"),
+    "NVIDIA_DRIVER_CAPABILITIES": (CHANGED, "the node process loads the driver's libraries from the host"),
+}
+_UNKNOWN: Final[Rule] = (LOST, "a setting of the device plugin that this driver does not have")
+
+
+def environment(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if not value:
+        ledger.carried(path, "empty: there is nothing to carry over")
+    for index, each in enumerate(value if isinstance(value, list) else ()):
+        setting(str(at(each, "name") or ""), at(each, "value"), (*path, index), ledger, gathered)
+
+
+def arguments(container: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    """Each ``--flag=value`` of a container's command and args."""
+    for key in ("command", "args"):
+        for index, each in enumerate(list_at(container, key)):
+            flag, equals, value = str(each).partition("=")
+            if flag.startswith("--"):
+                name = flag.removeprefix("--").replace("-", "_").upper()
+                setting(name, value if equals else True, (*path, key, index), ledger, gathered)
+
+
+def setting(name: str, value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if name == "MIG_STRATEGY" and value in MIG_STRATEGIES:
+        gathered.mig_strategy = str(value)
+        note_mig_strategy(str(value), path, ledger)
+        return
+    rule = FLAGS[_VARIABLES[name]] if name in _VARIABLES else _NOT_FLAGS.get(name, _UNKNOWN)
+    use(rule, value, path, ledger, gathered)
+
+
+# --- Values of the device plugin's chart, and its DaemonSet as a manifest.
+#
+# Source: NVIDIA/k8s-device-plugin deployments/helm/nvidia-device-plugin/values.yaml and deployments/static, v0.20.
+
+_HELM: Final = "of the device plugin's release, which goes; this chart has fixed names in a namespace of your choice"
+_NFD: Final = "Node Feature Discovery goes on; nodes.gpuLabels of the chart accept its labels"
+_GONE: Final = "the device plugin's DaemonSet goes; the chart's takes its place"
+_PRESENT: Final = frozenset({"feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present",
+                             "feature.node.kubernetes.io/cpu-model.vendor_id"})  # fmt: skip
+
+
+def _chart_mig_strategy(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if value in MIG_STRATEGIES:
+        gathered.mig_strategy = str(value)
+        note_mig_strategy(str(value), path, ledger)
+    else:
+        ledger.carried(path, "empty: the default")
+
+
+def _default(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    gathered.plugin_default = str(value or "")
+    ledger.carried(path, "its policy is for every node without a label that chooses another one" if value else "empty")
+
+
+def _affinity(value: Any, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
+    keys = {item for each in _expressions(value) for item in [str(each.get("key"))]}
+    if keys <= _PRESENT:
+        ledger.carried(path, "nodes.gpuLabels of the chart are these labels of nodes with GPUs")
+    else:
+        ledger.lost(path, "write its expressions into nodes.expressions of the chart's values, which all have to hold")
+
+
+def _expressions(value: Any) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            if "key" in each and "operator" in each:
+                found.append(each)
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return found
+
+
+def _hook(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if isinstance(value, str) and value.endswith("nvidia-cdi-hook"):
+        to_value("driver", "cdiHook")(value, path, ledger, gathered)
+    else:
+        ledger.note(CHANGED if value else CARRIED, path, "NVIDIA's CDI hook is searched on the host")
+
+
+_BY_FLAG: Final[Mapping[str, Rule]] = {
+    **{name: unless_empty(FLAGS[name]) for name in ("failOnInitError", "gdrcopyEnabled", "gdsEnabled", "mofedEnabled")},
+    **{name: FLAGS[name] for name in ("nvidiaDriverRoot", "deviceDiscoveryStrategy")},
+    **{name: unless_empty(FLAGS[f"plugin.{name}"]) for name in ("deviceListStrategy", "deviceIDStrategy")},
+}
+CHART_VALUES: Final[Rules] = {
+    "config.name": unless_empty((CARRIED, "read where this ConfigMap is among the inputs (--from-cluster reads it)")),
+    "config.map": unless_empty((CARRIED, "read as if it were the ConfigMap")),
+    "config.default": _default,
+    "config.fallbackStrategies": (CHANGED, "a node without a label gets the default, or the config that is alone"),
+    "compatWithCPUManager": (CARRIED, "the kubelet's CPU manager does not change the devices of claims"),
+    "migStrategy": _chart_mig_strategy,
+    **_BY_FLAG,
+    "nameOverride": unless_empty((LOST, _HELM)),
+    "fullnameOverride": unless_empty((LOST, _HELM)),
+    "namespaceOverride": unless_empty((LOST, _HELM)),
+    "selectorLabelsOverride": unless_empty((LOST, _HELM)),
+    "allowDefaultNamespace": (LOST, _HELM),
+    "imagePullSecrets": unless_empty(
+        (LOST, "of the registry of the device plugin's image; imagePullSecrets of the chart are for its own image")
+    ),
+    "image": (LOST, "the device plugin's image, which this driver does not use"),
+    "updateStrategy": (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)"),
+    "podAnnotations": to_value("node", "podAnnotations"),
+    "podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
+    "securityContext": unless_empty((LOST, "node.privileged of the chart is the choice; see the preset unprivileged")),
+    "resources": unless_empty((LOST, "the chart's own are measured; node.resources changes them")),
+    "nodeSelector.*": to_value("nodes", "selector", "{key}"),
+    "nodeSelector": (CARRIED, "empty: there is nothing to carry over"),
+    "affinity": _affinity,
+    "tolerations": (CARRIED, "the chart's DaemonSets tolerate every taint"),
+    "priorityClassName": to_value("node", "priorityClassName"),
+    "runtimeClassName": unless_empty(
+        (CHANGED, "not needed: the node process reads the driver's libraries on the host")
+    ),
+    "devicePlugin.enabled": switch(
+        (CHANGED, "keep it off the nodes that are given to this driver, and uninstall it at the end"),
+        (CARRIED, "it is off: there is nothing to carry over"),
+    ),
+    "devicePlugin.enableHostNetwork": switch((LOST, "the node process is in no host network")),
+    "gfd": (LOST, _GFD),
+    "nfd": (CARRIED, _NFD),
+    "mps.root": (CHANGED, "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)"),
+    "mps.enableHostPID": (CARRIED, "the MPS host has the host's process ids"),
+    "mps.enableHostNetwork": switch((LOST, "the MPS host is in no host network")),
+    "cdi.nvidiaHookPath": _hook,
+    "cdi.featureFlags": unless_empty((LOST, "features of NVIDIA's CDI generator, which this driver does not use")),
+    "global": (CARRIED, "the chart does not use it"),
+}
+CHART_VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in CHART_VALUES)
+CHART_OWN_KEYS: Final = frozenset(
+    {"compatWithCPUManager", "migStrategy", "failOnInitError", "deviceListStrategy", "config", "deviceIDStrategy"}
+    | {"nvidiaDriverRoot", "gfd", "mps", "runtimeClassName"}
+)
+
+
+def is_plugin_daemonset(value: Any) -> bool:
+    """Whether an object is the DaemonSet of the device plugin, of GFD or of the plugin's MPS daemon."""
+    return text_at(value, "kind") == "DaemonSet" and any(
+        "k8s-device-plugin" in text_at(each, "image") or "gpu-feature-discovery" in text_at(each, "image")
+        for each in list_at(value, "spec", "template", "spec", "containers")
+    )
+
+
+def translate_daemonset(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+    """Settings of the device plugin in its container's environment and arguments."""
+    ledger = Ledger(document)
+    base = ("spec", "template", "spec")
+    for index, container in enumerate(list_at(document.value, *base, "containers")):
+        path = (*base, "containers", index)
+        if isinstance(container, Mapping) and "env" in container:
+            environment(container["env"], (*path, "env"), ledger, gathered)
+        arguments(container, path, ledger, gathered)
+    ledger.changed(
+        ("kind",),
+        "remove it when every node is given to this driver; before, keep it off the nodes that are given to it",
+    )
+    return ledger.close(LOST, _GONE)

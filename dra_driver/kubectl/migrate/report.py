@@ -19,7 +19,6 @@ def counts(translation: Translation) -> Mapping[FieldOutcome, int]:
 
 
 def summary(translation: Translation) -> str:
-    """One sentence."""
     found = counts(translation)
     made = [
         _several(len(translation.policies), "policy", "policies"),

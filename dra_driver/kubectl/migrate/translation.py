@@ -6,28 +6,34 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.migrate import (
-    config_maps,
-    dra_driver_fields,
-    mig_parted,
-    operator_fields,
-    plugin_fields,
-    policies,
-    quotas,
-    workloads,
-)
+from dra_driver.kubectl.migrate import mig_parted, policies, workloads
 from dra_driver.kubectl.migrate.claims import TemplateBook
-from dra_driver.kubectl.migrate.config_maps import ReadText
-from dra_driver.kubectl.migrate.formats import format_of, items
-from dra_driver.kubectl.migrate.gathered import Gathered
-from dra_driver.kubectl.migrate.input import InputDocument, mapping_at
-from dra_driver.kubectl.migrate.known import ambiguity, classes, known_resources, memory_of
-from dra_driver.kubectl.migrate.ledger import Ledger, MigrationNote
+from dra_driver.kubectl.migrate.formats import (
+    ReadText,
+    contents,
+    format_of,
+    inline,
+    items,
+    translate_config,
+    translate_file,
+)
+from dra_driver.kubectl.migrate.ledger import (
+    Gathered,
+    InputDocument,
+    Ledger,
+    MigrationNote,
+    Rules,
+    apply,
+    mapping_at,
+    translate_operator_object,
+    untouched,
+)
 from dra_driver.kubectl.migrate.node_terms import keeps_labels
-from dra_driver.kubectl.migrate.objects_left import translate_operator_object, untouched
+from dra_driver.kubectl.migrate.operator_fields import DRA_DRIVER_VALUES, SPEC, VALUES
+from dra_driver.kubectl.migrate.plugin_config import CHART_VALUES, translate_daemonset
 from dra_driver.kubectl.migrate.pods import PodOptions
-from dra_driver.kubectl.migrate.policies import PolicyDraft
-from dra_driver.kubectl.migrate.rules import Rules, apply
+from dra_driver.kubectl.migrate.policies import PolicyDraft, ambiguity, classes, known_resources, memory_of
+from dra_driver.kubectl.migrate.workloads import translate_limit_range, translate_quota
 
 _ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
 """What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
@@ -131,14 +137,14 @@ def _first(
     """Configurations; what depends on them is put off."""
     name = format_of(document)
     if name == "config-map":
-        inside, notes = config_maps.contents(document, read_text)
+        inside, notes = contents(document, read_text)
         found.notes += notes
         for key, each in inside:
-            found.notes += config_maps.translate(each, key, gathered)
+            found.notes += translate_config(each, key, gathered)
     elif name == "mig-parted":
         found.notes += mig_parted.translate(document, gathered)
     elif name == "plugin-config":
-        found.notes += config_maps.translate_file(document, gathered)
+        found.notes += translate_file(document, gathered)
     elif name in {"quota", "limit-range", "object"}:
         later.append((name, document))
     elif name == "node":
@@ -146,7 +152,7 @@ def _first(
         gathered.node_labels[document.name] = {str(key): str(value) for key, value in labels.items()}
         found.notes += untouched(document, _NODE)
     elif name == "plugin-daemonset":
-        found.notes += plugin_fields.translate_daemonset(document, gathered)
+        found.notes += translate_daemonset(document, gathered)
     elif name == "operator-object":
         found.notes += translate_operator_object(document)
     else:
@@ -156,7 +162,6 @@ def _first(
 def _table(
     name: str, document: InputDocument, gathered: Gathered, read_text: ReadText, found: Translation
 ) -> Sequence[MigrationNote]:
-    """A format that is a table of fields."""
     ledger = Ledger(document)
     if name == "cluster-policy":
         for key in ("apiVersion", "kind", "metadata"):
@@ -164,25 +169,24 @@ def _table(
                 ledger.carried((key,), _IDENTITY)
         if "status" in document.value:
             ledger.carried(("status",), "the GPU Operator writes it")
-        apply(mapping_at(document.value, "spec"), operator_fields.SPEC, ledger, gathered, ("spec",))
+        apply(mapping_at(document.value, "spec"), SPEC, ledger, gathered, ("spec",))
         return ledger.close()
     tables: Mapping[str, Rules] = {
-        "operator-values": operator_fields.VALUES,
-        "plugin-values": plugin_fields.VALUES,
-        "dra-driver-values": dra_driver_fields.VALUES,
+        "operator-values": VALUES,
+        "plugin-values": CHART_VALUES,
+        "dra-driver-values": DRA_DRIVER_VALUES,
     }
     apply(document.value, tables[name], ledger, gathered)
-    for key, each in config_maps.inline(document, read_text):
-        found.notes += config_maps.translate(each, key, gathered)
+    for key, each in inline(document, read_text):
+        found.notes += translate_config(each, key, gathered)
     return ledger.close()
 
 
 def _second(name: str, document: InputDocument, options: PodOptions, book: TemplateBook, found: Translation) -> None:
-    """Objects that may ask for devices."""
     if name == "quota":
-        value, notes = quotas.translate_quota(document, options.resources)
+        value, notes = translate_quota(document, options.resources)
     elif name == "limit-range":
-        value, notes = quotas.translate_limit_range(document, options.resources.of)
+        value, notes = translate_limit_range(document, options.resources.of)
     elif any(True for _ in workloads.pod_specs(document.value)):
         translated = workloads.translate(document, options, book)
         found.could_stay += translated.can_stay

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.exporter_answer import MAX_BYTES, text
+from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, text
 
 KEY: Final = ("namespace", "claim", "node", "request", "device", "share")
 MAX_SERIES: Final = 200_000
@@ -83,7 +82,6 @@ class History:
         return [replace(use, held_s=_at_most(use.held_s, self._window_s)) for _, use in sorted(self._found.items())]
 
     def gaps(self) -> Iterator[str]:
-        """Sentences about values that were left out."""
         if self._impossible:
             first = "; ".join(self._impossible[:_MAX_SAID])
             yield f"{len(self._impossible)} values of Prometheus cannot be and are left out: {first}"

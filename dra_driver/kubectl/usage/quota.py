@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import results_of
-from dra_driver.kubectl.usage.exporter_answer import text
+from dra_driver.kubectl.usage.device_use import text
 
 DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
 CLAIMS: Final = "count/resourceclaims.resource.k8s.io"

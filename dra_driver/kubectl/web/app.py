@@ -21,16 +21,21 @@ from starlette.types import ASGIApp
 from dra_driver.core.errors import DraError
 from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.web import charts, what_if
-from dra_driver.kubectl.web.answers import explain_pod, in_thread, survey_of
-from dra_driver.kubectl.web.derived import Derived, WorkedOut
+from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES, explain_pod, in_thread, survey_of, tried
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.gpus import SeenFleet
-from dra_driver.kubectl.web.paging import matching, page_of, query_string
-from dra_driver.kubectl.web.places import clique_of, island_of, islands_of, numa_text, spots_of
-from dra_driver.kubectl.web.reading import LastRead, Periodic, SeenCluster
-from dra_driver.kubectl.web.rows import Waiting, ago, claim_views, event_rows, waiting_pods
-from dra_driver.kubectl.web.use_history import UseNow
+from dra_driver.kubectl.web.gpus import SeenFleet, clique_of, island_of, islands_of, numa_text, spots_of
+from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, SeenCluster, WorkedOut
+from dra_driver.kubectl.web.rows import (
+    Waiting,
+    ago,
+    claim_views,
+    event_rows,
+    matching,
+    page_of,
+    query_string,
+    waiting_pods,
+)
+from dra_driver.kubectl.web.use_history import HEIGHT, WIDTH, UseNow, drawn
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +64,6 @@ class PageSources(Struct, frozen=True, kw_only=True):
 
 
 def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASGIApp:
-    """The whole application behind its gate."""
     pages = Pages(sources, f"/{keys.folder}")
     routes = [
         Route("/", pages.fleet),
@@ -134,13 +138,11 @@ class Pages:
         holders = []
         for part in (*found.parts, *found.admins):
             measured = use.uses.get((part.namespace, part.claim, node, part.device)) if use else None
-            holders.append(
-                (part, measured, charts.drawn(use.points(measured) if use and measured else [], part.memory_bytes))
-            )
+            holders.append((part, measured, drawn(use.points(measured) if use and measured else [], part.memory_bytes)))
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
-        whole = charts.drawn(use.points_of_gpu(node, name) if use else [], total)
-        size = (charts.WIDTH, charts.HEIGHT)
+        whole = drawn(use.points_of_gpu(node, name) if use else [], total)
+        size = (WIDTH, HEIGHT)
         near: dict[str, Any] = {
             "island": island_of(found, fleet),
             "clique": clique_of(found, fleet),
@@ -202,7 +204,7 @@ class Pages:
         return self._page(request, "events.html", page=page, query=query)
 
     async def what_if(self, request: Request) -> Response:
-        return self._page(request, "what_if.html", text=what_if.EXAMPLE, namespace="default", asked=False)
+        return self._page(request, "what_if.html", text=EXAMPLE, namespace="default", asked=False)
 
     async def try_it(self, request: Request) -> Response:
         try:
@@ -299,7 +301,7 @@ class Pages:
         if not self._tries.acquire(blocking=False):
             yield self._render(request, "_problem.html", sentence="Two trials run already. Try again in a moment.")
             return
-        answer = in_thread(lambda: what_if.tried(state, text, namespace), self._tries.release)
+        answer = in_thread(lambda: tried(state, text, namespace), self._tries.release)
         try:
             try:
                 reports = await asyncio.wait_for(asyncio.shield(answer), FIRST_WAIT_S)
@@ -353,12 +355,12 @@ def _visible(value: Any) -> Any:
 
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a small form. Raises ValueError for one that is too large."""
-    most, body = 4 * what_if.MAX_BYTES, bytearray()  # each byte may be three in the encoding of forms
+    most, body = 4 * MAX_BYTES, bytearray()  # each byte may be three in the encoding of forms
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
-                raise ValueError(f"More than {what_if.MAX_BYTES >> 10} KiB: paste fewer objects.")
+                raise ValueError(f"More than {MAX_BYTES >> 10} KiB: paste fewer objects.")
     except ClientDisconnect:
         return {}
     fields = parse_qs(bytes(body).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=8)

@@ -13,12 +13,20 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import NO_USAGE, GpuNodeStatus, NodeGpu
+from dra_driver.core.model.gpu_node import (
+    NO_USAGE,
+    GpuNodeStatus,
+    NodeGpu,
+    ToldForeign,
+    ToldIdle,
+    ToldOverGrant,
+    ToldUsage,
+)
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
 from dra_driver.kube.devices import attribute_of, attribute_text, newest_slices
 from dra_driver.kube.published import names
-from dra_driver.kubectl.web import found_use
 from dra_driver.kubectl.web.gpus import (
     NOWHERE,
     PARTITION,
@@ -30,8 +38,8 @@ from dra_driver.kubectl.web.gpus import (
     Part,
     SeenFleet,
     Totals,
+    place_of,
 )
-from dra_driver.kubectl.web.places import place_of
 
 Wire = Mapping[str, Any]
 Key = tuple[str, str, str]
@@ -170,10 +178,10 @@ def _node(
     return NodeRow(
         name=name,
         gpus=tuple(
-            replace(gpu, found_use=tuple(found_use.of_gpu(usage, gpu.name)))
+            replace(gpu, found_use=tuple(use_of_gpu(usage, gpu.name)))
             for gpu in sorted(gpus, key=lambda gpu: _natural(gpu.name))
         ),
-        found_use=tuple(found_use.of_node(usage)),
+        found_use=tuple(use_of_node(usage)),
         problem=_node_problem(wire) if wire is not None else "the cluster has no node of this name" if known else "",
         problems=tuple(each.message for each in told.problems) if told else (),
         versions=_versions(told) if told else {},
@@ -321,3 +329,34 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [
         (0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in re.split(r"([0-9]{1,18})", name)
     ]
+
+
+def use_of_gpu(usage: ToldUsage, gpu: str) -> Iterator[str]:
+    """Claims over their grant on ``gpu`` (``gpu-0``), and processes of no claim."""
+    yield from (_over_grant(each) for each in usage.over_grant if each.gpu == gpu)
+    yield from (_foreign(each) for each in usage.unattributed if each.gpu == gpu)
+
+
+def use_of_node(usage: ToldUsage) -> Iterator[str]:
+    """All of the node, with the names of the GPUs, and idle claims."""
+    yield from (f"{each.gpu}: {_over_grant(each)}" for each in usage.over_grant)
+    yield from (f"{each.gpu}: {_foreign(each)}" for each in usage.unattributed)
+    yield from map(_idle, usage.idle)
+
+
+def _over_grant(found: ToldOverGrant) -> str:
+    ends = f"; a pod is evicted after {found.grace_s} s" if found.action is OverGrantAction.EVICT else ""
+    since = f" since {found.since}" if found.since else ""
+    return f"claim {found.namespace}/{found.claim} uses {found.used} of {found.granted}{since}{ends}"
+
+
+def _foreign(found: ToldForeign) -> str:
+    count = "1 process belongs" if found.processes == 1 else f"{found.processes} processes belong"
+    commands = f" ({', '.join(found.commands)})" if found.commands else ""
+    memory = f" with {found.memory}" if found.memory else ""
+    return f"{count} to no claim{memory}{commands}, since {found.since}"
+
+
+def _idle(found: ToldIdle) -> str:
+    ends = f"; its pods are evicted after {found.after_min} minutes more" if found.action is IdleAction.RECLAIM else ""
+    return f"claim {found.namespace}/{found.claim} is idle since {found.since}{ends}"

@@ -147,8 +147,6 @@ def _cookie(headers: Headers) -> str:
 
 
 def _sealed(send: Send) -> Send:
-    """Adds the headers that every answer has."""
-
     async def sealed(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)

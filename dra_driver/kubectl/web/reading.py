@@ -5,34 +5,178 @@ rests for at least three times as long as the last reading took: the API server 
 failed reading leaves the last value, with the sentence of the failure and since when it fails.
 """
 
+import gc
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.errors import DraError, ForbiddenError
+from dra_driver.config.status import node_status_of
+from dra_driver.core.errors import DraError, ForbiddenError, NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.core.request_rights import missing_right
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
-from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.kube import paths
+from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of
 from dra_driver.kubectl.explain import gaps_that_matter
 from dra_driver.kubectl.web.fleet import fleet_of
 from dra_driver.kubectl.web.gpus import SeenFleet
-from dra_driver.kubectl.web.heap import heap
 from dra_driver.kubectl.web.rows import waiting_pods
 
+# --- Keeps garbage collection from walking what the page has for long, while a request waits.
+#
+# A state of a large cluster is millions of objects. They hardly have cycles, so they are freed when the next state
+# replaces them, but a full collection walks all of them: 223 ms with 8,000 GPUs. So nothing is collected while a state
+# or
+# an answer is worked out, and what is alive then is exempt (``gc.freeze``). Cycles that end in what is exempt are found
+# by `sweep` alone: when no page is open, and after `BUILT_BEFORE_SWEEP` at the latest.
+
+BUILT_BEFORE_SWEEP: Final = 500
+"""About an hour of a large cluster that changes all the time; a sweep delays the requests of that moment."""
+
+
+class Collector(Protocol):
+    """The part of the module ``gc`` that is needed here."""
+
+    def disable(self) -> None: ...
+    def enable(self) -> None: ...
+    def freeze(self) -> None: ...
+    def unfreeze(self) -> None: ...
+    def collect(self) -> int: ...
+
+
+class Heap:
+    """Of this process, which has one. Thread-safe."""
+
+    def __init__(self, collector: Collector = gc) -> None:
+        self._collector = collector
+        self._lock = threading.Lock()  # guards the two below
+        self._building = self._built = 0
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Something large is worked out inside the block, which is kept for long."""
+        with self._lock:
+            self._building += 1
+            self._collector.disable()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._building -= 1
+                self._built += 1
+                self._collector.freeze()
+                if not self._building:
+                    self._collector.enable()
+                if self._built >= BUILT_BEFORE_SWEEP:
+                    self._sweep()
+
+    def sweep(self) -> None:
+        with self._lock:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        self._built = 0
+        self._collector.unfreeze()
+        self._collector.collect()
+        self._collector.freeze()
+
+
+heap: Final = Heap()
+
+
+# --- Answers that take longer than a page may: computed in one thread of their own, kept until the state has changed.
+#
+# A page asks, gets the last answer at once (of an earlier state, or none yet), and is sent again when the next is
+# there.
+# Only what was asked for within the last minute is computed anew.
+
 log = logging.getLogger(__name__)
+
+MAX_KEPT: Final = 500
+_STOP_S: Final = 2.0
+
+
+class WorkedOut(Struct, frozen=True, kw_only=True):
+    """``value`` of the state with this number; ``problem`` is why there is none."""
+
+    number: int
+    value: Any = None
+    problem: str = ""
+
+
+class Derived:
+    """Computes answers by key, one after the other. ``ask`` from any thread; ``start`` and ``stop`` by one owner."""
+
+    def __init__(self, building: Callable[[], AbstractContextManager[None]] = heap.building) -> None:
+        self._building = building
+        self._lock = threading.Lock()  # guards the two below
+        self._answers: dict[Hashable, WorkedOut] = {}
+        self._wanted: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
+        self._changes = 0
+        self._worker = Worker("page-answers", self._turn)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        self._worker.stop(_STOP_S)
+
+    @property
+    def changes(self) -> int:
+        return self._changes
+
+    def ask(self, key: Hashable, number: int, compute: Callable[[], Any]) -> WorkedOut | None:
+        """The last answer for ``key``. If it is not of state ``number``, it is computed soon."""
+        with self._lock:
+            known = self._answers.get(key)
+            if known is None or known.number != number:
+                self._wanted[key] = (number, compute)
+                self._worker.wake()
+            return known
+
+    def compute_one(self) -> bool:
+        """Computes what waits longest; False when nothing waits."""
+        with self._lock:
+            if not self._wanted:
+                return False
+            key = next(iter(self._wanted))
+            number, compute = self._wanted.pop(key)
+        with self._building():
+            answer = _answer(number, compute)
+        with self._lock:
+            self._answers.pop(key, None)
+            self._answers[key] = answer
+            while len(self._answers) > MAX_KEPT:
+                self._answers.pop(next(iter(self._answers)))
+            self._changes += 1
+        return True
+
+    def _turn(self) -> float | None:
+        return 0.0 if self.compute_one() else None
+
+
+def _answer(number: int, compute: Callable[[], Any]) -> WorkedOut:
+    try:
+        return WorkedOut(number=number, value=compute())
+    except DraError as error:
+        return WorkedOut(number=number, problem=str(error))
+    except Exception as error:
+        log.exception("an answer for the page failed")
+        return WorkedOut(number=number, problem=f"{type(error).__name__}: {error}")
+
 
 VIEWED_S: Final = 60.0
 """Without a request for so long nothing is read."""
 _REST: Final = 3.0
-_STOP_S: Final = 2.0
 
 Value = TypeVar("Value")
 
@@ -179,16 +323,15 @@ class ReadsCluster(Protocol):
 
 
 def read_without_collection(source: ReadsCluster) -> SeenCluster:
-    """`read_cluster` without garbage collection: it would walk millions of objects, again and again, and pages wait.
+    """`read_from` without garbage collection: it would walk millions of objects, again and again, and pages wait.
 
     See `heap`.
     """
     with heap.building():
-        return read_cluster(source)
+        return read_from(source)
 
 
-def read_cluster(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:
-    """One reading. Raises DraError."""
+def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:
     gaps: list[str] = []
     state, told = source.state(), source.gpu_nodes(gaps)
     claims = claims_of(state, now())
@@ -207,3 +350,62 @@ def _gaps_that_matter(state: ClusterState) -> list[str]:
     for each in waiting_pods(state) if len(matter) < len(state.gaps) else ():
         matter.update(gaps_that_matter(state, each.pod))
     return [gap for gap in state.gaps if gap in matter]
+
+
+MAX_NODES: Final = 20_000
+
+
+class ListsObjects(StateReader, Protocol):
+    """The part of ``rest.RestClient`` that is needed here: reads alone."""
+
+
+class LiveSource:
+    """The cluster of a kubeconfig. Used by one thread.
+
+    What the user may not list in all namespaces is read from ``namespace`` alone.
+    """
+
+    def __init__(self, api: ListsObjects, namespace: str = "") -> None:
+        self._api = api
+        self._namespace = namespace
+
+    def state(self) -> ClusterState:
+        found = read_cluster(self._api)
+        own: dict[str, Any] = {}
+        gaps = list(found.gaps)
+        for kind in KINDS if self._namespace else ():
+            at = next((at for at, gap in enumerate(gaps) if gap.startswith(f"{kind.resource}: ")), None)
+            if at is None or not kind.namespaced:
+                continue
+            items = read_in_namespace(self._api, kind, self._namespace)
+            if items is not None:
+                own[kind.field] = items
+                gaps[at] += f"; those of namespace {self._namespace} are shown"
+        return replace(found, gaps=tuple(gaps), **own) if own else found
+
+    def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
+        """What GpuNodes say; a cluster without them (an older chart) is no failure."""
+        try:
+            items = self._api.list(paths.gpu_nodes())["items"]
+        except NotFoundError:
+            gaps.append("gpunodes: not served by this cluster, so health and policies are not known")
+            return {}
+        except ForbiddenError as error:
+            gaps.append(f"gpunodes: {missing_right(error)}")
+            return {}
+        found = {str(item["metadata"]["name"]): node_status_of(item) for item in items[:MAX_NODES]}
+        return {name: status for name, status in found.items() if status is not None}
+
+
+class FileSource:
+    """A state that was read once, from a file."""
+
+    def __init__(self, read: Callable[[], ClusterState]) -> None:
+        self._read = read
+
+    def state(self) -> ClusterState:
+        return self._read()
+
+    def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
+        gaps.append("gpunodes: a file of the cluster's state has none, so health and policies are not known")
+        return {}

@@ -3,21 +3,45 @@
 Stop: 1. server (open streams end within a second), 2. readers; their threads do not keep the process.
 """
 
+import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.connections import BoundedConnection
-from dra_driver.kubectl.web.derived import Derived
 from dra_driver.kubectl.web.gate import Keys
-from dra_driver.kubectl.web.heap import heap
-from dra_driver.kubectl.web.reading import Periodic, ReadsCluster, read_without_collection, same_cluster
+from dra_driver.kubectl.web.reading import Derived, Periodic, ReadsCluster, heap, read_without_collection, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
+
+# --- One connection of a browser: as uvicorn has it, and closed when nothing is asked on it.
+#
+# The page has a bounded number of connections, and every user of the machine may open some: without an end, those on
+# which nothing was ever asked, or a request was begun and not ended, would keep all others out.
+
+
+class BoundedConnection(H11Protocol):
+    """Ends when no request was complete and none is being answered for ``idle_s`` to twice that time."""
+
+    idle_s: ClassVar[float] = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(self.idle_s, self.look, None)
+
+    def look(self, former: Any) -> None:
+        """``former`` is the request that there was at the look before."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is former and (former is None or former.response_complete):
+            self.transport.close()
+            return
+        self.loop.call_later(self.idle_s, self.look, self.cycle)
+
 
 LOOPBACK: Final = "127.0.0.1"
 CLUSTER_S: Final = 5.0

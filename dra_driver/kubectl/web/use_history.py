@@ -1,16 +1,18 @@
 """What claims use, as the exporters told it since the page was started: a short memory for charts."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.web.rows import Uses, uses_by_device
+from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, GpuMemory, UseReport, text
+from dra_driver.kubectl.usage.history import KEY, MAX_SERIES
+from dra_driver.kubectl.web.rows import Key, Uses, uses_by_device
 
 MAX_SAMPLES: Final = 240
 """An hour of samples every 15 s."""
@@ -46,7 +48,6 @@ class UseNow(Struct, frozen=True, kw_only=True):
     samples: Sequence[UseSample] = ()
 
     def points(self, use: ClaimDeviceUse) -> list[Point]:
-        """The history of one device of one claim, oldest first."""
         key = (use.namespace, use.claim, use.node, use.device)
         return [
             Point(at, found.used_bytes, found.sm_ratio)
@@ -56,7 +57,6 @@ class UseNow(Struct, frozen=True, kw_only=True):
         ]
 
     def points_of_gpu(self, node: str, device: str) -> list[Point]:
-        """The history of a whole GPU, oldest first."""
         return [
             Point(at, found.used_bytes, found.busy_ratio)
             for at, _, gpus in self.samples
@@ -82,7 +82,6 @@ class UseHistory:
         self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
 
     def read(self) -> UseNow:
-        """One look. Raises DraError."""
         self._remember()
         report = self._read()
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
@@ -99,3 +98,142 @@ class UseHistory:
             self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
         except DraError as error:
             self._gaps = (f"charts begin now: {error}",)
+
+
+# --- What Prometheus recorded before the page was started: questions, and answers as samples for charts.
+#
+# Its answers are believed as little as in ``kubectl/usage/history.py``: a value that cannot be is left out.
+
+WINDOW_S: Final = 3600
+STEP_S: Final = 60
+_STEPS: Final = WINDOW_S // STEP_S + 1
+_OVER: Final = f"[{WINDOW_S}s:{STEP_S}s]"
+_MAX_RATIO: Final = 1.5
+_MAX_POINTS: Final = 400_000
+
+
+def past_of(ask: Callable[[str], Any]) -> list[UseSample]:
+    """Samples of the last hour, oldest first. ``ask`` answers an instant query.
+
+    Raises what ``ask`` raises, and ValueError for answers that are none.
+    """
+    past = _Past()
+    claims, gpus = ", ".join(KEY), "node, device"
+    past.add_claims("used_bytes", ask(f"(sum by ({claims}) (dra_claim_memory_used_bytes)){_OVER}"))
+    past.add_claims("sm_ratio", ask(f"(sum by ({claims}) (dra_claim_sm_utilization_ratio)){_OVER}"))
+    past.add_gpus("used_bytes", ask(f"(max by ({gpus}) (dra_gpu_memory_used_bytes)){_OVER}"))
+    past.add_gpus("busy_ratio", ask(f"(max by ({gpus}) (dra_gpu_utilization_ratio)){_OVER}"))
+    return past.samples()
+
+
+class _Past:
+    """The answers so far, by time."""
+
+    def __init__(self) -> None:
+        self._uses: dict[int, dict[Key, ClaimDeviceUse]] = {}
+        self._gpus: dict[int, dict[tuple[str, str], GpuMemory]] = {}
+        self._points = 0
+
+    def add_claims(self, field: str, answer: Any) -> None:
+        for labels, at, value in self._series(field, answer):
+            names: dict[str, Any] = {name: text(labels.get(name)) for name in KEY}
+            known: dict[str, Any] = {field: value}
+            key = (names["namespace"], names["claim"], names["node"], names["device"])
+            here = self._uses.setdefault(at, {})
+            here[key] = replace(here.get(key) or ClaimDeviceUse(**names), **known)
+
+    def add_gpus(self, field: str, answer: Any) -> None:
+        for labels, at, value in self._series(field, answer):
+            key = (text(labels.get("node")), text(labels.get("device")))
+            known: dict[str, Any] = {field: value}
+            here = self._gpus.setdefault(at, {})
+            here[key] = replace(here.get(key) or GpuMemory(node=key[0], device=key[1]), **known)
+
+    def samples(self) -> list[UseSample]:
+        times = sorted({*self._uses, *self._gpus})
+        return [UseSample(_time(at), self._uses.get(at, {}), self._gpus.get(at, {})) for at in times]
+
+    def _series(self, field: str, answer: Any) -> Iterator[tuple[Mapping[str, Any], int, float]]:
+        memory = field == "used_bytes"
+        most = MAX_BYTES if memory else _MAX_RATIO
+        for labels, pairs in matrix(answer):
+            for pair in pairs[:_STEPS]:
+                at, value = _pair(pair)
+                if at is None or value is None or not 0 <= value <= most:
+                    continue
+                self._points += 1
+                if self._points > _MAX_POINTS:
+                    return
+                yield labels, at, int(value) if memory else min(value, 1.0)
+
+
+def matrix(answer: Any) -> list[tuple[Mapping[str, Any], list[Any]]]:
+    """Labels and pairs of time and value of each series. Raises ValueError."""
+    data = answer.get("data") if isinstance(answer, dict) and answer.get("status") == "success" else None
+    found = data.get("result") if isinstance(data, dict) and data.get("resultType") == "matrix" else None
+    if not isinstance(found, list) or len(found) > MAX_SERIES:
+        raise ValueError("its answer is no range of values")
+    return [
+        (item["metric"], item["values"])
+        for item in found
+        if isinstance(item, dict) and isinstance(item.get("metric"), dict) and isinstance(item.get("values"), list)
+    ]
+
+
+def _pair(pair: Any) -> tuple[int | None, float | None]:
+    try:
+        at, value = float(pair[0]), float(pair[1])
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return None, None
+    known = math.isfinite(at) and math.isfinite(value) and 0 <= at < 2**33
+    return (int(at) // STEP_S * STEP_S, value) if known else (None, None)
+
+
+def _time(at: int) -> datetime:
+    return datetime.fromtimestamp(at, tz=UTC)
+
+
+WIDTH: Final = 600
+HEIGHT: Final = 120
+
+
+class UseChart(Struct, frozen=True, kw_only=True):
+    """Lines of one chart, each "" where nothing is known. ``top`` is the memory in bytes at its upper edge.
+
+    ``limit`` is where the grant is, from the upper edge; None when the grant is the top.
+    """
+
+    since: datetime
+    memory: str
+    utilisation: str
+    top: float
+    limit: float | None = None
+
+
+def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
+    """Memory against what was granted, and utilisation; None without two values of either.
+
+    Use over the grant stays inside: the top is then the most that was used.
+    """
+    most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
+    over = granted > 0 and most > granted
+    top = 1.05 * most if over else float(granted)
+    memory = _line([None if each.used_bytes is None or not top else each.used_bytes / top for each in points], points)
+    utilisation = _line([each.sm_ratio for each in points], points)
+    if not memory and not utilisation:
+        return None
+    limit = round(HEIGHT * (1 - granted / top), 1) if over else None
+    return UseChart(since=points[0].at, memory=memory, utilisation=utilisation, top=top, limit=limit)
+
+
+def _line(values: Sequence[float | None], points: Sequence[Point]) -> str:
+    if len(points) < 2:
+        return ""
+    first, last = points[0].at.timestamp(), points[-1].at.timestamp()
+    length = max(last - first, 1.0)
+    places = [
+        f"{WIDTH * (point.at.timestamp() - first) / length:.1f},{HEIGHT * (1 - min(max(value, 0.0), 1.0)):.1f}"
+        for point, value in zip(points, values, strict=True)
+        if value is not None
+    ]
+    return " ".join(places) if len(places) > 1 else ""

@@ -74,7 +74,7 @@ def reported_gpus(snapshot: Snapshot, terms: Terms) -> list[ReportedGpu]:
 
 
 class AssignmentsFile:
-    """``start`` and ``stop`` once, by one owner; ``claims_changed`` and ``wake`` from any thread, which return at once.
+    """``worker`` runs it; wake it when a GPU, a policy or the detach changed. ``claims_changed`` from any thread.
 
     ``folder`` is the directory ``usage`` of the driver's directory; it is created when needed. ``entries`` are the
     journal's and may raise StorageError; ``detached`` is why the driver must not be open, None while it may.
@@ -98,28 +98,17 @@ class AssignmentsFile:
         self._read_at = self._stepped_at = float("-inf")
         self._changing: frozenset[GpuUuid] = frozenset()
         self._written = b""
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME,
             self._turn,
             on_error=partial(metrics.internal_error, "assignments"),
             after_error_s=RETRY_S,
         )
 
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread. The file stays: pods continue without a node process. Idempotent."""
-        self._worker.stop(timeout_s)
-
     def claims_changed(self) -> None:
         """A claim was prepared or unprepared."""
         self._claims_due.set()
-        self._worker.wake()
-
-    def wake(self) -> None:
-        """Something other than a claim changed: a GPU, a policy, whether the driver is detached."""
-        self._worker.wake()
+        self.worker.wake()
 
     def step(self) -> float:
         """Write what changed; return the seconds until the next step. The thread calls it, also when it is woken."""

@@ -62,7 +62,7 @@ def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectRefer
 
 
 class ClaimEvents:
-    """``start`` and ``stop`` once, by one owner; ``tell`` from any thread.
+    """``worker`` runs it; ``tell`` from any thread.
 
     ``claims`` are the journal's entries and may raise StorageError. ``recorder`` belongs to this object's thread.
     """
@@ -70,20 +70,13 @@ class ClaimEvents:
     def __init__(self, rest: RestClient, recorder: EventRecorder, *, claims: Callable[[], Iterable[Entry]]) -> None:
         self._rest, self._recorder, self._claims = rest, recorder, claims
         self._notices: queue.Queue[Notice | ClaimNotice] = queue.Queue(MAX_NOTICES)
-        self._worker = Worker(THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "claim-events"))
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; a request in progress may end later, and waiting notices are dropped. Idempotent."""
-        self._worker.stop(timeout_s)
+        self.worker = Worker(THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "claim-events"))
 
     def tell(self, notice: Notice | ClaimNotice) -> None:
         """A condition began or ended, or there is news of one claim. Returns at once."""
         try:
             self._notices.put_nowait(notice)
-            self._worker.wake()
+            self.worker.wake()
         except queue.Full:
             log.warning("claims are not told of a condition: too many wait", extra={"condition": notice.message})
 
@@ -102,7 +95,7 @@ class ClaimEvents:
             if len(held) > MAX_CLAIMS:
                 log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
             for ref in held[:MAX_CLAIMS]:
-                if self._worker.is_stopping:
+                if self.worker.is_stopping:
                     return
                 self._tell_claim(ref, notice)
         except (StorageError, ApiUnreachableError) as error:

@@ -97,7 +97,7 @@ def _entry(
 
 
 class ClaimStatus:
-    """``start`` and ``stop`` once, by one owner; ``wake`` and ``show`` from any thread.
+    """``worker`` runs it; wake it when claims were prepared or unprepared. ``show`` from any thread.
 
     ``claims`` are the journal's entries and may raise StorageError. ``warn`` records an event on the Node. With
     ``waits_for_health``, nothing is written before the first ``show``: a process that has just started does not know
@@ -125,7 +125,7 @@ class ClaimStatus:
         self._problem: str | None = None
         self._refused = False
         self._checked = False
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME,
             self.step,
             on_error=partial(metrics.internal_error, "claim-status"),
@@ -138,23 +138,12 @@ class ClaimStatus:
         """Why claims have no status from here, as a sentence; None while they have."""
         return self._problem
 
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; a request in progress may end later. Idempotent."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Claims were prepared or unprepared. Returns at once."""
-        self._worker.wake()
-
     def show(self, health: Iterable[DeviceReport]) -> None:
         """Devices have this health now. Returns at once."""
         found: dict[tuple[str, str], DeviceReport] = {(each.pool, each.device): each for each in health}
         if found != self._health:
             self._health = found
-            self._worker.wake()
+            self.worker.wake()
 
     def step(self) -> float | None:
         """Write what is not written yet; returns the seconds until a retry, None when nothing is left to do."""

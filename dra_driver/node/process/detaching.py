@@ -172,7 +172,10 @@ class _State(Struct, frozen=True):
 
 
 class Detaching:
-    """``step`` before the hardware is opened, then ``start`` and ``stop`` once, by one owner; the rest from any thread.
+    """Call ``step`` before the hardware is opened, then start ``worker``; the rest from any thread.
+
+    Wake the worker when a request or the number of claims may have changed. A detached driver stays detached until the
+    process ends.
 
     ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
     ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
@@ -198,7 +201,7 @@ class Detaching:
         self._find, self._prepared, self._changed, self._tell = find, prepared, changed, tell
         self._published, self._exporter_closed, self._clock = published, exporter_closed, clock
         self._state = _State()
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME, self.step, on_error=partial(metrics.internal_error, "detach"), after_error_s=LOOK_S
         )
 
@@ -225,17 +228,6 @@ class Detaching:
         if state.request is None:
             return None
         return f"{_TITLES[state.phase]} ({state.request}){'; ' if state.note else ''}{state.note}"
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread. A detached driver stays detached until the process ends. Idempotent."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Check now: a request or the number of claims may have changed. Returns at once."""
-        self._worker.wake()
 
     def step(self) -> float:
         """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
@@ -284,7 +276,7 @@ class Detaching:
     def _wait_published(self) -> None:
         """The run after this one may find only the slices that this one left: they should have the taint."""
         until = self._clock() + PUBLISH_S
-        while not self._published() and self._clock() < until and not self._worker.pause(PUBLISH_LOOK_S):
+        while not self._published() and self._clock() < until and not self.worker.pause(PUBLISH_LOOK_S):
             pass
 
     def _waits_for(self, request: DetachRequest) -> str:
@@ -358,4 +350,4 @@ def _refusal(request: DetachRequest) -> str:
 def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:
     """Wake ``detaching`` while the file that requests a detach exists. For every second."""
     if os.path.lexists(plugin_dir / FILE):
-        detaching.wake()
+        detaching.worker.wake()

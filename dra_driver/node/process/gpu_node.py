@@ -78,7 +78,7 @@ _NUMBERS: Final = re.compile(r"\d[\d., ]*")
 
 
 class GpuNodeKeeper:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread.
+    """``worker`` runs it; wake it when something changed that the GpuNode may show.
 
     ``collect`` returns what is to be written, None while it is not known yet, and may raise DraError. ``owner`` returns
     the UID of the Node object, "" while it is not known. ``warn`` records an event on the Node.
@@ -104,7 +104,7 @@ class GpuNodeKeeper:
         self._is_left_behind = False  # the object that is stored belongs to an earlier Node
         self._problem: str | None = None
         self._uid = ""  # of the Node, at the last step
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME,
             self._turn,
             on_error=partial(metrics.internal_error, "gpu-node"),
@@ -115,17 +115,6 @@ class GpuNodeKeeper:
     def problem(self) -> str | None:
         """Why the GpuNode is not as it should be, as a sentence; None while it is, and where the kind is not served."""
         return self._problem
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; a request in progress may end later. Idempotent."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """Something changed that the GpuNode may show. Returns at once."""
-        self._worker.wake()
 
     def step(self) -> float:
         """Write what changed; returns the seconds after which to come again without being woken."""
@@ -223,9 +212,9 @@ class GpuNodeKeeper:
         self._problem = problem
 
     def _turn(self) -> float:
-        if not self._worker.was_woken:
+        if not self.worker.was_woken:
             self.check()
-        if self._worker.pause(self.pause_s()):  # changes at the same time are written together
+        if self.worker.pause(self.pause_s()):  # changes at the same time are written together
             return 0.0
         return self.step() * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, keeps no secret
 
@@ -390,16 +379,9 @@ class GpuNodeService:
         self._seen: tuple[Any, ...] = ()
         self._messages: tuple[list[str], list[str], str | None] = ([], [], None)
         self._claims_changed = True
-        self._keeper = GpuNodeKeeper(
+        self.keeper = GpuNodeKeeper(
             rest, settings.node_name, self._collect, self._owner, partial(tell, "Warning", EVENT)
         )
-
-    def start(self) -> None:
-        self._keeper.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """Idempotent."""
-        self._keeper.stop(timeout_s)
 
     def claims_changed(self) -> None:
         """Claims came or left. Returns at once."""
@@ -420,7 +402,7 @@ class GpuNodeService:
         if is_same and not self._claims_changed and messages == self._messages:
             return
         self._seen, self._messages, self._claims_changed = seen, messages, False
-        self._keeper.wake()
+        self.keeper.worker.wake()
 
     def _owner(self) -> str:
         node = self._own_node.current()

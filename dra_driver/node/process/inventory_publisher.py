@@ -37,7 +37,7 @@ from dra_driver.hardware.cdi import CdiProvider
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.node.process.detaching import Detaching
 from dra_driver.node.process.node_follower import NodeFollower
-from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms
+from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms
 from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class InventoryPublisher:
         *,
         detach: Detaching,
         conflict: NodeFollower,
-        taint: NodeTaint,
+        taint: DetachTaint,
         held: Callable[[], Collection[GpuUuid]],
         complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         driver_root: Callable[[], None] = lambda: None,

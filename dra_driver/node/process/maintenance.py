@@ -74,7 +74,7 @@ class PeriodicTask(Struct, frozen=True, kw_only=True):
 
 
 class Maintenance:
-    """``start`` and ``stop`` once, by one owner. The first round comes one interval after the start."""
+    """``worker`` runs the tasks. The first round comes one interval after the start."""
 
     def __init__(
         self,
@@ -91,19 +91,12 @@ class Maintenance:
         # Tasks are due together, at multiples of the shortest interval: each wake-up costs more than most of them.
         self._tick_s = min(task.every_s for task in tasks)
         self._due = {task.name: self._next(task) for task in tasks}
-        self._worker = Worker(
+        self.worker = Worker(
             name,
             self.step if wakeup is None else partial(self._wait_and_step, wakeup),
             on_error=partial(metrics.internal_error, "maintenance"),
             interrupt=wakeup.notify if wakeup is not None else lambda: None,
         )
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float = 1.0) -> None:
-        """End the thread; a running task may end later. Idempotent."""
-        self._worker.stop(timeout_s)
 
     def step(self, *, notified: bool = False) -> float:
         """Run the due tasks, and after a notification those with ``resync_s``; return the seconds until the next one.
@@ -128,9 +121,9 @@ class Maintenance:
 
     def _wait_and_step(self, wakeup: Wakeup) -> float:
         notified = wakeup.wait(self._wait_s)
-        if not self._worker.is_stopping:
+        if not self.worker.is_stopping:
             self._wait_s = self.step(notified=notified)
-            if notified and not self._worker.pause(PAUSE_S):
+            if notified and not self.worker.pause(PAUSE_S):
                 self._wait_s = max(0.0, self._wait_s - PAUSE_S)
         return 0.0
 

@@ -43,6 +43,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
+from dra_driver.core.worker import Worker
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.kube.connection import Connection
@@ -72,7 +73,7 @@ from dra_driver.node.process.policy_watch import PolicyWatch
 from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
-from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms, TermsResolver
+from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
 
@@ -219,7 +220,7 @@ class NodeProcess:
         events = EventRecorder(rest, node_events.COMPONENT, settings.node_name)
         tell = partial(node_events.tell, own_node, events)
         publisher = Publisher.connect(rest, driver, settings.node_name, events, lists=settings.numa_node_as_list)
-        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), NodeTaint()
+        gate, withholding, fabric, taint = PrepareGate(), PartitionWithholding(), FabricWatch(), DetachTaint()
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
 
@@ -271,8 +272,8 @@ class NodeProcess:
             tell=tell,
             exporter_closed=changes.exporter.wait_closed if settings.usage else lambda: True,
         )
-        own_node.subscribe(detaching.wake)
-        claim_released.add(detaching.wake)
+        own_node.subscribe(detaching.worker.wake)
+        claim_released.add(detaching.worker.wake)
         if not own_node.wait_first(FIRST_NODE_S):
             log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
         detaching.step()
@@ -318,22 +319,15 @@ class NodeProcess:
             from dra_driver.node.process.simulated_faults import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
 
             faults = SimulatedFaults(found.faulty, own_node.current, tell)
-            own_node.subscribe(faults.wake)
-            yield Component(part=faults, start=faults.start, stop=partial(faults.stop, COMPONENT_STOP_S))
+            own_node.subscribe(faults.worker.wake)
+            yield _threaded(faults, faults.worker)
         claim_events = open_claim_events(settings, rest, journal)
         if claim_events is not None:
-            yield Component(
-                part=claim_events, start=claim_events.start, stop=partial(claim_events.stop, COMPONENT_STOP_S)
-            )
+            yield _threaded(claim_events, claim_events.worker)
         status = open_claim_status(settings, plugin_dir, rest, journal, tell)
         if status is not None:
-            claims_changed.add(status.wake)
-            yield Component(
-                part=status,
-                start=status.start,
-                stop=partial(status.stop, COMPONENT_STOP_S),
-                remarks=lambda: [status.problem] if status.problem is not None else [],
-            )
+            claims_changed.add(status.worker.wake)
+            yield _threaded(status, status.worker, remarks=lambda: [status.problem] if status.problem else [])
         held = partial(_held_gpus, claims)
         health = HealthService(
             settings,
@@ -394,15 +388,15 @@ class NodeProcess:
                 changes=changes,
             )
             claims_changed.add(assignments.claims_changed)
-            usage_changed.add(assignments.wake)
-            publish.add(assignments.wake)
-            yield Component(part=assignments, start=assignments.start, stop=partial(assignments.stop, COMPONENT_STOP_S))
+            usage_changed.add(assignments.worker.wake)
+            publish.add(assignments.worker.wake)
+            yield _threaded(assignments, assignments.worker)
         if settings.simulate is not None:
             from dra_driver.node.process import simulated_uses  # noqa: PLC0415 - real GPUs do not need it
 
             uses = simulated_uses.SimulatedUses(rest, journal.entries, plugin_dir / simulated_uses.NAME)
-            claims_changed.add(uses.wake)
-            yield Component(part=uses, start=uses.start, stop=partial(uses.stop, COMPONENT_STOP_S))
+            claims_changed.add(uses.worker.wake)
+            yield _threaded(uses, uses.worker)
         also_local: list[PeriodicTask] = []
         if settings.gpu_node:
             gpu_node = GpuNodeService(
@@ -420,7 +414,7 @@ class NodeProcess:
                 notify=claim_events.tell if claim_events is not None else None,
             )
             claims_changed.add(gpu_node.claims_changed)
-            yield Component(part=gpu_node, start=gpu_node.start, stop=partial(gpu_node.stop, COMPONENT_STOP_S))
+            yield _threaded(gpu_node, gpu_node.keeper.worker)
             also_local.append(PeriodicTask(name="gpu-node", every_s=FILES_EVERY_S, work=gpu_node.look))
 
         # 7. Maintenance
@@ -441,12 +435,7 @@ class NodeProcess:
             lambda: () if detaching.is_detached else files.bring_back(),
         )
         yield Component(part=storage, problem=lambda: storage.problem)
-        yield Component(
-            part=detaching,
-            start=detaching.start,
-            stop=partial(detaching.stop, COMPONENT_STOP_S),
-            problem=lambda: detaching.problem,
-        )
+        yield _threaded(detaching, detaching.worker, problem=lambda: detaching.problem)
 
         def report_conditions() -> None:
             """Record events for policies that are not in force and for GPUs that new claims do not get."""
@@ -479,7 +468,7 @@ class NodeProcess:
         wakeup = Wakeup([str(paths.dra.parent), str(paths.registration.parent)])
         node.call_after_changes(wakeup.notify)
         for work in (Maintenance("maintenance", local, wakeup=wakeup), Maintenance("claim-maintenance", remote)):
-            yield Component(part=work, start=work.start, stop=partial(work.stop, COMPONENT_STOP_S))
+            yield _threaded(work, work.worker)
 
     def _http(self, address: str) -> ObservabilityServer:
         try:
@@ -518,6 +507,18 @@ def _within(stop: Callable[[], object]) -> Callable[[], None]:
             log.warning(f"component did not stop within {COMPONENT_STOP_S:g} s; abandoning it", extra=facts)
 
     return limited
+
+
+def _threaded(
+    part: object,
+    worker: Worker,
+    *,
+    problem: Callable[[], str | None] = lambda: None,
+    remarks: Callable[[], Iterable[str]] = tuple,
+) -> Component:
+    """A part that runs in one thread."""
+    stop = partial(worker.stop, COMPONENT_STOP_S)
+    return Component(part=part, start=worker.start, stop=stop, problem=problem, remarks=remarks)
 
 
 def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:

@@ -28,7 +28,7 @@ RETRY_S: Final = 5.0
 
 
 class SimulatedFaults:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread.
+    """``worker`` runs it; wake it when the Node object may have changed.
 
     ``node`` gives the last known Node object, None before the first; ``tell`` records an event on it.
     """
@@ -36,20 +36,9 @@ class SimulatedFaults:
     def __init__(self, gpus: SimulatedBackend, node: Callable[[], OwnNode | None], tell: Tell) -> None:
         self._gpus, self._node, self._tell = gpus, node, tell
         self._applied: str | None = None  # the annotation that was followed last
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME, self._turn, on_error=partial(metrics.internal_error, "health"), after_error_s=RETRY_S
         )
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; the GPUs stay as they are. Idempotent."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """The Node object may have changed. Returns at once."""
-        self._worker.wake()
 
     def _turn(self) -> float | None:
         try:

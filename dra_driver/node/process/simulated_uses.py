@@ -31,7 +31,7 @@ READ_S: Final = 10.0
 
 
 class SimulatedUses:
-    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread.
+    """``worker`` runs it; wake it when a claim was prepared or unprepared.
 
     ``entries`` are the journal's and may raise StorageError; ``file`` is written.
     """
@@ -39,23 +39,12 @@ class SimulatedUses:
     def __init__(self, rest: RestClient, entries: Callable[[], Iterable[Entry]], file: Path) -> None:
         self._rest, self._entries, self._file = rest, entries, file
         self._steps: dict[str, tuple[UseStep, ...]] = {}  # by the UID of a claim; () without a valid annotation
-        self._worker = Worker(
+        self.worker = Worker(
             THREAD_NAME,
             self._turn,
             on_error=partial(metrics.internal_error, "assignments"),
             after_error_s=RETRY_S,
         )
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; pods continue, and the file stays. Idempotent."""
-        self._worker.stop(timeout_s)
-
-    def wake(self) -> None:
-        """A claim was prepared or unprepared. Returns at once."""
-        self._worker.wake()
 
     def _turn(self) -> float:
         try:

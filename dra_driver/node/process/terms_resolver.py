@@ -180,7 +180,7 @@ class PublishedTerms:
         return self._last
 
 
-class NodeTaint:
+class DetachTaint:
     """The taint `DETACHED_TAINT` with a value, or none. One owner sets it and publishes after it."""
 
     def __init__(self) -> None:

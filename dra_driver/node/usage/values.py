@@ -6,36 +6,39 @@
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
-from dra_driver.core.model.usage_findings import UsingPod
+from dra_driver.core.model.usage_findings import Amount, Name, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
 
+MAX_GPUS, MAX_CLAIMS, MAX_DEVICES = 256, 4096, 512
+Pool = Annotated[str, Meta(min_length=1, max_length=1024, pattern="^[!-~]+$")]
 
-class AssignedUse(Struct, frozen=True, kw_only=True):
+
+class AssignedUse(Struct, frozen=True, kw_only=True, rename="camel"):
     """One device of a prepared claim, as ``assignments.json`` has it.
 
     ``gi_id`` and ``uuid`` of a partition are None while it may not exist. ``uuid`` is what CUDA calls the device.
     ``memory_bytes`` and ``percent`` are the grant of a share, None for other forms and where there is no limit.
     """
 
-    request: str
-    pool: str
-    device: str
+    request: Name
+    pool: Pool
+    device: Name
     form: Form
-    gpu_uuid: GpuUuid
-    gi_id: int | None = None
-    uuid: str | None = None
-    profile: str | None = None
-    share_id: str | None = None
-    memory_bytes: int | None = None
-    percent: int | None = None
+    gpu_uuid: Annotated[GpuUuid, Meta(min_length=1, max_length=253, pattern="^[!-~]+$")] = field(name="gpu")
+    gi_id: Amount | None = None
+    uuid: Name | None = None
+    profile: Name | None = None
+    share_id: Name | None = None
+    memory_bytes: Amount | None = None
+    percent: Annotated[int, Meta(ge=0, le=100)] | None = None
     admin_access: bool = False
 
 
@@ -47,17 +50,17 @@ class AssignedClaim(Struct, frozen=True, kw_only=True):
     devices: tuple[AssignedUse, ...] = ()
 
 
-class AssignedGpu(Struct, frozen=True, kw_only=True):
+class AssignedGpu(Struct, frozen=True, kw_only=True, rename="camel"):
     """A GPU of the node. ``changing``: it is being cut or changes its mode, and must not be held open.
 
     ``rules`` are those of the policy for this GPU.
     """
 
-    device: str
-    gpu_uuid: GpuUuid
-    model: str = ""
+    device: Name
+    gpu_uuid: Annotated[GpuUuid, Meta(min_length=1, max_length=253, pattern="^[!-~]+$")] = field(name="gpu")
+    model: Annotated[str, Meta(max_length=253)] = ""
     changing: bool = False
-    rules: UsageRules = DEFAULT_USAGE
+    rules: UsageRules = field(default=DEFAULT_USAGE, name="usage")
 
 
 class Assignments(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The roles for people who drain nodes have the rights that a drain asks for, and no others."""
 
-from dra_driver.kubectl.drain import rights
+from dra_driver.kubectl.drain.run import EVICT, needed_rights
 from tests.fakes import chart
 
 ROLE = "dra-driver-drainer"
@@ -17,7 +17,7 @@ def test_a_drainer_has_the_rights_that_a_drain_names_and_no_others() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    needed = (*rights.needed("gpu-a", reads_events=True), rights.EVICT)
+    needed = (*needed_rights("gpu-a", reads_events=True), EVICT)
     assert granted == {
         (each.verb, each.group, "/".join(part for part in (each.resource, each.subresource) if part), each.namespace)
         for each in needed

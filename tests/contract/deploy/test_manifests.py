@@ -210,7 +210,6 @@ def test_kubectl_renders_the_same_objects() -> None:
 
 
 def test_an_overlay_of_deploy_base_can_add_policies(tmp_path: Path) -> None:
-    """As docs/policy.md says."""
     kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl on PATH and $KUBECTL is not set")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.commands.exporters import ask_exporters
+from dra_driver.kubectl.commands.usage_source import ask_exporters
 from dra_driver.kubectl.usage.device_use import UseReport
 from tests.fakes import chart
 from tests.fakes.rbac import Access

@@ -9,7 +9,7 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.diagnose.pods import DEPLOYED, NAMESPACE
+from tests.fakes.pods_on_nodes import DEPLOYED, NAMESPACE
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_the_largest_file_that_is_written_is_read() -> None:
     largest = UsageFindings(
         written=NOW,
         over_grant=(replace(OVER, claim=long, pods=pods, device="d" * 253),) * MAX_OVER_GRANT,
-        unattributed=(replace(ALL.unattributed[0], commands=("\u2028" * 64,) * MAX_COMMANDS),) * MAX_UNATTRIBUTED,
+        unattributed=(replace(ALL.unattributed[0], commands=("ü" * 64,) * MAX_COMMANDS),) * MAX_UNATTRIBUTED,
         idle=(IdleClaim(claim=long, since=NOW),) * MAX_IDLE,
     )
     assert decode(encode(largest)) == largest
@@ -90,7 +90,7 @@ def test_lists_are_cut_to_their_bounds_on_both_sides() -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"[]", "version 'None', expected 1"),
         (b'{"version": 2}', "version '2', expected 1"),
-        (b'{"version": 1}', "does not say when it was written"),
+        (b'{"version": 1}', "written: missing"),
         (b" " * (MAX_BYTES + 1), f"expected at most {MAX_BYTES}"),
     ],
 )

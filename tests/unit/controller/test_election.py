@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.controller import election
 from dra_driver.controller.election import LeaseRecord, LeaseTimes
-from tests.unit.controller.objects import NOON, at
+from tests.unit.controller.objects import NOON
 
 
 def record(holder: str = "other", version: str = "1", duration: float = 15.0) -> LeaseRecord:

@@ -120,7 +120,7 @@ def test_wakes_in_a_group_take_one_turn() -> None:
 
 
 def test_turns_keep_their_distance() -> None:
-    """``period_s`` lies between the starts of two turns, whatever they return and whoever wakes them."""
+    """``period_s`` lies between the starts of two turns, with any result and any wake."""
     bench = Bench(0.0, Bench.wake, 20.0, period_s=10.0)
     assert bench.run() == [0, 10, 20, 40, "ended"]
 
@@ -182,7 +182,7 @@ def test_stop_from_the_thread_itself_does_not_wait() -> None:
 
 
 def test_stop_without_start_returns_at_once() -> None:
-    """Whoever ends a half-started process need not know which threads run."""
+    """A half-started process is ended without knowing which threads run."""
     assert Worker("idle", lambda: None).stop(10)
 
 

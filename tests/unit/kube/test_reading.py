@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kube.reading import MAX_DEPTH, TOO_DEEP, decoded, shallow
+from dra_driver.kube.reading import MAX_DEPTH, TOO_DEEP, decoded, may_be_deep, shallow
 
 DEEP = b"[" * 5_000 + b"]" * 5_000
 CLAIM = (
@@ -52,6 +52,26 @@ def test_values_beside_a_deep_one_stay(closing: bytes) -> None:
     opening = b"[" if closing == b"]" else b'{"":'
     inner = opening * (MAX_DEPTH + 5) + b"1" + closing * (MAX_DEPTH + 5)
     assert decoded(shallow(b"[" + inner + b',"b",' + inner + b"]"), "")[1] == "b"
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 500, 900])
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"":', b"}"), (b"[1,", b",1]"), (b'["]",', b"]")])
+def test_values_that_decoders_accept_are_cut_too(levels: int, opening: bytes, closing: bytes) -> None:
+    """Code that walks an object needs several frames for each level."""
+    value = decoded(opening * levels + b"1" + closing * levels, "")
+    depth = 0
+    while isinstance(value, list | dict):
+        depth, inner = depth + 1, value.values() if isinstance(value, dict) else value
+        value = next((item for item in inner if isinstance(item, list | dict)), TOO_DEEP)
+    assert depth == MAX_DEPTH
+
+
+@given(st.lists(st.text(alphabet="[]{}x", max_size=40), max_size=40))
+def test_brackets_in_strings_are_not_levels(texts: list[str]) -> None:
+    """They may cost a scan, and change nothing."""
+    data = json.dumps({"items": texts}).encode()
+    assert decoded(data, "") == {"items": texts}
+    assert may_be_deep(b"[" * (MAX_DEPTH + 1) + data + b"]" * (MAX_DEPTH + 1))
 
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[" * 5_000, b"]" * 5_000, b'{"a":' + DEEP, b"\xff"])

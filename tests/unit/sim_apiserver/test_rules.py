@@ -113,7 +113,6 @@ def test_a_claim_being_deleted_accepts_no_new_consumers() -> None:
     ],
 )
 def test_quality_of_service_follows_requests_and_limits(resources: Obj, expected: str) -> None:
-    """status.qosClass as the kubelet and the scheduler expect it."""
     assert qos_class({"containers": [{"resources": resources}]}) == expected
 
 

@@ -67,10 +67,7 @@ MODE_PAUSE_S = 0.1
 
 class NvmlBackend:
     """A ``backend.GpuBackend`` over ``libnvidia-ml.so.1``. Thread-safe: one call per GPU at a time, GPUs in parallel.
-
-    Open at most one per process, because pynvml keeps the library in a global variable. A session holds the device
-    files open, so an administrator who resets a GPU or removes the driver has to detach or stop this process first.
-    """
+    One per process: pynvml keeps the library in a global. It holds device files open until it is detached."""
 
     def __init__(
         self,
@@ -82,13 +79,9 @@ class NvmlBackend:
         reads_instances: Callable[[], bool] = lambda: True,
         patience: Patience | None = None,
     ) -> None:
-        """Use the library at ``library_path``, else the one below ``driver_root``, else what the dynamic linker finds.
-
-        ``driver_root`` may be a function that finds it, and raises DriverUnavailableError.
-        Every new session searches again, so a driver that is installed or upgraded later is found. The dynamic linker
-        searches when there is no driver root, or when it is ``/``, this process' own file system.
-        ``dev_folder`` has the device files that NVML opens in this process.
-        ``reads_instances``: whether this process keeps its list of MIG instances up to date, see ``listings.py``.
+        """Every session searches the library again: ``library_path``, else below ``driver_root`` (or the function that
+        finds it), else the dynamic linker's, also for ``/``. ``dev_folder`` has the device files that NVML opens.
+        ``reads_instances``: see ``listings.py``.
         """
         patience = patience or Patience()
         self._session = Session(library_path, driver_root, sysfs_root, end_timeout_s=patience.end_s)

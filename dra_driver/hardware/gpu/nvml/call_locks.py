@@ -20,12 +20,9 @@ from dra_driver.core.errors import DeviceLostError
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """How long NVML may take, in seconds. Tests have less.
-
-    ``look_s``: one read of a GPU; ``first_look_s``: its first one in a session, which without persistence mode
-    initialises it. ``stuck_s``: a call older than that hangs. ``change_s``: the wait of a change for its turn, less
-    than the 45 s that the kubelet gives a call. ``read_s``: the wait of a read for its turn. ``end_s``: the wait for
-    the end of a session; the slowest calls, MIG mode and instances, take seconds.
+    """How long NVML may take, in seconds. ``look_s``: one read of a GPU; ``first_look_s``: its first one, which may
+    initialise it. ``stuck_s``: an older call hangs. ``change_s``: the wait of a change for the lock, below the
+    kubelet's 45 s; ``read_s``: that of a read. ``end_s``: the wait for the end of a session.
     """
 
     look_s: float = 5.0
@@ -143,11 +140,8 @@ class Reads(Generic[T]):
 
 
 class _Reader(Generic[T]):
-    """One thread for some calls, until one of them is not answered in time.
-
-    The thread that waits is woken once, after the last call, and not by each answer: switching between threads would
-    cost more than reading a GPU.
-    """
+    """One thread for some calls, until one of them is not answered in time. The waiting thread is woken once, after the
+    last call: switching threads costs more than reading a GPU."""
 
     def __init__(self, calls: Sequence[Callable[[], T]]) -> None:
         self._calls = calls

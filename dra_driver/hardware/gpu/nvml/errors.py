@@ -124,11 +124,8 @@ def driver_call(function: str, call: Callable[[], T]) -> T:
 
 
 def change(doing: str, function: str, call: Callable[[], T]) -> T:
-    """The result of a call that changes a GPU. ``doing`` starts the message: what was tried, and on which object.
-
-    Raises the error that ``REFUSALS`` has for the code, DriverUnavailableError when the driver fails, else
-    DeviceLostError.
-    """
+    """The result of a call that changes a GPU; ``doing`` starts the message. Raises the error that ``REFUSALS`` has for
+    the code, DriverUnavailableError when the driver fails, else DeviceLostError."""
     try:
         return call()
     except pynvml.NVMLError as error:

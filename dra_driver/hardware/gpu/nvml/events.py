@@ -90,11 +90,8 @@ class EventSet:
         self.refusal: str | None = None  # why the driver gave no set the last time
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether an event came, or a GPU was lost. Waits at most ``timeout_s`` plus one slice; sleeps when no GPU has
-        events.
-
-        Also False when the session ends meanwhile, and while the GPUs are detached. Raises DriverUnavailableError.
-        """
+        """Whether an event came, or a GPU was lost. Waits ``timeout_s`` plus one slice at most. False when the session
+        ends, and while the GPUs are detached. Raises DriverUnavailableError."""
         deadline = time.monotonic() + timeout_s
         generation: int | None = None  # the first wait may open a session, a later one must not reopen a closed one
         left_s = timeout_s

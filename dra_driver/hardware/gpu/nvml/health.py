@@ -294,11 +294,8 @@ class HealthLooks:
 
 
 def _links_down(seen: _Seen, peers_up: frozenset[int]) -> tuple[int, ...] | None:
-    """The links that should be up: they were, or in an NVSwitch fabric they are on another GPU.
-
-    None where it is not known of a link that is down: a bridge may be missing, or the link went down before this
-    process began.
-    """
+    """The links that should be up: they were, or in an NVSwitch fabric they are on another GPU. None if that is
+    unknown: a bridge may be missing, or the link went down before this process began."""
     links = seen.vitals.links
     if not links:
         return None

@@ -41,11 +41,8 @@ GROWING_LOOKS = frozenset({1, 4, 16})
 
 
 class LastValues:
-    """The last good answers about one GPU, or with an empty name about the driver.
-
-    Not thread-safe: the caller of ``read`` and ``mig_facts`` holds the GPU's lock; ``kept_gpu`` and the values of the
-    driver are for the one thread that takes a snapshot.
-    """
+    """The last good answers about one GPU, or with an empty name about the driver. ``read`` and ``mig_facts`` need the
+    GPU's lock; ``kept_gpu`` and the driver's values are for the thread that takes a snapshot."""
 
     def __init__(self, gpu: str) -> None:
         self.gpu: Gpu | None = None  # as the last good read described it; a new one ends the count of failed reads
@@ -61,12 +58,9 @@ class LastValues:
         self._generation = generation
 
     def read(self, function: str, call: Callable[[], T], *, needed: bool = False) -> T | None:
-        """The answer of ``call``, else the last good one; None for a property that is missing or was never read.
-
-        ``function`` always names the same ``call``. A code of ``ABSENT`` means that the GPU lacks the property, unless
-        the present session has read it before. With ``needed``, a property that was never read is tried
-        ``FIRST_TRIES`` times and then raises DeviceLostError. Also raises DeviceLostError for a code of ``WITHDRAWS``,
-        and DriverUnavailableError.
+        """The answer of ``call``, else the last good one; None for a missing property (a code of ``ABSENT``, unless
+        this session has read it) or one that was never read. With ``needed``, it is tried ``FIRST_TRIES`` times. Raises
+        DeviceLostError for a code of ``WITHDRAWS`` or a needed property, and DriverUnavailableError.
         """
         for left in reversed(range(FIRST_TRIES if needed and function not in self._values else 1)):
             try:

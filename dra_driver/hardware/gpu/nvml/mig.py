@@ -57,14 +57,11 @@ class ComputeProfile(Struct, frozen=True):
 
 
 class MigFacts(Struct, kw_only=True):
-    """Constant facts about a GPU with MIG, read once per session.
-
-    ``profiles`` are those that can be created, by id. ``names`` and ``slices`` (of compute) also have profiles without
-    placements, so that their instances are found. ``complete`` is False when there are no profiles or something could
-    not be read; then the facts are read again. ``trouble`` is the first such failure. ``capable`` is False when the
-    board cannot have MIG whatever NVML answers. ``compute`` (compute instance profiles by id of the GPU instance's
-    profile) and ``unlisted`` (profiles that the GPU does not list, as their devices report them) are filled when
-    instances are found.
+    """Constant facts about a GPU with MIG, read once per session, again unless ``complete``. ``profiles`` are those
+    that can be created; ``names`` and ``slices`` (of compute), by id, also have profiles without placements, so that
+    their instances are found. ``trouble`` is the first failure. ``capable`` is False for boards that cannot have MIG
+    whatever NVML answers. ``compute`` and ``unlisted`` (sizes that devices of unlisted profiles report) are filled
+    later.
     """
 
     profiles: tuple[MigProfile, ...] = ()
@@ -266,11 +263,8 @@ VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # the instance of a list
 def read_instances(
     handle: pynvml.c_nvmlDevice_t, facts: MigFacts, proceed: Callable[[], None] | None = None
 ) -> tuple[MigInstance, ...]:
-    """All GPU instances by ``start``, incomplete ones included; () when MIG mode is off.
-
-    Instances that disappear meanwhile are left out. ``proceed`` is called before each part and may raise to end the
-    listing, which takes seconds under load. Raises DeviceLostError and DriverUnavailableError.
-    """
+    """All GPU instances by ``start``, incomplete ones included; () when MIG mode is off. ``proceed`` may raise between
+    parts to end the listing, which takes seconds under load. Raises DeviceLostError and DriverUnavailableError."""
     proceed = proceed or (lambda: None)
     found: dict[int, MigInstance] = {}
     for instance in _instances(handle, facts, proceed):
@@ -312,11 +306,9 @@ def compute_profiles(
 
 
 def spanning(profiles: Sequence[ComputeProfile], slices: int | None) -> tuple[ComputeProfile, ...]:
-    """Profiles that span a GPU instance of ``slices`` compute slices, best first; () when none does.
-
-    The most multiprocessors win: on Hopper a 1g instance of double memory has more of them than one slice, and only
-    compute profile 7 (1_SLICE_REV1) gets them all. Among equals the lower number wins: 7_SLICE (4) before 7_SLICE_NVL
-    (8), which boards list and then refuse.
+    """Profiles that span ``slices`` compute slices, best first. The most multiprocessors win: on Hopper only compute
+    profile 7 (1_SLICE_REV1) gets all of a 1g instance of double memory. Then the lower number: 7_SLICE (4) before
+    7_SLICE_NVL (8), which boards list and then refuse.
     """
     if slices is None:
         slices = max((profile.slices for profile in profiles), default=0)

@@ -252,11 +252,8 @@ PROFILE_NUMBERS: Final = range(0x20)
 
 
 def profiles(handle: Any) -> list[dict[str, Any]]:
-    """A row per profile number, whether or not MIG mode is on.
-
-    ``number``; ``v2`` and ``v1``, the answers of both versions; of a profile that either has: ``id``, ``placements``
-    (``start:size``) and ``remaining``, the answers for that id.
-    """
+    """A row per profile ``number``, whether or not MIG mode is on: the answers ``v2`` and ``v1``, and for a profile
+    that exists ``id``, ``placements`` (``start:size``) and ``remaining``."""
     rows = []
     for number in PROFILE_NUMBERS:
         row: dict[str, Any] = {f"v{version}": ask(_profile(handle, number, version)) for version in (2, 1)}

@@ -126,11 +126,8 @@ _SWITCH: Final = "switch"
 
 
 def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | None:
-    """All links that were up at any read of this process; None when they could never be read.
-
-    Read at the looks 1, 4 and 16, and every `EVERY` ones: links can come up after the driver (Fabric Manager trains
-    those of NVSwitches), and some fifty calls per GPU and look would be felt. Raises as `LastValues.read`.
-    """
+    """All links that were up at any read of this process; None when they could never be read. Read at the reads 1, 4,
+    16 and every `EVERY`: Fabric Manager trains NVSwitch links late, and fifty calls per GPU are costly."""
     return values.growing(NVLINKS, partial(read_links, handle), NvLinks.__or__, every=EVERY)
 
 
@@ -238,12 +235,9 @@ def describe_gpu(
     list_instances: bool = True,
     proceed: Callable[[], None] | None = None,
 ) -> Gpu:
-    """All properties of a GPU; the caller has its turn. A property that cannot be read keeps its last value.
-
-    Without ``list_instances``, known MIG instances are taken from the last description. ``proceed`` is called during a
-    listing, and may raise to end it.
-
-    Raises DriverUnavailableError, and DeviceLostError for a lost GPU, without a minor number or a known MIG state.
+    """All properties of a GPU, under its lock; a property that cannot be read keeps its last value. Without
+    ``list_instances``, so do MIG instances. ``proceed`` may raise to end a listing. Raises DriverUnavailableError, and
+    DeviceLostError for a lost GPU, without a minor number or a known MIG state.
     """
     minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
     brand = values.constant("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
@@ -288,11 +282,8 @@ def _topology(values: LastValues, pci_bus_id: str | None, sysfs_root: str) -> tu
 
 
 def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bool) -> int | None:
-    """What driver and firmware keep of the memory (nvml.h, nvmlMemory_v2_t; drivers from R510 on).
-
-    MIG instances may change it, so while MIG mode is on the value from before stays: it would change the published
-    memory of a GPU with every partition.
-    """
+    """Memory that driver and firmware keep (nvmlMemory_v2_t; R510). With MIG mode on the earlier value stays: instances
+    may change it, and with it the published memory of the GPU."""
     if mig_enabled and values.gpu is not None and values.gpu.reserved_bytes is not None:
         return values.gpu.reserved_bytes
 

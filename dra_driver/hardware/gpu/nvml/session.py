@@ -112,11 +112,9 @@ _MAX_VERSION = 64
 
 
 class DriverEnvironment(Struct, frozen=True, kw_only=True):
-    """One look.
-
-    ``bound`` are address and inode of each link in the driver's folder (a GPU that was bound again has a new inode),
-    None where sysfs cannot be read. ``library`` is the stamp of the library's file and ``release`` the version in its
-    name; ``module`` the version of the loaded kernel module. Unknown ones are None.
+    """The bound GPUs as address and inode of their link (a GPU that was bound again has a new inode), the stamp of
+    the ``library``'s file, the ``release`` in its name, and the version of the loaded kernel ``module``; None if
+    unknown.
     """
 
     bound: frozenset[tuple[str, int]] | None = None
@@ -238,11 +236,8 @@ class Session:
                 log.warning("an NVML call did not return in time; the session ends when it returns")
 
     def renew(self, generation: int) -> bool:
-        """End that session, so that the next use begins a new one; whether it did.
-
-        Not while any call but a wait for events is running: a change of a GPU is not disturbed, and a call that hangs
-        does not take the other GPUs along. A wait for events that does not return keeps the session, too.
-        """
+        """End that session, so that the next use begins a new one; whether it did. Not while any call but a wait for
+        events runs: a change is not disturbed, and a call that hangs does not take the other GPUs along."""
         with self._turn:
             if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
                 return False
@@ -287,12 +282,10 @@ class Session:
 
     @contextlib.contextmanager
     def use(self, generation: int | None = None, *, waits: bool = False, joins: bool = False) -> Iterator[int]:
-        """Keep the session open inside the block, opening one if necessary; yields its number.
-
-        With ``generation``, raises SessionEndedError when that session has ended; without, DetachedError while
-        detached. A DriverUnavailableError that leaves the block ends the session, so that the next use loads the
-        library that is installed then. ``waits``: it only waits for events. ``joins``: another user of this generation
-        stays until this one has entered, so it cannot have ended.
+        """Keep the session open inside the block, opening one if necessary; yields its number. Raises SessionEndedError
+        when session ``generation`` has ended, else DetachedError. A DriverUnavailableError that leaves the block ends
+        it. ``waits``: it only waits for events. ``joins``: another user of this generation stays until this one has
+        entered.
         """
         with self._turn:
             if generation is None:
@@ -411,12 +404,10 @@ class Session:
 
 
 def use_library(path: str | None) -> None:
-    """Make pynvml use the library at ``path``; with None it searches again at the next init. No NVML call may run.
-
-    pynvml keeps the library and every resolved symbol; unless both are cleared, calls go to the library of the driver
-    before an upgrade. Still needed with nvidia-ml-py 13.615. The former library is unloaded, as go-nvml does at each
-    shutdown (pkg/nvml/lib.go:137): an upgrade replaces the file at the same path, and while a library of that path is
-    loaded, the dynamic linker answers with it instead of opening the file.
+    """Make pynvml use the library at ``path``; with None it searches at the next init. No NVML call may run. pynvml
+    keeps library and symbols, also in 13.615; unless both are cleared, calls go to the driver before an upgrade. The
+    former library is unloaded, as go-nvml does (pkg/nvml/lib.go:137): the dynamic linker does not open the file of a
+    loaded path.
     """
     former = pynvml.nvmlLib
     pynvml._nvmlGetFunctionPointer_cache.clear()

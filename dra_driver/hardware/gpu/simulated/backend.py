@@ -164,11 +164,8 @@ def _gone(gpu: Gpu) -> HealthReading:
 
 
 class SimulatedBackend(SimulatedHealth):
-    """A ``backend.GpuBackend`` over a described node.
-
-    Thread-safe. The driver does not call the methods from ``foreign_create`` on and those of the base class: tests and
-    the command line use them to act as an administrator, as another program, or as failing hardware.
-    """
+    """A ``backend.GpuBackend`` over a described node. Thread-safe. Tests and the command line use the methods from
+    ``foreign_create`` on to act as an administrator, as another program, or as failing hardware."""
 
     @classmethod
     def from_spec(
@@ -178,11 +175,8 @@ class SimulatedBackend(SimulatedHealth):
         state_file: Path | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
     ) -> "SimulatedBackend":
-        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (see ``spec.py``).
-
-        UUIDs are stable per node name and minor and differ between nodes. ``state_file`` and ``on_change``: see
-        ``SimulatedHardware``. Raises ConfigurationError.
-        """
+        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``spec.py``). UUIDs
+        are stable per node name and minor. Raises ConfigurationError."""
         path = Path(spec) if _is_path(spec) else None
         node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)

@@ -60,11 +60,8 @@ def why_left_out(gpu: GpuUuid, troubles: Collection[FailureMode]) -> str | None:
 def meet_failure_modes(
     method: str, gpu: GpuUuid, troubles: Callable[[], Collection[FailureMode]], sleep: Callable[[float], None]
 ) -> None:
-    """What a call of ``method`` for the GPU meets before it does its work. ``troubles`` reads them anew.
-
-    Raises DeviceLostError, and GpuBusyError for instances that another process has asked for. Waits while the GPU
-    hangs, at most ``HANG_S``.
-    """
+    """Fail or delay a call of ``method`` as the GPU's modes demand, which ``troubles`` reads again. Raises
+    DeviceLostError, and GpuBusyError for subscribed instances. Waits at most ``HANG_S``."""
     found = troubles()
     if FailureMode.UNBOUND in found:
         raise DeviceLostError(f"GPU {gpu} is not on this node")

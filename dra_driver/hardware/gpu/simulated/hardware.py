@@ -134,12 +134,9 @@ class SimulatedHardware:
         on_change: Callable[[Snapshot], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``file`` is read again, for ``node_name``, whenever its inode, size or modification time changes.
-
-        ``state_file`` keeps MIG instances, modes and faults beyond this process and shares them with other processes;
-        its directory must exist, and all processes must use the same spec. ``on_change`` runs inside each call that
-        changes something, before it returns, one at a time over all processes; it must not wait for a thread that calls
-        this object. Its DraErrors are logged, because the hardware has changed nevertheless.
+        """``file`` is read again whenever it changes. ``state_file`` outlives this process and is shared with others of
+        the same spec. ``on_change`` runs inside each call that changes something, one at a time over all processes; it
+        must not wait for a thread that calls this object. Its DraErrors are logged.
         """
         self._lock = threading.RLock()  # guards everything below; held while on_change runs
         self._node = node
@@ -216,11 +213,8 @@ class SimulatedHardware:
         delay_s: float = 0.0,
         after: bool = False,
     ) -> None:
-        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones.
-
-        A failing call waits ``delay_s`` and raises ``error``: before its work, or with ``after`` when its work is done.
-        ``gpu`` limits the fault to calls for that GPU.
-        """
+        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones: wait
+        ``delay_s`` and raise ``error``, before the work or ``after`` it. ``gpu`` limits the fault."""
         if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
             raise ValueError(
                 f"cannot let {method} fail with {error!r}: expected a HardwareError and one of the methods"

@@ -28,12 +28,9 @@ COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this dri
 
 
 class GpuState(Struct, frozen=True, kw_only=True):
-    """Mutable state of one GPU.
-
-    ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and
-    ``busy_on_create`` one that lets its MIG mode be switched and keeps its first GPU instance from being created.
-    ``fabric_after_mig`` is what ``fabric`` becomes when the last GPU instance is destroyed, None for no change.
-    ``troubles``: see ``faults.py``.
+    """Mutable state of one GPU. ``in_use``: ids of GPU instances with a process. ``busy`` names the program that has
+    the GPU open, ``busy_on_create`` one that only keeps its first instance from being created. ``fabric_after_mig``
+    replaces ``fabric`` when the last instance is destroyed.
     """
 
     mig_enabled: bool = False

@@ -171,14 +171,10 @@ Block devices:
 
 
 def write(root: Path, snapshot: Snapshot) -> None:
-    """Make ``root`` the driver root of ``snapshot``, without its left-out GPUs.
-
-    Idempotent, and cheap when little changed: correct files are not touched. Every file is replaced by a rename and
-    obsolete ones are removed last, so readers see the old or the new file. After a crash the files are mixed until the
-    next call. Libraries of another driver version are removed; records over 1 MiB are rotated. Only one writer at a
-    time, with the newest snapshot: see ``SimulatedBackend.announce``.
-    Raises ConfigurationError without a driver version or on an unknown machine, StorageError when a file cannot be
-    written.
+    """Make ``root`` the driver root of ``snapshot``. Idempotent; correct files are not touched, others replaced by a
+    rename, obsolete ones removed last, records over 1 MiB rotated. One writer at a time: see
+    ``SimulatedBackend.announce``. Raises ConfigurationError without a driver version or on an unknown machine, and
+    StorageError.
     """
     version = snapshot.driver_version
     machine = platform.machine()

@@ -33,38 +33,39 @@ repair. XIDs and ECC errors are told once for each line, and again when the line
 """
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.files import lock_file, replace_file
-from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated import faults
-from dra_driver.hardware.gpu.simulated import faults as hardware_faults
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig
-from dra_driver.hardware.gpu.simulated.faults import GpuFault
+from dra_driver.hardware.gpu.simulated.faults import FailureMode, GpuFault, HardwareFault
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 
-VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
-MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module has device numbers for no more
 MAX_INJECTED = 256
 LOCK_TIMEOUT_S = 20.0
 _Stamp = tuple[int, int, int] | None
+# The kernel module has device numbers for no more.
+_GiId = Annotated[int, Meta(ge=0, le=14)]
+_CiId = Annotated[int, Meta(ge=0, le=7)]
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class Fault(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A fault of a call; see the module docstring."""
+
     method: str
     gpu: str | None = None
     error: str | None = None
@@ -75,28 +76,102 @@ class Fault(Struct, frozen=True, kw_only=True):
     after: bool = False
 
 
+class _Compute(Struct, frozen=True, kw_only=True):
+    ci: _CiId
+    spans: bool = True
+
+
+class _Instance(Struct, frozen=True, kw_only=True, rename="camel"):
+    profile: int
+    start: int
+    gi: _GiId
+    compute: tuple[_Compute, ...] = ()
+    in_use: bool = False
+
+
+class GpuRecord(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The state of one GPU as the file has it."""
+
+    described: str | None = None
+    mig_mode: bool
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    busy: str | None = None
+    busy_on_create: str | None = None
+    fabric: Fabric | UnsetType | None = UNSET
+    fabric_after_mig: Fabric | None = None
+    troubles: frozenset[FailureMode] = frozenset()
+    instances: tuple[_Instance, ...]
+
+
+class _Injected(Struct, frozen=True, kw_only=True):
+    gpu: GpuUuid
+    fault: str
+    gi: _GiId | None = None
+    source: str = ""
+
+
+class _File(Struct, frozen=True, kw_only=True):
+    version: Literal[1] = 1
+    changes: int = 0
+    gpus: Mapping[str, GpuRecord] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    injected: tuple[_Injected, ...] = ()
+
+
 class Changes(Struct, frozen=True, kw_only=True):
+    """Differences from the spec. ``gpus`` are by UUID."""
+
     count: int = 0
-    gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gpus: Mapping[str, GpuRecord] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     injected: tuple[GpuFault, ...] = ()
 
     def injected_into(self, gpu: str) -> tuple[GpuFault, ...]:
+        """The faults of that GPU and of its GPU instances."""
         return tuple(found for found in self.injected if found.gpu == gpu)
 
     def state(self, gpu: Gpu) -> GpuState:
+        """The state of ``gpu``. Raises DriverUnavailableError for instances that its board cannot have."""
         found = self.gpus.get(gpu.uuid)
-        if found is None or found.get("described") not in (None, _digest(gpu)):
+        if found is None or found.described not in (None, _digest(gpu)):
             return simulated_mig.described(gpu)
-        try:
-            return _decode_state(gpu, found)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DriverUnavailableError(
-                f"simulated driver: the state of {gpu.uuid} cannot be decoded: {error!r}"
-            ) from error
+        instances = sorted(found.instances, key=lambda instance: instance.start)
+        return GpuState(
+            mig_enabled=found.mig_mode,
+            instances=tuple(_instance(gpu, instance) for instance in instances),
+            in_use=frozenset(instance.gi for instance in instances if instance.in_use),
+            busy=found.busy,
+            busy_on_create=found.busy_on_create,
+            fabric=gpu.fabric if found.fabric is UNSET else found.fabric,
+            fabric_after_mig=found.fabric_after_mig,
+            troubles=found.troubles,
+            compute_mode=found.compute_mode,
+        )
 
     def with_state(self, gpu: Gpu, state: GpuState) -> "Changes":
-        return replace(self, gpus={**self.gpus, gpu.uuid: _encode_state(gpu, state)})
+        """A copy with another state of ``gpu``."""
+        instances = tuple(
+            _Instance(
+                profile=one.profile_id,
+                start=one.start,
+                gi=one.gi_id,
+                compute=tuple(_Compute(ci=compute.ci_id, spans=compute.spans) for compute in one.compute),
+                in_use=one.gi_id in state.in_use,
+            )
+            for one in state.instances
+        )
+        record = GpuRecord(
+            described=_digest(gpu),
+            mig_mode=state.mig_enabled,
+            compute_mode=state.compute_mode,
+            busy=state.busy,
+            busy_on_create=state.busy_on_create,
+            fabric=state.fabric,
+            fabric_after_mig=state.fabric_after_mig,
+            troubles=state.troubles,
+            instances=instances,
+        )
+        return replace(self, gpus={**self.gpus, gpu.uuid: record})
 
     def strike(self, method: str, gpu: str | None) -> tuple["Changes", Fault | None]:
         """The faults left after a call of ``method`` for ``gpu``, and the fault of this call, if any."""
@@ -161,7 +236,7 @@ class StateStore:
         changes = replace(changes, count=changes.count + 1)
         if self.file is not None:
             try:
-                written = replace_file(self.file, json.dumps(_encode(changes), separators=(",", ":")).encode())
+                written = replace_file(self.file, _encode(changes))
             except OSError as error:
                 raise DriverUnavailableError(f"simulated driver: cannot write {self.file}: {error}") from error
             self._stamp = _stamp_of(written)
@@ -176,8 +251,8 @@ class StateStore:
         if stamp is not None and stamp == self._stamp:
             return
         try:
-            self._changes = _decode(json.loads(_content(file))) if stamp is not None else Changes()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._changes = _decode(_content(file)) if stamp is not None else Changes()
+        except (OSError, ValueError) as error:
             raise DriverUnavailableError(
                 f"simulated driver: the state file {file} cannot be read ({error!r}): correct it, or delete it, which "
                 "resets the GPUs to their spec"
@@ -216,132 +291,35 @@ def _digest(gpu: Gpu) -> str:
     return str(simulated_mig.name_based(gpu.uuid, repr(described)))
 
 
-def _encode(changes: Changes) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "changes": changes.count,
-        "gpus": dict(changes.gpus),
-        "faults": [
-            {
-                "method": fault.method,
-                "gpu": fault.gpu,
-                "error": fault.error,
-                "message": fault.message,
-                "skip": fault.skip,
-                "times": fault.times,
-                "delayS": fault.delay_s,
-                "after": fault.after,
-            }
-            for fault in changes.faults
-        ],
-        "injected": [
-            {"gpu": found.gpu, "fault": str(found.fault), "gi": found.gi_id, "source": found.source}
-            for found in changes.injected
-        ],
-    }
-
-
-def _decode(raw: dict[str, Any]) -> Changes:
-    if raw.get("version") != VERSION:
-        raise ValueError(f"version {VERSION} expected, got {raw.get('version')!r}")
-    return Changes(
-        count=int(raw.get("changes", 0)),
-        gpus=dict(raw.get("gpus", {})),
-        faults=tuple(
-            Fault(
-                method=fault["method"],
-                gpu=fault.get("gpu"),
-                error=fault.get("error"),
-                message=fault.get("message", ""),
-                skip=int(fault.get("skip", 0)),
-                times=int(fault.get("times", 1)),
-                delay_s=float(fault.get("delayS", 0.0)),
-                after=bool(fault.get("after", False)),
-            )
-            for fault in raw.get("faults", ())
-        ),
-        injected=tuple(_decode_injected(found) for found in raw.get("injected", ())[:MAX_INJECTED]),
+def _encode(changes: Changes) -> bytes:
+    injected = (
+        _Injected(gpu=one.gpu, fault=str(one.fault), gi=one.gi_id, source=one.source) for one in changes.injected
     )
+    file = _File(changes=changes.count, gpus=changes.gpus, faults=changes.faults, injected=tuple(injected))
+    return msgspec.json.encode(file, order="deterministic")
 
 
-def _decode_injected(raw: Mapping[str, Any]) -> GpuFault:
-    gi_id = raw.get("gi")
-    return GpuFault(
-        gpu=GpuUuid(str(raw["gpu"])),
-        fault=hardware_faults.HardwareFault.parse(str(raw["fault"])),
-        gi_id=None if gi_id is None else _bounded(gi_id, MAX_GI_ID),
-        source=str(raw.get("source", "")),
+def _decode(data: bytes) -> Changes:
+    file = msgspec.json.decode(data, type=_File)
+    injected = (
+        GpuFault(gpu=one.gpu, fault=HardwareFault.parse(one.fault), gi_id=one.gi, source=one.source)
+        for one in file.injected[:MAX_INJECTED]
     )
+    return Changes(count=file.changes, gpus=file.gpus, faults=file.faults, injected=tuple(injected))
 
 
-def _encode_state(gpu: Gpu, state: GpuState) -> dict[str, Any]:
-    return {
-        "described": _digest(gpu),
-        "migMode": state.mig_enabled,
-        "computeMode": int(state.compute_mode),
-        "busy": state.busy,
-        "busyOnCreate": state.busy_on_create,
-        "fabric": _encode_fabric(state.fabric),
-        "fabricAfterMig": _encode_fabric(state.fabric_after_mig),
-        "troubles": sorted(state.troubles),
-        "instances": [
-            {
-                "profile": instance.profile_id,
-                "start": instance.start,
-                "gi": instance.gi_id,
-                "compute": [{"ci": compute.ci_id, "spans": compute.spans} for compute in instance.compute],
-                "inUse": instance.gi_id in state.in_use,
-            }
-            for instance in state.instances
-        ],
-    }
-
-
-def _decode_state(gpu: Gpu, raw: Mapping[str, Any]) -> GpuState:
-    entries: list[dict[str, Any]] = sorted(raw["instances"], key=lambda entry: int(entry["start"]))
-    return GpuState(
-        mig_enabled=bool(raw["migMode"]),
-        instances=tuple(_decode_instance(gpu, entry) for entry in entries),
-        in_use=frozenset(int(entry["gi"]) for entry in entries if entry.get("inUse")),
-        busy=raw.get("busy"),
-        busy_on_create=raw.get("busyOnCreate"),
-        fabric=_decode_fabric(raw["fabric"]) if "fabric" in raw else gpu.fabric,
-        fabric_after_mig=_decode_fabric(raw.get("fabricAfterMig")),
-        troubles=faults.parse_failure_modes(raw.get("troubles", ())),
-        compute_mode=ComputeMode(raw.get("computeMode", 0)),
-    )
-
-
-def _decode_instance(gpu: Gpu, raw: Mapping[str, Any]) -> MigInstance:
-    profile = gpu.profile(raw["profile"])
+def _instance(gpu: Gpu, found: _Instance) -> MigInstance:
+    profile = gpu.profile(found.profile)
     if profile is None:
-        raise ValueError(f"no MIG profile {raw['profile']!r}")
-    gi_id = _bounded(raw["gi"], MAX_GI_ID)
-    compute = (
-        simulated_mig.compute_instance(
-            gpu, gi_id, ci_id=_bounded(entry["ci"], MAX_CI_ID), spans=bool(entry.get("spans", True))
+        raise DriverUnavailableError(
+            f"simulated driver: the state of {gpu.uuid} cannot be decoded: no MIG profile {found.profile}"
         )
-        for entry in raw.get("compute", ())
-    )
+    compute = (simulated_mig.compute_instance(gpu, found.gi, ci_id=one.ci, spans=one.spans) for one in found.compute)
     return MigInstance(
-        gi_id=gi_id,
+        gi_id=found.gi,
         profile_id=profile.profile_id,
         profile_name=profile.name,
-        start=int(raw["start"]),
+        start=found.start,
         size=profile.memory_slices,
         compute=tuple(sorted(compute, key=lambda made: made.ci_id)),
     )
-
-
-def _encode_fabric(fabric: Fabric | None) -> dict[str, Any] | None:
-    return None if fabric is None else {"state": fabric.state.value, "status": fabric.status}
-
-
-def _decode_fabric(raw: Mapping[str, Any] | None) -> Fabric | None:
-    return None if raw is None else Fabric(state=FabricState(raw["state"]), status=int(raw.get("status", 0)))
-
-
-def _bounded(value: Any, highest: int) -> int:
-    if type(value) is not int or not 0 <= value <= highest:
-        raise ValueError(f"a number from 0 to {highest} expected, got {value!r}")
-    return value

@@ -15,7 +15,7 @@ from dra_driver.kube.pod_run import PodFailedError, PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.diagnose.pods import NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
+from tests.fakes.pods_on_nodes import NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
 
 FINDING = Finding(
     check="uvm", layer=Layer.UVM, status=Status.FAIL, object="node/node-7", seen="not loaded", fix="Load it."

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core._pb.cri_v1 import api_pb2 as cri
 from dra_driver.core._pb.pluginregistration import api_pb2 as registration
 from dra_driver.diagnose.doctor.node_kubelet import PluginWords, get_info, read_sockets
@@ -83,7 +84,7 @@ def test_a_runtime_tells_version_configuration_and_containers(folder: Path) -> N
             assert client.container("a") == {"info": "{}"}
         finally:
             client.close()
-        facts = read_runtime(HostView(driver="gpu.nvidia.com", cri_socket=str(path)), None)
+        facts = read_runtime(HostView(settings=NodeSettings(node_name="n"), cri_socket=str(path)), None)
     assert not_ready == ("NetworkReady is false (NoCni): no network",)
     assert json.loads(info["config"]) == config
     assert (facts.cdi, facts.cdi_dirs, facts.problem) == (True, ("/etc/cdi", "/var/run/cdi"), None)
@@ -95,7 +96,7 @@ def test_a_runtime_without_an_answer_is_one_sentence(folder: Path) -> None:
     """An old runtime does not know the version of the interface."""
     path = folder / "cri.sock"
     with serving(path, "runtime.v1.RuntimeService", cri, {}):
-        facts = read_runtime(HostView(driver="gpu.nvidia.com", cri_socket=str(path)), None)
+        facts = read_runtime(HostView(settings=NodeSettings(node_name="n"), cri_socket=str(path)), None)
     assert facts.problem is not None
     assert "Version failed with UNIMPLEMENTED" in facts.problem
 
@@ -139,10 +140,11 @@ def test_a_plugin_says_who_it_is(folder: Path) -> None:
     registry = folder / "reg"
     registry.mkdir()
     path = registry / "gpu.nvidia.com-reg.sock"
+    settings = NodeSettings(node_name="n", kubelet_registrar_dir=str(registry), kubelet_plugins_dir=f"{folder}/plugins")
     answer = registration.PluginInfo(type="DRAPlugin", name="gpu.nvidia.com", supported_versions=["v1.DRAPlugin"])
     with serving(path, "pluginregistration.Registration", registration, {"GetInfo": answer}):
         words = get_info(str(path))
-        facts = read_sockets(HostView(driver="gpu.nvidia.com", registry=registry, plugins=folder / "plugins"))
+        facts = read_sockets(HostView(settings=settings))
     assert words == PluginWords(driver="gpu.nvidia.com", endpoint=str(path), versions=("v1.DRAPlugin",))
     assert facts.registry is not None
     (socket,) = facts.registry

@@ -15,7 +15,7 @@ from dra_driver.kube.pod_run import PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.diagnose.pods import DEPLOYED, NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
+from tests.fakes.pods_on_nodes import DEPLOYED, NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 REPORT = HardwareReport(about={"version": "1", "interrupted": False}, survey=Reading(), records=())

@@ -1,6 +1,7 @@
 """`kubectl dra` from what `pipx install` of the wheel brings: the packages of pyproject.toml without an extra."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,8 +12,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from dra_driver.core.command_line.main import EXTRAS
-from dra_driver.kubectl.commands import kubectl
+from dra_driver.kubectl.commands import complete, kubectl
+from dra_driver.kubectl.commands.kubectl import SUBCOMMANDS
 from tests.fakes.node_image import ROOT, normal, packages_folder
+from tests.fakes.scripted_http import Exchange, ScriptedServer
+from tests.ui.terminal import COMMANDS, PICTURES, as_svg, printed
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NODE_ONLY = ("grpcio", "protobuf", "nvidia-ml-py", "trustme")
@@ -87,3 +91,37 @@ def test_the_image_has_what_a_node_wants_and_the_extra_brings_the_rest() -> None
     brought |= {normal(Requirement(line).name): line for line in project["optional-dependencies"]["node"]}
     assert group == brought
     assert set(EXTRAS.values()) - {""} == set(project["optional-dependencies"])
+
+
+def test_the_cluster_of_the_line_is_asked_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--kubeconfig`` is stronger than KUBECONFIG, as in the command that is being written."""
+
+    def nodes(exchange: Exchange) -> None:
+        exchange.json({"items": [{"metadata": {"name": "far-away"}}]})
+
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    with ScriptedServer(nodes) as server:
+        file = tmp_path / "other.conf"
+        file.write_text(server.kubeconfig())
+        assert complete.main(["drain", "--kubeconfig", str(file), ""]) == 0
+    assert capsys.readouterr().out == "far-away\n:4\n"
+    assert [seen.path for seen in server.requests] == ["/api/v1/nodes"]
+
+
+def test_a_picture_has_what_a_terminal_shows_and_loads_nothing() -> None:
+    code = "import sys; print('\\x1b[31mred\\x1b[0m', sys.stdout.isatty())"
+    svg = as_svg("a command", printed([sys.executable, "-c", code]))
+    assert ">red<" in svg
+    assert "True" in svg
+    assert "@font-face" not in svg
+    assert "url(http" not in svg
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_its_picture(name: str) -> None:
+    assert COMMANDS[name][0] in SUBCOMMANDS
+    picture = Path(PICTURES, f"terminal-{name}.svg").read_text(encoding="utf-8")
+    assert f"kubectl&#160;dra&#160;{name}" in picture
+    assert not re.findall(r"(?:url\(|href=\")https?:", picture)

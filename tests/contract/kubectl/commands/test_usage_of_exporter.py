@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.kubectl.usage.exporter_answer import decode
+from dra_driver.kubectl.usage.device_use import decode
 from tests.contract.node.exporter.test_process import GIB, Node, used
 
 

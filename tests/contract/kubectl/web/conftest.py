@@ -8,10 +8,8 @@ import pytest
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.web.derived import Derived
 from dra_driver.kubectl.web.gate import Keys
-from dra_driver.kubectl.web.reading import Periodic, read_cluster, same_cluster
-from dra_driver.kubectl.web.sources import LiveSource
+from dra_driver.kubectl.web.reading import Derived, LiveSource, Periodic, read_from, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory
 from tests.unit.kubectl.web.objects import seen, small_state
 
@@ -55,7 +53,7 @@ class Site:
     def _read(self) -> Any:
         if self.failure:
             raise self.failure
-        return read_cluster(self.source) if self.source else seen(self.state, **self.told)
+        return read_from(self.source) if self.source else seen(self.state, **self.told)
 
     def browser(self) -> "TestClient":
         from starlette.testclient import TestClient

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dra_driver.config.status import node_status_of
-from dra_driver.kubectl.usage.exporter_answer import MAX_NAME, decode, decode_gpus
+from dra_driver.kubectl.usage.device_use import MAX_NAME, decode, decode_gpus
 from tests.contract.kubectl.web.conftest import Site
 from tests.contract.kubectl.web.test_pages import HOSTILE, full_state, hostile_state, plain_state
 from tests.unit.kubectl.web.objects import DRIVER

@@ -11,7 +11,7 @@ from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant,
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
-from dra_driver.kubectl.web import what_if
+from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import (
     DRIVER,
@@ -26,7 +26,7 @@ from tests.unit.kubectl.web.objects import (
     waiting_pod,
     whole,
 )
-from tests.unit.kubectl.web.test_places import placed
+from tests.unit.kubectl.web.test_fleet import placed
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -250,14 +250,14 @@ def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
 def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
     """A claim that fits, one that does not, and a pod."""
     site.read(plain_state())
-    assert "fits" in _tried(site, browser, what_if.EXAMPLE)
-    assert "cannot fit" in _tried(site, browser, what_if.EXAMPLE.replace("40Gi", "400Gi"))
+    assert "fits" in _tried(site, browser, EXAMPLE)
+    assert "cannot fit" in _tried(site, browser, EXAMPLE.replace("40Gi", "400Gi"))
 
 
 def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site, browser: "TestClient") -> None:
     """Here: a class of the cluster whose shape an API server would have refused."""
     site.read(replace(plain_state(), classes=({"metadata": {"name": "gpu.nvidia.com"}, "spec": 7},)))
-    page = _tried(site, browser, what_if.EXAMPLE)
+    page = _tried(site, browser, EXAMPLE)
     assert "This trial failed" in page
     assert "</html>" in page
 
@@ -273,9 +273,9 @@ def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site,
         ("kind: Job\nmetadata: [a]\nspec: {}", "metadata: expected an object"),
         ("a: &a [x, x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a, *a]\n" for n in range(20)), "no kind"),
         ("k0: &k0 [1]\n" + "".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 4}]\n" for n in range(1, 20)), "aliases"),
-        ("x" * (what_if.MAX_BYTES + 1), "KiB"),
+        ("x" * (MAX_BYTES + 1), "KiB"),
         pytest.param("[" * 60_000, "nested more than 100 levels", id="deep"),  # ended the process once
-        (what_if.EXAMPLE.replace("40Gi", "much"), "much"),
+        (EXAMPLE.replace("40Gi", "much"), "much"),
         ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "at most"),
     ],
 )

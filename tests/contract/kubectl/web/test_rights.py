@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.core.errors import ForbiddenError
 from dra_driver.kube.state import KINDS
-from dra_driver.kubectl.web.sources import LiveSource
+from dra_driver.kubectl.web.reading import LiveSource, read_from
 from tests.contract.kubectl.web.conftest import Site
 from tests.unit.kubectl.web.objects import claim, share, small_state, waiting_pod
 
@@ -79,8 +79,6 @@ def test_the_right_to_ask_exporters_is_named(site: Site, browser: "TestClient") 
 @pytest.mark.parametrize("has_volume", [True, False])
 def test_volumes_that_cannot_be_read_matter_to_pods_that_have_some(has_volume: bool) -> None:
     """The embedded cluster serves none, and few may list them."""
-    from dra_driver.kubectl.web.reading import read_cluster
-
     pod = waiting_pod("waits")
     pod["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}] if has_volume else []
 
@@ -90,5 +88,5 @@ def test_volumes_that_cannot_be_read_matter_to_pods_that_have_some(has_volume: b
                 raise ForbiddenError(f"GET {path} failed: 403 Forbidden: no")
             return {"items": [pod] if path.endswith("/pods") else []}
 
-    gaps = read_cluster(LiveSource(Api())).gaps
+    gaps = read_from(LiveSource(Api())).gaps
     assert len(gaps) == (2 if has_volume else 0), gaps

@@ -95,7 +95,7 @@ def uninstalled_plugin(node: BrokenNode) -> None:
 
 def allowed_plugin(node: BrokenNode) -> None:
     node.serve(NVIDIA_PLUGIN)
-    node.set_view(second_publisher_allowed=True)
+    node.set(allow_second_publisher=True)
 
 
 def pod_without_claim(node: BrokenNode) -> None:
@@ -179,7 +179,7 @@ def test_simulated_gpus_need_no_driver(node: BrokenNode) -> None:
     for folder in nothing_of_nvidia:
         node.remove(folder)
     node.put("proc/devices", "Character devices:\n  1 mem\n")
-    node.set_view(simulated=True)
+    node.set(simulate="1xh100-sxm5-80gb")
     assert node.report().exit_status == 0
 
 

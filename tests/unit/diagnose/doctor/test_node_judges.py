@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.config.settings import NodeSettings
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.doctor.node import NODE_CHECKS, LocalFacts
 from dra_driver.diagnose.doctor.node_devices import DeviceNodeFacts
@@ -15,7 +16,7 @@ from dra_driver.diagnose.node_state.state import CdiState, JournalState, MpsStat
 from dra_driver.node.claims.inspection import JournalContent
 
 OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
-VIEW = HostView(driver="gpu.nvidia.com")
+VIEW = HostView(settings=NodeSettings(node_name="node-1"))
 
 
 def found_by(check: str, facts: LocalFacts) -> Finding:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.config.settings import NodeSettings
 from dra_driver.diagnose.doctor.node_files import parsed as parsed_container
 from dra_driver.diagnose.doctor.node_kubelet import flags_of, read_kubelet
 from dra_driver.diagnose.doctor.node_runtime import RuntimeFacts, with_config, with_crio_config
@@ -28,7 +29,7 @@ def write(folder: Path, files: dict[str, str]) -> HostView:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return HostView(driver="gpu.nvidia.com", host=str(folder))
+    return HostView(settings=NodeSettings(node_name="node-1"), host=str(folder))
 
 
 def test_a_kubelets_gates_come_from_files_and_flags(tmp_path: Path) -> None:

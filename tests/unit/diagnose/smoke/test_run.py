@@ -6,6 +6,7 @@ from dra_driver.core.errors import ConfigurationError, ForbiddenError
 from dra_driver.diagnose.smoke.report import SmokeOptions
 from dra_driver.diagnose.smoke.run import SmokeRun, check_namespace
 from dra_driver.kube import paths
+from dra_driver.kubectl.explain.fit import fits_under
 from tests.unit.diagnose.smoke.fake_api import FakeSmokeApi, Wire
 
 
@@ -29,7 +30,7 @@ def test_a_namespace_that_does_not_exist_is_named_before_the_first_try() -> None
     """With what to do, and not as a failure of each node."""
     api = AllowingApi()
     with pytest.raises(ConfigurationError, match="namespace team-a does not exist: name one with -n"):
-        SmokeRun(api, SmokeOptions(namespace="team-a")).run()
+        SmokeRun(api, SmokeOptions(namespace="team-a"), fits_under).run()
     assert not api.made
 
 

@@ -1,16 +1,37 @@
 """Faults of simulated GPUs by name."""
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.core.errors import ConfigurationError, DeviceLostError, DriverUnavailableError, GpuBusyError
 from dra_driver.core.model.health import HealthEvent, HealthEventKind, RecoveryAction
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.faults import FaultKind, GpuFault, HardwareFault, events_of, health_of
-from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.hardware.gpu.simulated.faults import (
+    MAX_LENGTH,
+    MAX_ORDERS,
+    FailureMode,
+    FaultKind,
+    FaultOrder,
+    GpuFault,
+    HardwareFault,
+    events_of,
+    format_orders,
+    health_of,
+    parse_orders,
+    with_order,
+    without_device,
+)
+from dra_driver.hardware.gpu.simulated.hardware import is_open
+from dra_driver.hardware.gpu.simulated.spec import parse_document, parse_groups
+from dra_driver.kube.own_node import MAX_VALUE
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "simulated-gpus.md"
 GPU = GpuUuid("GPU-1")
@@ -109,3 +130,193 @@ def test_a_wait_looks_for_events_after_changes_alone(tmp_path: Path) -> None:
     assert waits.health_look_wanted()
     waits.wait_for_health_events(0.0)
     assert waits.looks == 2
+
+
+PART = "gpu-1-mig-1g10gb-19-0"
+TEXT = f"gpu-0 xid=79, {PART} xid=94*2, gpu-12 row-remap=pending"
+
+
+def test_what_is_written_is_read_again() -> None:
+    """Spaces and empty parts do not matter."""
+    assert format_orders(parse_orders(TEXT)) == TEXT
+    assert parse_orders(f" {TEXT.replace(', ', ',,  ')} , ") == parse_orders(TEXT)
+    assert parse_orders("") == parse_orders(" , ") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu-0", "DEVICE FAULT such as gpu-0 xid=79 expected"),
+        ("gpu-0 xid=79 gpu-1 ecc", "several joined by commas"),
+        ("node ecc", "a device such as gpu-0"),
+        ("gpu-1000 ecc", "a device such as gpu-0"),
+        ("gpu-0 fire", "a fault such as xid=79"),
+        (f"{PART} lost", "lost is a fault of a whole GPU: gpu-1 expected"),
+        ("gpu-0 ecc," * (MAX_ORDERS + 1), f"at most {MAX_ORDERS} faults expected, not {MAX_ORDERS + 1}"),
+        ("x" * (MAX_LENGTH + 1), f"at most {MAX_LENGTH} characters expected"),
+    ],
+)
+def test_a_wrong_annotation_is_refused_with_what_is_expected(text: str, expected: str) -> None:
+    """All who may change the Node can write anything there."""
+    with pytest.raises(ValueError, match=re.escape(expected)) as caught:
+        parse_orders(text)
+    assert len(str(caught.value)) < 300
+
+
+def test_an_annotation_that_was_cut_is_never_read() -> None:
+    """Half an order could be another one."""
+    assert MAX_LENGTH < MAX_VALUE
+
+
+def test_the_same_fault_once_more_counts_up_and_another_one_is_added() -> None:
+    """So the error is told again."""
+    orders = with_order(
+        with_order(parse_orders("gpu-0 xid=79"), FaultOrder.parse("gpu-0", "xid=79")), FaultOrder.parse(PART, "ecc")
+    )
+    assert format_orders(orders) == f"gpu-0 xid=79*2, {PART} ecc"
+
+
+def test_a_gpu_recovers_with_its_partitions_and_a_partition_alone() -> None:
+    """And gpu-1 is not gpu-12."""
+    orders = parse_orders(f"gpu-1 lost, {PART} ecc, gpu-12 ecc")
+    assert format_orders(without_device(orders, "gpu-1")) == "gpu-12 ecc"
+    assert format_orders(without_device(orders, PART)) == "gpu-1 lost, gpu-12 ecc"
+
+
+NODE_WITH_MODES = Path(__file__).parents[4] / "docs/simulated-gpus.md"
+
+
+@pytest.fixture
+def backend() -> SimulatedBackend:
+    return SimulatedBackend(parse_groups("2xh100-sxm5-80gb+mig", "n"))
+
+
+@pytest.fixture
+def gpu(backend: SimulatedBackend) -> GpuUuid:
+    return backend.snapshot().gpus[0].uuid
+
+
+def test_an_unbound_gpu_is_not_on_the_node_until_it_is_bound_again(backend: SimulatedBackend, gpu: GpuUuid) -> None:
+    """Handed to a virtual machine and back."""
+    before = backend.snapshot()
+    backend.set_troubles(gpu, FailureMode.UNBOUND)
+    found = backend.snapshot()
+    assert (found.gpus, found.left_out) == (before.gpus[1:], ())
+    with pytest.raises(DeviceLostError, match="is not on this node"):
+        backend.mig_mode(gpu)
+    backend.set_troubles(gpu)
+    assert backend.snapshot() == before
+
+
+def test_a_gpu_that_hangs_is_left_out_and_its_calls_wait_a_bounded_time() -> None:
+    """And the other one works."""
+    slept: list[float] = []
+    backend = SimulatedBackend(parse_groups("2xl4-24gb", "n"), sleep=slept.append)
+    gpu = backend.snapshot().gpus[0].uuid
+    backend.set_troubles(gpu, FailureMode.HANGS)
+    found = backend.snapshot()
+    assert [one.label for one in found.left_out] == [gpu]
+    assert "has not returned" in found.left_out[0].reason
+    with pytest.raises(DeviceLostError, match="has not returned"):
+        backend.compute_mode(gpu)
+    assert sum(slept) == pytest.approx(faults.HANG_S, abs=0.1)
+    assert backend.compute_mode(found.gpus[0].uuid) is ComputeMode.DEFAULT
+
+
+def test_a_call_that_hangs_returns_when_the_trouble_ends() -> None:
+    """A GPU comes back by itself."""
+    node = parse_groups("1xl4-24gb", "n")
+    gpu = node.gpus[0].gpu.uuid
+
+    def recover(_seconds: float) -> None:
+        hanging.set_troubles(gpu)
+
+    hanging = SimulatedBackend(node, sleep=recover)
+    hanging.set_troubles(gpu, FailureMode.HANGS)
+    assert hanging.compute_mode(gpu) is ComputeMode.DEFAULT
+
+
+def test_calls_may_fail_while_the_gpu_is_seen(backend: SimulatedBackend, gpu: GpuUuid) -> None:
+    """As with UNKNOWN or TIMEOUT under trouble of the firmware."""
+    before = backend.snapshot()
+    backend.set_troubles(gpu, FailureMode.CALLS_FAIL)
+    assert backend.snapshot() == before
+    with pytest.raises(DeviceLostError, match=r"compute_mode of GPU .* 999"):
+        backend.compute_mode(gpu)
+
+
+def test_an_instance_that_another_process_has_asked_for_is_not_destroyed(
+    backend: SimulatedBackend, gpu: GpuUuid
+) -> None:
+    """During a rolling update, or beside a monitor."""
+    gi_id = backend.create_gpu_instance(gpu, 19, 0)
+    backend.set_troubles(gpu, FailureMode.SUBSCRIBED)
+    with pytest.raises(GpuBusyError, match="another process"):
+        backend.destroy_gpu_instance(gpu, gi_id)
+    backend.set_troubles(gpu)
+    backend.destroy_gpu_instance(gpu, gi_id)
+
+
+def test_a_gpu_without_placements_has_no_profiles(backend: SimulatedBackend, gpu: GpuUuid) -> None:
+    """Not Supported is a legal answer."""
+    backend.set_troubles(gpu, FailureMode.NO_PLACEMENTS)
+    first, second = backend.snapshot().gpus
+    assert (first.mig_capable, first.mig_profiles) == (True, ())
+    assert second.mig_profiles
+
+
+def test_troubles_can_be_described_and_are_added_to_those_that_are_set() -> None:
+    """A demo's file is read again when it changes."""
+    node = parse_document("gpus: [{model: l4-24gb, troubles: [unbound]}, {model: l4-24gb}]", "n")
+    backend = SimulatedBackend(node)
+    assert [gpu.minor for gpu in backend.snapshot().gpus] == [1]
+    assert backend.troubles(node.gpus[0].gpu.uuid) == {FailureMode.UNBOUND}
+
+
+def test_an_unknown_trouble_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    """In the described node and in the state file."""
+    with pytest.raises(ConfigurationError, match=r"gpus\[0\].troubles: expected troubles of unbound, hangs"):
+        parse_document("gpus: [{model: l4-24gb, troubles: [smokes]}]", "n")
+    file = tmp_path / "state.json"
+    backend = SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file)
+    backend.set_troubles(backend.snapshot().gpus[0].uuid, FailureMode.HANGS)
+    file.write_text(json.dumps(json.loads(file.read_text())).replace('["hangs"]', '["smokes"]'))
+    with pytest.raises(DriverUnavailableError, match="smokes"):
+        backend.snapshot()
+
+
+def test_troubles_are_shared_by_processes_and_outlive_them(tmp_path: Path) -> None:
+    """As other state of hardware."""
+    file = tmp_path / "state.json"
+    first = SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file)
+    first.set_troubles(first.snapshot().gpus[0].uuid, FailureMode.HANGS)
+    assert SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file).snapshot().gpus == ()
+
+
+@pytest.mark.parametrize("give_up", [lambda b: b.detach("upgrade"), lambda b: b.close()])
+def test_the_driver_is_in_use_until_the_last_process_gives_it_up(
+    tmp_path: Path, give_up: Callable[[SimulatedBackend], object]
+) -> None:
+    """What a driver upgrade waits for."""
+    file = tmp_path / "state.json"
+    backends = [SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file) for _ in range(2)]
+    assert not is_open(file)
+    for backend in backends:
+        backend.snapshot()
+    assert is_open(file)
+    give_up(backends[0])
+    assert is_open(file)
+    give_up(backends[1])
+    assert not is_open(file)
+    backends[0].reattach()
+    assert not is_open(file)
+    backends[0].snapshot()
+    assert is_open(file)
+    backends[0].close()
+
+
+def test_the_table_of_troubles_in_the_documentation_is_complete() -> None:
+    """And lists no other name."""
+    section = NODE_WITH_MODES.read_text().partition("| trouble |")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| `([a-z ]+)` \|", section, re.M)
+    assert sorted(named) == sorted(FailureMode)

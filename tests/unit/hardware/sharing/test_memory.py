@@ -9,7 +9,16 @@ import pytest
 from dra_driver.core.errors import StorageError
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.host import MpsHost
-from dra_driver.hardware.sharing.memory import SOURCE, Mounted, OwnMemory, SharedMemory, SystemMounts, TmpfsBounds
+from dra_driver.hardware.sharing.memory import (
+    LABEL,
+    SOURCE,
+    Mounted,
+    OwnMemory,
+    SharedMemory,
+    SystemMounts,
+    TmpfsBounds,
+    container_label,
+)
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon, MpsFolders
 
 LIMITS = TmpfsBounds(size_bytes=2**30, files=1000)
@@ -220,3 +229,30 @@ def test_mounts_of_the_kernel_are_read(tmp_path: Path) -> None:
     found = mounts.at(Path("/proc"))
     assert found is not None
     assert not found.is_own
+
+
+@pytest.mark.parametrize(
+    ("own", "label"),
+    [
+        ("system_u:system_r:spc_t:s0\0", LABEL),
+        ("system_u:system_r:container_t:s0:c1,c2\0", LABEL),
+        ("cri-containerd.apparmor.d (enforce)\n", None),
+        ("unconfined\n", None),
+        ("kernel\0", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_label_of_container_files_is_used_where_a_policy_is_loaded(
+    tmp_path: Path, own: str | None, label: str | None
+) -> None:
+    """Another security module writes its own words into the same file; without a policy no label is valid."""
+    if own is not None:
+        (tmp_path / "current").write_text(own)
+    assert container_label(tmp_path, tmp_path / "current") == label
+
+
+def test_without_selinux_in_the_kernel_there_is_no_label(tmp_path: Path) -> None:
+    """The folder of its file system is missing then."""
+    (tmp_path / "current").write_text("system_u:system_r:spc_t:s0")
+    assert container_label(tmp_path / "selinux", tmp_path / "current") is None

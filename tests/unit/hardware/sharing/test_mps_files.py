@@ -1,14 +1,26 @@
 """The files between node process and MPS host, also beside unexpected ones."""
 
+import json
 import os
 import stat
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dra_driver.core.errors import StorageError
-from dra_driver.hardware.sharing.mps_files import MpsDaemon, MpsFolders, Status, make_own
+from dra_driver.core.files import lock_file
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.sharing import mps_files
+from dra_driver.hardware.sharing.control import ControlProgram
+from dra_driver.hardware.sharing.host import MpsHost
+from dra_driver.hardware.sharing.memory import SharedMemory
+from dra_driver.hardware.sharing.mps_files import MAX_DEVICES, DaemonStatus, MpsDaemon, MpsFolders, make_own
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from tests.fakes.sharing import FakeHost
 
@@ -100,7 +112,7 @@ def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
 def test_status_comes_back(tmp_path: Path) -> None:
     folder = MpsFolders(tmp_path).of("one")
     folder.make()
-    status = Status(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
+    status = DaemonStatus(generation="g", state="failed", reason="“no”", pid=7, restarts=3, shm="/dev/shm/x")
     folder.write_status(status)
     assert folder.read_status() == status
     folder.clear_status()
@@ -166,7 +178,7 @@ def test_a_host_lives_while_it_holds_the_lock(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "daemons").write_text("a file in the way")
     folder = MpsFolders(tmp_path).of("one")
-    status = Status(generation="", state="ready")
+    status = DaemonStatus(generation="", state="ready")
     for call in (folder.make, lambda: folder.write_desired(DAEMON), lambda: folder.write_status(status)):
         with pytest.raises(StorageError, match=f"cannot (create|write) .*{folder.path}.*: Not a directory"):
             call()
@@ -183,3 +195,114 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     os.chown(folder, 0, 0)
     make_own(folder, 0o711)
     assert mode(folder) == 0o711
+
+
+UUIDS = st.uuids().map(lambda uuid: f"GPU-{uuid}") | st.uuids().map(lambda uuid: f"MIG-{uuid}")
+GPU_1, GPU_2 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
+WIRE = {"id": "one", "devices": [GPU_1], "gpus": [GPU_1], "defaultPercentage": 50, "memoryLimitsMiB": {GPU_1: 7}}
+
+
+@st.composite
+def daemons(draw: st.DrawFn) -> MpsDaemon:
+    devices = tuple(sorted(draw(st.sets(UUIDS, min_size=1, max_size=8))))
+    limited = draw(st.sets(st.sampled_from(devices)))
+    return MpsDaemon(
+        id=draw(st.from_regex(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}", fullmatch=True)),
+        devices=devices,
+        gpus=tuple(GpuUuid(device) for device in devices if device.startswith("GPU-")),
+        default_percentage=draw(st.none() | st.integers(0, 100)),
+        memory_limits={device: draw(st.integers(1, 2**24)) for device in sorted(limited)},
+    )
+
+
+@given(daemons(), daemons())
+def test_json_returns_the_same_daemon_and_only_that_has_its_generation(one: MpsDaemon, other: MpsDaemon) -> None:
+    again = msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(one))), MpsDaemon)
+    assert again == one
+    assert again.generation == one.generation
+    assert (one == other) == (one.generation == other.generation)
+
+
+def test_generation_is_that_of_earlier_versions() -> None:
+    """During an update, the host of one version compares it with the file of the other."""
+    assert msgspec.convert(WIRE, MpsDaemon).generation == "48e7afc6d9"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\n", "a b", "-a", ".a", "é", "a" * 129, "a\0b"])
+def test_an_id_can_always_be_the_name_of_a_folder(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name an MPS daemon"):
+        MpsDaemon(id=name, devices=(GPU_1,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"devices": []},
+        {"devices": [GPU_1, GPU_1]},
+        {"devices": [f"GPU-{number}" for number in range(MAX_DEVICES + 1)]},
+        {"devices": ["GPU-1\nquit"]},
+        {"devices": ["0"]},
+        {"devices": ["GPU-1,GPU-2"]},
+        {"devices": "GPU-1"},
+        {"devices": [1]},
+        {"id": 1},
+        {"gpus": [GPU_2]},
+        {"gpus": [[]]},
+        {"devices": ["MIG-1"], "gpus": ["MIG-1"]},
+        {"defaultPercentage": 101},
+        {"defaultPercentage": -1},
+        {"defaultPercentage": True},
+        {"defaultPercentage": "1"},
+        {"memoryLimitsMiB": {GPU_2: 1}},
+        {"memoryLimitsMiB": {GPU_1: 0}},
+        {"memoryLimitsMiB": {GPU_1: 2**24 + 1}},
+        {"memoryLimitsMiB": {GPU_1: None}},
+    ],
+)
+def test_words_of_commands_and_folders_are_bounded(change: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(WIRE | change, MpsDaemon)
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    """During an update host and node process may be of different versions."""
+    assert msgspec.convert(WIRE | {"new": 1}, MpsDaemon) == msgspec.convert(WIRE, MpsDaemon)
+
+
+def test_a_host_that_goes_on_is_ready(tmp_path: Path) -> None:
+    """It holds the lock, and the file's time is recent."""
+    folders = MpsFolders(tmp_path / "mps")
+    assert "no MPS host has run" in (mps_files.host_problem(folders) or "")
+    folders.make()
+    lock = lock_file(folders.lock)
+    try:
+        mps_files.beat(lock)
+        assert mps_files.host_problem(folders) is None
+        later = time.time() + mps_files.LATE_S + 1
+        assert "has not gone on for 61 s" in (mps_files.host_problem(folders, now=lambda: later) or "")
+        os.utime(folders.lock, (1.0, 1.0))
+        mps_files.beat(lock)
+        assert mps_files.host_problem(folders) is None
+    finally:
+        os.close(lock)
+    assert "is not locked" in (mps_files.host_problem(folders) or "")
+
+
+def test_a_host_says_every_ten_seconds_that_it_goes_on(tmp_path: Path) -> None:
+    """Not at every step: each is a write to the disk."""
+    now = [100.0]
+    host = MpsHost(tmp_path / "mps", ControlProgram(), SharedMemory(tmp_path / "shm"), clock=lambda: now[0])
+    lock = tmp_path / "mps/host.lock"
+
+    def beats() -> bool:
+        os.utime(lock, (1.0, 1.0))
+        host.step()
+        return lock.stat().st_mtime > 1.0
+
+    host.start()
+    found = []
+    for second in (0.0, 0.25, 9.75, 10.0, 10.25):
+        now[0] = 100.0 + second
+        found.append(beats())
+    assert found == [True, False, False, True, False]
+    host.stop()

@@ -1,11 +1,21 @@
 """The list of claims."""
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity import claims_of
+from dra_driver.kube.state_file import dump
+from dra_driver.kubectl.capacity import claims_of, topology_of
 from dra_driver.kubectl.commands.claims import row
-from tests.fakes.dra_objects import Obj, claim, exactly
+from dra_driver.kubectl.commands.kubectl import main
+from dra_driver.node.slices import ApiServerFeatures, build_devices
+from tests.fakes.dra_objects import Obj, claim, exactly, resource_slice
 from tests.fakes.published import h100, share
 from tests.unit.kubectl.capacity.helpers import cluster, holding, whole
 
@@ -79,3 +89,103 @@ def test_shares_show_requested_and_consumed_amounts() -> None:
     (found,) = claims_of(h100(claims=[held]), NOW)
     assert found.requests == ("gpu: 1 x gpu.nvidia.com (memory 10Gi)",)
     assert row(found)[5] == "gpu-0 (memory 10Gi, computePercent 0)"
+
+
+FEATURES = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
+
+
+def node(name: str, spec: str) -> Obj:
+    """The devices of a simulated node, in one slice."""
+    snapshot = SimulatedBackend(parse_groups(spec, name)).snapshot()
+    return resource_slice(name, *map(dict, build_devices(snapshot, {}, FEATURES).devices))
+
+
+def card(name: str, root: str) -> Obj:
+    """A network card of another driver, and one that does not say where it is."""
+    devices = [
+        {"name": "nic-0", "attributes": {"resource.kubernetes.io/pcieRoot": {"string": root}}},
+        {"name": "nic-1", "attributes": {"speed": {"int": 400}}},
+    ]
+    found = resource_slice(name, *devices, name=f"{name}-nic")
+    found["spec"] |= {"driver": "dra.net", "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}
+    return found
+
+
+def rows(*slices: Obj, claims: tuple[Obj, ...] = ()) -> list[tuple[Any, ...]]:
+    found = topology_of(cluster(slices, claims))
+    return [(row.node, row.device, row.pcie_root, row.linked, row.state, row.claims) for row in found]
+
+
+def test_pairs_and_who_holds_them() -> None:
+    """By node and PCIe root."""
+    found = rows(node("a", "4xa100-pcie-80gb+pairs"), claims=(holding("x", "a", "gpu-0"), holding("y", "a", "gpu-2")))
+    assert found == [
+        ("a", "gpu-0", "pci0000:00", ("gpu-0", "gpu-1"), "in use", ("default/x",)),
+        ("a", "gpu-1", "pci0000:00", ("gpu-0", "gpu-1"), "free", ()),
+        ("a", "gpu-2", "pci0000:08", ("gpu-2", "gpu-3"), "in use", ("default/y",)),
+        ("a", "gpu-3", "pci0000:08", ("gpu-2", "gpu-3"), "free", ()),
+    ]
+
+
+def test_a_gpu_and_its_partitions_are_one_row() -> None:
+    """A board that is published in all forms, and one that is published as partitions alone."""
+    held = holding("x", "a", "gpu-0-mig-1g10gb-19-6")
+    assert rows(node("a", "2xh100-sxm5-80gb"), claims=(held,)) == [
+        ("a", "gpu-0", "pci0000:00", ("gpu-0", "gpu-1"), "in parts", ("default/x",)),
+        ("a", "gpu-1", "pci0000:00", ("gpu-0", "gpu-1"), "free", ()),
+    ]
+    (only,) = rows(node("a", "1xa100-sxm4-80gb+mig"))
+    assert only[1] == "gpu-0"
+
+
+def test_devices_of_other_drivers_are_there_if_they_say_where_they_are() -> None:
+    """A network card stands beside the GPUs of its PCIe root."""
+    found = rows(node("a", "4xl4-24gb"), card("a", "pci0000:08"))
+    assert [row[1:3] for row in found] == [
+        ("gpu-0", "pci0000:00"), ("gpu-1", "pci0000:00"),
+        ("nic-0", "pci0000:08"), ("gpu-2", "pci0000:08"), ("gpu-3", "pci0000:08"),
+    ]  # fmt: skip
+
+
+def test_an_island_does_not_reach_other_nodes() -> None:
+    """Its name differs there."""
+    found = topology_of(cluster([node("a", "8xh100-sxm5-80gb"), node("b", "8xh100-sxm5-80gb")]))
+    assert {len(row.linked) for row in found} == {8}
+    assert {row.link_type for row in found} == {"switch"}
+    assert len({(row.node, row.island) for row in found}) == len({row.island for row in found}) == 2
+
+
+def test_a_list_of_numa_nodes_is_read_too() -> None:
+    """As drivers publish it behind DRAListTypeAttributes."""
+    item = node("a", "1xl4-24gb")
+    item["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"] = {"ints": [0, 1]}
+    assert topology_of(cluster([item]))[0].numa == (0, 1)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    path = tmp_path / "state.json"
+    held = holding("train", "a", "gpu-0", "gpu-1")
+    dump(cluster([node("a", "4xa30-24gb+pairs"), node("b", "8xh100-sxm5-80gb")], [held]), path)
+    return str(path)
+
+
+def test_the_table_names_the_gpus_of_a_pair(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Islands of more than four GPUs are counted."""
+    assert main(["topology", "--cluster-state", state]) == 0
+    shown = capsys.readouterr().out
+    assert "pair: gpu-0 gpu-1" in shown
+    assert "switch: 8 GPUs" in shown
+    assert "default/train" in shown
+    assert main(["topology", "--cluster-state", state, "--node", "none"]) == 0
+    assert "No device says where it is." in capsys.readouterr().out
+
+
+def test_json_has_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", "--cluster-state", state, "--node", "a", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schemaVersion"], document["kind"]) == (1, "TopologyList")
+    assert set(document["items"][0]) == {
+        "node", "driver", "device", "type", "product", "uuid", "pcieRoot", "numa", "island", "linkType", "linked",
+        "clique", "state", "claims",
+    }  # fmt: skip

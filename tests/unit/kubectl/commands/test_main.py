@@ -1,14 +1,25 @@
 """Subcommands, exit statuses, and the modules loaded for them."""
 
+import argparse
+import contextlib
+import io
+import re
+import shlex
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
 from dra_driver import __version__
 from dra_driver.config.settings import node_flags
 from dra_driver.core.command_line import main
-from dra_driver.kubectl.commands import kubectl
+from dra_driver.core.command_line.examples import EXAMPLES
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.kubectl.commands import complete, kubectl
+from dra_driver.kubectl.commands.complete import FILES, NO_FILES, NO_SPACE_NO_FILES, AskedCluster, candidates
+from dra_driver.kubectl.commands.source import Progress, line, split_target
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,3 +77,177 @@ def test_overview_imports_no_other_package() -> None:
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout
     loaded = {".".join(name.split(".")[1:3]) for name in out.split() if name.startswith("dra_driver.")}
     assert loaded == {"core", "core.command_line", "core.errors"}
+
+
+def names(kind: str, cluster: AskedCluster) -> list[str]:
+    if cluster.kubeconfig:
+        return ["far"] if cluster == AskedCluster(kubeconfig="/other") else []
+    known = {("pod", ""): ["train", "infer"], ("pod", "team-a"): ["theirs"], ("node", ""): ["gpu-a", "gpu-b"]}
+    return {**known, ("namespace", ""): ["default", "team-a"]}.get((kind, cluster.namespace), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "directive"),
+    [
+        (["ex"], ["explain"], NO_FILES),
+        (["policy", ""], ["explain"], NO_FILES),
+        (["explain", "po"], ["pod/"], NO_SPACE_NO_FILES),
+        (["explain", "pod/t"], ["pod/train"], NO_FILES),
+        (["explain", "-n", "team-a", "pod/"], ["pod/theirs"], NO_FILES),
+        (["explain", "--namespace=team-a", "pod/"], ["pod/theirs"], NO_FILES),
+        (["explain", "pod/train", ""], [], NO_FILES),
+        (["explain", "--kubeconfig", "/other", "pod/"], ["pod/far"], NO_FILES),
+        (["drain", "--kubeconfig=/other", ""], ["far"], NO_FILES),
+        (["explain", "-n", "te"], ["team-a"], NO_FILES),
+        (["explain", "--name"], ["--namespace"], NO_FILES),
+        (["explain", "-o", "j"], ["json"], NO_FILES),
+        (["explain", "--output=j"], ["--output=json"], NO_FILES),
+        (["explain", "-f", ""], [], FILES),
+        (["explain", "--node", ""], ["gpu-a", "gpu-b"], NO_FILES),
+        (["drain", "gpu-"], ["gpu-a", "gpu-b"], NO_FILES),
+        (["drain", "--evict", "gpu-b"], ["gpu-b"], NO_FILES),
+        (["lint", "a.yaml", ""], [], FILES),
+        (["classes", ""], ["list", "apply", "prune"], NO_FILES),
+    ],
+)
+def test_candidates(words: list[str], expected: list[str], directive: int) -> None:
+    found, what = candidates(words, names)
+    assert ([name for name, _ in found], what) == (expected, directive)
+
+
+def test_subcommands_and_flags_have_descriptions() -> None:
+    assert all(about for _, about in candidates([""], names)[0])
+    assert dict(candidates(["explain", "--"], names)[0])["--kubeconfig"].startswith("how to reach")
+
+
+@pytest.mark.parametrize("words", [["nope", ""], ["explain", "pod/"], ["policy", "nope", ""]])
+def test_a_prompt_never_gets_an_error(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown command, and a cluster that cannot be reached."""
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    assert complete.main(words) == 0
+    assert capsys.readouterr() == (":4\n", "")
+
+
+PROGRAMS = {"kubectl dra": (kubectl.ABOUT, kubectl.SUBCOMMANDS), "dra-driver": (main.ABOUT, main.SUBCOMMANDS)}
+# Nothing to show: the name alone is the whole call.
+PLAIN = {"kubectl dra version", "dra-driver version"}
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.ArgumentParser]]:
+    """Name, the program's parser, and the command's own parser; of commands below others too."""
+    for program, (about, subcommands) in PROGRAMS.items():
+        top, _ = main.parser_of(program, about, subcommands, subcommands)
+        yield from leaves(top, top)
+
+
+def leaves(
+    top: argparse.ArgumentParser, parser: argparse.ArgumentParser
+) -> Iterator[tuple[str, argparse.ArgumentParser, argparse.ArgumentParser]]:
+    below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield parser.prog, top, parser
+    for each in below[0].values() if below else ():
+        yield from leaves(top, each)
+
+
+FOUND = {name: (top, parser) for name, top, parser in commands() if name not in PLAIN}
+
+
+def examples(name: str, parser: argparse.ArgumentParser) -> list[list[str]]:
+    """The words behind the program's name of each example; a remark stands behind three spaces or more."""
+    text = parser.format_help()
+    found = re.findall(r"^ {2,}(?:\$ )?((?:kubectl dra|dra-driver) .*)$", text, flags=re.M)
+    program = next(each for each in PROGRAMS if name.startswith(each))
+    lines = [re.split(r" {3,}| [|>] ", line)[0] for line in found if line.startswith(name)]
+    return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
+
+
+def test_no_example_is_of_a_command_that_is_no_more() -> None:
+    assert EXAMPLES.keys() - FOUND.keys() == set()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_help_has_examples_that_parse(name: str) -> None:
+    top, parser = FOUND[name]
+    found = examples(name, parser)
+    assert found, f"`{name} --help` has no line that begins with two spaces and `{name}`"
+    for words in found:
+        with contextlib.suppress(SystemExit):
+            top.parse_args(words)
+            continue
+        pytest.fail(f"the example does not parse: {words}")
+
+
+class Terminal(io.StringIO):
+    """Tells when something was written."""
+
+    def __init__(self, is_terminal: bool = True) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        self.written.set()
+        return done
+
+
+def test_the_line_comes_and_goes() -> None:
+    terminal = Terminal()
+    with Progress("reading pods", stream=terminal, after_s=0.0):
+        assert terminal.written.wait(5)
+    assert terminal.getvalue().startswith("\r\x1b[Kreading pods ... 0 s")
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_short_command_writes_nothing() -> None:
+    terminal = Terminal()
+    with Progress("reading pods", stream=terminal, after_s=60.0) as progress:
+        progress.say("reading claims")
+    assert terminal.getvalue() == ""
+
+
+def test_a_pipe_gets_nothing() -> None:
+    pipe = Terminal(is_terminal=False)
+    with Progress("reading pods", stream=pipe, after_s=0.0):
+        assert not pipe.written.wait(0.05)
+    assert pipe.getvalue() == ""
+
+
+def test_an_error_takes_the_line_away() -> None:
+    terminal = Terminal()
+
+    def work() -> None:
+        with Progress("reading pods", stream=terminal, after_s=0.0):
+            assert terminal.written.wait(5)
+            split_target("node/a/b")
+
+    with pytest.raises(ConfigurationError):
+        work()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_the_line_fits_the_terminal_and_moves_no_cursor() -> None:
+    assert line("node \x1b[31m" + "a" * 100, 12.4, lambda: 40) == "node ?[31m" + "a" * 20 + " ... 12 s"
+    assert len(line("a" * 100, 3.0, lambda: 20)) == 19
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--port", "65536"), "--port 65536"),
+        (("--cluster-state", "x.json", "--prometheus", "http://localhost:9090"), "leave one of both out"),
+        (("--prometheus", "localhost:9090"), "expected an address"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a sentence that names the flag."""
+    assert kubectl.main(["ui", *arguments]) != 0
+    assert sentence in capsys.readouterr().err

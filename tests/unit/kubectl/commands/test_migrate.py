@@ -9,7 +9,7 @@ import yaml
 
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, NotFoundError
 from dra_driver.kubectl.commands.kubectl import main
-from dra_driver.kubectl.commands.migrate_cluster import KINDS, cluster_documents
+from dra_driver.kubectl.commands.migrate import KINDS, cluster_documents
 
 POD = """\
 apiVersion: v1

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
-from dra_driver.kubectl.commands.sim_faults import FaultCommand
+from dra_driver.kubectl.commands.sim import FaultCommand
 
 NODE = "gpu-a"
 PART = "gpu-1-mig-1g10gb-19-0"

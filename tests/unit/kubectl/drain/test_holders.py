@@ -4,9 +4,8 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.kubectl.drain.gpus import gpus_of, is_settled, selected
-from dra_driver.kubectl.drain.holders import DrainScope, holders_of
 from dra_driver.kubectl.drain.report import line
+from dra_driver.kubectl.drain.view import DrainScope, gpus_of, holders_of, is_settled, selected
 from tests.unit.kubectl.drain.cluster import DRIVER, NODE, POOL, claim, device, pod, resource_slice
 
 SLICES = [

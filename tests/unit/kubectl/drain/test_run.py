@@ -6,8 +6,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, undrain
-from dra_driver.kubectl.drain.rights import MissingRightsError
-from dra_driver.kubectl.drain.run import DrainFailedError
+from dra_driver.kubectl.drain.run import DrainFailedError, MissingRightsError
 from dra_driver.kubectl.drain.view import TRIES, DrainWait
 from tests.unit.kubectl.drain.cluster import DRIVER, NODE, FakeApi, budget, claim, pod
 

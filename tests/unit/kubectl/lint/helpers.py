@@ -4,8 +4,8 @@ import textwrap
 from typing import Any
 
 from dra_driver.kubectl.lint import Finding, LintReport, lint
-from dra_driver.kubectl.lint.known import KnownObjects, known_from_catalog
-from dra_driver.kubectl.lint.sources import ManifestSource
+from dra_driver.kubectl.lint.manifest import ManifestSource
+from dra_driver.kubectl.lint.scope import KnownObjects, known_from_catalog
 
 D = 'device.attributes["gpu.nvidia.com"]'
 C = 'device.capacity["gpu.nvidia.com"]'

@@ -6,7 +6,7 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
-from dra_driver.kubectl.lint.known import KnownObjects, devices_of, known_from_catalog
+from dra_driver.kubectl.lint.scope import KnownObjects, devices_of, known_from_catalog
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.unit.kubectl.lint.helpers import D, findings, one, rules, template, wire_slice
 

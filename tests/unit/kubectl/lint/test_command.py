@@ -9,9 +9,8 @@ import pytest
 from dra_driver.kube import state_file
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.lint.output import as_text
-from dra_driver.kubectl.lint.rules import RULES
-from tests.unit.kubectl.lint.helpers import D, device_class, pod, report, selecting
+from dra_driver.kubectl.lint.finding import RULES, as_text
+from tests.unit.kubectl.lint.helpers import D, device_class, pod, report, rules, selecting, template
 
 ROOT = Path(__file__).parents[4]
 BAD = device_class(f"{D}.type == 'gpu'") + "---\n" + pod("[{name: gpu, resourceClaimName: x}]")
@@ -115,3 +114,35 @@ def test_every_rule_is_documented_and_tested() -> None:
     assert documented == [(rule.id, rule.name) for rule in RULES.values()]
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
     assert {rule for rule in RULES if rule not in tests} == set()
+
+
+TEXT = (Path(__file__).parents[4] / "docs/lint.md").read_text()
+PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
+
+
+def examples() -> list[tuple[str, str, str]]:
+    """Returns rule, ``wrong`` or ``right``, and manifest of each example."""
+    found = []
+    for section in re.split(r"^### ", TEXT, flags=re.MULTILINE)[1:]:
+        rule = section.split()[0]
+        for language, block in re.findall(r"^```(cel|yaml)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+            for verdict, body in re.findall(r"# (wrong|right)\n(.*?)(?=# wrong|# right|\Z)", block, re.DOTALL):
+                found.append((rule, verdict, selecting(body.strip()) if language == "cel" else manifest(body)))
+    return found
+
+
+def manifest(body: str) -> str:
+    if body.startswith("apiVersion"):
+        return body
+    return template(body) if body.startswith("- ") else template(PLAIN, rest=body)
+
+
+@pytest.mark.parametrize(("rule", "verdict", "text"), examples())
+def test_examples_of_the_document(rule: str, verdict: str, text: str) -> None:
+    """The wrong example breaks the rule; the right one has no findings."""
+    found = rules(text)
+    assert rule in found if verdict == "wrong" else found == []
+
+
+def test_the_document_has_examples() -> None:
+    assert len(examples()) > 40

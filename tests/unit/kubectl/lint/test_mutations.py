@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.kubectl.lint import lint
-from dra_driver.kubectl.lint.known import known_from_catalog
-from dra_driver.kubectl.lint.output import as_github, as_json, as_sarif, as_text
-from dra_driver.kubectl.lint.sources import ManifestSource
+from dra_driver.kubectl.lint.finding import as_github, as_json, as_sarif, as_text
+from dra_driver.kubectl.lint.manifest import ManifestSource
+from dra_driver.kubectl.lint.scope import known_from_catalog
 from tests.unit.kubectl.lint.helpers import GUARD, C, D, device_class, pod, selecting, template
 
 ROOT = Path(__file__).parents[4]

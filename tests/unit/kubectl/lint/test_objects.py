@@ -4,8 +4,8 @@ import pytest
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.lint import lint
-from dra_driver.kubectl.lint.known import known_from_catalog, known_from_cluster
-from dra_driver.kubectl.lint.sources import ManifestSource
+from dra_driver.kubectl.lint.manifest import ManifestSource
+from dra_driver.kubectl.lint.scope import known_from_catalog, known_from_cluster
 from tests.unit.kubectl.lint.helpers import device_class, findings, one, pod, report, rules, template
 
 PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"

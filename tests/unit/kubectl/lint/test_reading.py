@@ -7,11 +7,17 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.lint import lint
-from dra_driver.kubectl.lint.known import known_from_catalog
-from dra_driver.kubectl.lint.nodes import plain
-from dra_driver.kubectl.lint.places import line_and_column, offset_in_text
-from dra_driver.kubectl.lint.reading import MAX_DEPTH, MAX_NODES, YamlProblem, read
-from dra_driver.kubectl.lint.sources import MAX_FILE_BYTES, ManifestSource, collect
+from dra_driver.kubectl.lint.manifest import MAX_FILE_BYTES, ManifestSource, collect
+from dra_driver.kubectl.lint.reading import (
+    MAX_DEPTH,
+    MAX_NODES,
+    YamlProblem,
+    line_and_column,
+    offset_in_text,
+    plain,
+    read,
+)
+from dra_driver.kubectl.lint.scope import known_from_catalog
 from tests.unit.kubectl.lint.helpers import one, rules
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.lint.known import known_from_cluster
+from dra_driver.kubectl.lint.scope import known_from_cluster
 from tests.fakes import dra_objects
 from tests.unit.kubectl.lint.helpers import (
     GUARD,

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from dra_driver.kubectl.lint import ManifestSource, plain_documents
-from dra_driver.kubectl.lint.plain import MAX_DOCUMENTS
+from dra_driver.kubectl.lint.manifest import MAX_DOCUMENTS
 from dra_driver.kubectl.migrate import as_text
 from tests.unit.kubectl.migrate.helpers import migrated
 

@@ -6,8 +6,7 @@ import pytest
 
 from dra_driver.kubectl.migrate import InputDocument, Translation
 from dra_driver.kubectl.migrate.formats import items
-from dra_driver.kubectl.migrate.input import at, leaves, path_text
-from dra_driver.kubectl.migrate.ledger import UNCHANGED, UNKNOWN
+from dra_driver.kubectl.migrate.ledger import UNCHANGED, UNKNOWN, at, leaves, path_text
 from tests.unit.kubectl.migrate.helpers import NAMES, documents, inputs, linted, migrated, of_inputs
 
 TOGETHER = ("cluster-policy", "plugin-configmap", "mig-parted", "nodes", "workloads", "quotas")

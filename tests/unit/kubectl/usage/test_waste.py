@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.fit import GIB, Profile
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.profiles import profiles_in, sizes_in
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
+from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, profiles_in, sizes_in
 
 PROFILES = (Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB))
 

@@ -6,15 +6,22 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
-from dra_driver.kubectl.web import charts
-from dra_driver.kubectl.web.derived import Derived
-from dra_driver.kubectl.web.reading import VIEWED_S, Periodic, read_cluster, same_cluster
-from dra_driver.kubectl.web.sources import LiveSource
-from dra_driver.kubectl.web.use_history import MAX_SAMPLES, Point, UseHistory
+from dra_driver.kubectl.web.reading import (
+    BUILT_BEFORE_SWEEP,
+    VIEWED_S,
+    Derived,
+    Heap,
+    LiveSource,
+    Periodic,
+    read_from,
+    same_cluster,
+)
+from dra_driver.kubectl.web.use_history import MAX_SAMPLES, Point, UseHistory, drawn
 from tests.unit.kubectl.web.objects import NOW, claim, seen, small_state
 
 
@@ -104,14 +111,14 @@ class FakeApi:
 def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
     """An older chart has none, and a user may lack the right."""
     for error, part in ((NotFoundError("no"), "not served"), (ForbiddenError("no"), "gpunodes")):
-        found = read_cluster(LiveSource(FakeApi(error)), lambda: NOW)
+        found = read_from(LiveSource(FakeApi(error)), lambda: NOW)
         assert any(part in gap for gap in found.state.gaps), found.state.gaps
 
 
 def test_gpu_nodes_without_a_status_are_left_out() -> None:
     """A node whose process has not written yet."""
     told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
-    found = read_cluster(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
+    found = read_from(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
     assert list(found.told) == ["n"]
 
 
@@ -165,15 +172,15 @@ def test_charts_are_coordinates_within_the_frame() -> None:
     def points(*values: int | None) -> list[Point]:
         return [Point(NOW + timedelta(seconds=10 * at), value, None) for at, value in enumerate(values)]
 
-    assert charts.drawn(points(10), 10) is None
-    inside = charts.drawn(points(0, 5, 10), 10)
+    assert drawn(points(10), 10) is None
+    inside = drawn(points(0, 5, 10), 10)
     assert inside is not None
     assert (inside.memory, inside.utilisation) == ("0.0,120.0 300.0,60.0 600.0,0.0", "")
     assert (inside.top, inside.limit, inside.since) == (10, None, NOW)
-    over = charts.drawn(points(10, None, 20), 10)
+    over = drawn(points(10, None, 20), 10)
     assert over is not None
     assert (over.memory, over.top, over.limit) == ("0.0,62.9 600.0,5.7", 21.0, 62.9)
-    unknown = charts.drawn(points(10, 20), 0)
+    unknown = drawn(points(10, 20), 0)
     assert unknown is None
 
 
@@ -186,3 +193,58 @@ def test_the_reader_rests_when_no_page_asks() -> None:
         assert rested.wait(5.0)
     finally:
         periodic.stop()
+
+
+class Calls:
+    """A collector that does nothing and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self.said: list[str] = []
+
+    def disable(self) -> None:
+        self.is_on = False
+
+    def enable(self) -> None:
+        self.is_on = True
+
+    def freeze(self) -> None:
+        self.said.append("freeze")
+
+    def unfreeze(self) -> None:
+        self.said.append("unfreeze")
+
+    def collect(self) -> int:
+        self.said.append("collect")
+        return 0
+
+
+def test_nothing_is_collected_while_something_is_built_and_it_is_exempt_then() -> None:
+    """Two threads may build at a time: collection is on again after both."""
+    calls = Calls()
+    heap = Heap(calls)
+    with heap.building():
+        with heap.building():
+            assert not calls.is_on
+        assert not calls.is_on
+    assert calls.is_on
+    assert calls.said == ["freeze", "freeze"]
+
+
+def test_a_build_that_fails_leaves_collection_on() -> None:
+    """The next request must not find it off."""
+    calls = Calls()
+    with pytest.raises(ZeroDivisionError), Heap(calls).building():
+        raise ZeroDivisionError
+    assert calls.is_on
+
+
+def test_a_page_that_is_looked_at_for_hours_does_not_grow_without_end() -> None:
+    """All is looked at after some builds, and the count begins anew."""
+    calls = Calls()
+    heap = Heap(calls)
+    for _ in range(2 * BUILT_BEFORE_SWEEP):
+        with heap.building():
+            pass
+    assert calls.said.count("collect") == 2
+    assert calls.said[-3:] == ["unfreeze", "collect", "freeze"]

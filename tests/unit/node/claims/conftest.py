@@ -16,6 +16,7 @@ from dra_driver.core.model.terms import Terms
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
+from dra_driver.node.claims.entry import Entry
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import RetryPolicy
@@ -34,6 +35,7 @@ from tests.fakes.claims import (
     FakeSlicer,
     machine,
     part,
+    uid,
 )
 from tests.fakes.memory import memory_folder
 
@@ -145,6 +147,12 @@ class Run:
         answers = self.service.prepare([of])
         assert list(answers) == [of.uid]
         return answers[of.uid]
+
+    def entry(self, number: int) -> Entry:
+        """The entry of a claim that has to be in the journal."""
+        found = self.journal.entry(uid(number))
+        assert found is not None
+        return found
 
     def unprepare(self, of: ClaimRef) -> DraError | None:
         answers = self.service.unprepare([of])

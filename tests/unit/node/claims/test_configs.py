@@ -46,7 +46,6 @@ def test_a_subrequest_is_matched_by_its_full_and_its_base_name(named: str) -> No
 
 @pytest.mark.parametrize("named", ["main/large", "small", "other"])
 def test_other_requests_are_not_matched(named: str) -> None:
-    """A config for another alternative or request does nothing."""
     assert winner("main/small", entry("Short", named)) is None
 
 
@@ -78,7 +77,6 @@ def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_nam
 
 
 def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
-    """The error names the entry and who must correct it."""
     wrong = OpaqueConfig(source="FromClass", requests=(), parameters={"kind": "GpuConfig"})
     with pytest.raises(InvalidParametersError) as caught:
         decode_all(ref(1), [wrong, entry("Short")])

@@ -16,7 +16,6 @@ ONE, TWO = gpu(1).uuid, gpu(2).uuid
 
 @pytest.mark.parametrize("same_process", [True, False])
 def test_a_lock_has_one_holder(tmp_path: Path, same_process: bool) -> None:
-    """A second caller waits for its timeout and gets False."""
     first = GpuLocks(tmp_path)
     second = first if same_process else GpuLocks(tmp_path)
     with first.acquire((ONE,), 1.0) as acquired:
@@ -39,7 +38,6 @@ def test_several_locks_are_acquired_all_or_none(tmp_path: Path) -> None:
 
 
 def test_a_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
-    """The waiting caller gets the lock."""
     locks, inside, done = GpuLocks(tmp_path), threading.Event(), threading.Event()
 
     def other() -> None:
@@ -59,7 +57,6 @@ def test_a_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
 
 
 def test_an_exception_releases_the_locks(tmp_path: Path) -> None:
-    """As every end of the block does."""
     locks = GpuLocks(tmp_path)
     with pytest.raises(KeyError), locks.acquire((ONE,), 0.0):
         raise KeyError
@@ -78,7 +75,6 @@ def test_files_are_private_and_stay_in_their_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
-    """Nothing stays locked."""
     (tmp_path / "locks").write_text("")
     locks = GpuLocks(tmp_path / "locks")
     for _ in range(2):

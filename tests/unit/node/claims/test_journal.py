@@ -14,6 +14,7 @@ from dra_driver.node.claims.entry import (
     AssignedSharing,
     AttemptToken,
     Blocked,
+    Entry,
     OwnerId,
     State,
 )
@@ -54,6 +55,13 @@ def other(tmp_path: Path, journal: Journal) -> Iterator[Journal]:
     other.close()
 
 
+def stored(journal: Journal, number: int = 1) -> Entry:
+    """The entry of a claim that has to be in the journal."""
+    found = journal.entry(uid(number))
+    assert found is not None
+    return found
+
+
 def begun(journal: Journal, number: int, *devices: AssignedDevice) -> AttemptToken:
     attempt = journal.begin(ref(number), devices or (assigned(),))
     assert isinstance(attempt, AttemptToken)
@@ -72,8 +80,7 @@ def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
     """
     devices = (assigned(1, share=SHARES[0]), assigned(0, admin=True))
     begun(journal, 1, *devices)
-    entry = journal.entry(uid(1))
-    assert entry is not None
+    entry = stored(journal)
     assert (entry.ref, entry.state, entry.boot_id, entry.changed_at, entry.devices) == (
         ref(1),
         State.PREPARING,
@@ -84,7 +91,6 @@ def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
 
 
 def test_states_follow_one_another(journal: Journal) -> None:
-    """preparing, prepared, unpreparing, gone."""
     attempt = begun(journal, 1)
     assert journal.finish(uid(1), attempt)
     assert [entry.state for entry in journal.entries()] == [State.PREPARED]
@@ -161,9 +167,7 @@ def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal)
     """A cleanup after a failure must not undo what another run has done since."""
     first = begun(journal, 1)
     assert journal.start_unprepare(uid(1), only=AttemptToken(owner=OwnerId("run-9"), number=1)) is None
-    entry = journal.entry(uid(1))
-    assert entry is not None
-    assert entry.state is State.PREPARING
+    assert stored(journal).state is State.PREPARING
     assert other.start_unprepare(uid(1), only=first) is not None
 
 
@@ -214,9 +218,7 @@ def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> N
     assert journal.adopt(ref(1), [assigned()]) is None
     blocked = journal.adopt(ref(2), [assigned()])
     assert isinstance(blocked, Blocked)
-    entry = journal.entry(uid(1))
-    assert entry is not None
-    assert entry.state is State.PREPARED
+    assert stored(journal).state is State.PREPARED
 
 
 def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal) -> None:
@@ -250,6 +252,4 @@ def test_hostile_text_stays_text(journal: Journal) -> None:
     """Names are values to the database, never part of a statement."""
     name = "x'); DROP TABLE claim; --"
     assert isinstance(journal.begin(ref(1, name), [assigned()]), AttemptToken)
-    entry = journal.entry(uid(1))
-    assert entry is not None
-    assert entry.ref.name == name
+    assert stored(journal).ref.name == name

@@ -289,7 +289,6 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
-    """The error names the path and the reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot open the journal .*state.db: (file exists|not a directory)"):
         open_at(tmp_path / "file" / "state.db")

@@ -23,7 +23,7 @@ from dra_driver.node.claims.entry import (
 )
 from dra_driver.node.claims.journal import Journal
 from tests.fakes.claims import POOL, gpu, ref, uid
-from tests.unit.node.claims.test_journal import assigned, begun, open_journal, prepared
+from tests.unit.node.claims.test_journal import assigned, begun, open_journal, prepared, stored
 from tests.unit.node.claims.test_journal_file import change, open_at
 
 GPU = gpu(0).uuid
@@ -144,12 +144,9 @@ DEVICES = [
 def test_everything_that_unprepare_needs_comes_back(
     journal: Journal, tmp_path: Path, devices: tuple[AssignedDevice, ...]
 ) -> None:
-    """Another run reads all details that this one wrote."""
     begun(journal, 1, *devices)
     again = open_journal(tmp_path, "run-2")
-    entry = again.entry(uid(1))
-    assert entry is not None
-    assert entry.devices == devices
+    assert stored(again).devices == devices
     again.close()
 
 
@@ -159,8 +156,7 @@ def test_details_that_become_known_are_stored_with_the_result(journal: Journal) 
     assert journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False, live=None)),))
     assert not journal.uses()[0].created_by_driver
     assert journal.finish(uid(1), attempt, (cut(partition()),))
-    entry = journal.entry(uid(1))
-    assert entry is not None
+    entry = stored(journal)
     assert (entry.state, entry.devices) == (State.PREPARED, (cut(partition()),))
     assert not journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False)),)), "it is prepared"
     journal.start_unprepare(uid(1))
@@ -222,7 +218,6 @@ def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
 def test_a_gpu_has_one_form_at_a_time(
     journal: Journal, one: AssignedDevice, other: AssignedDevice, together: bool
 ) -> None:
-    """In either order, the second claim is blocked by the first."""
     for first, second in ((one, other), (other, one)):
         prepared(journal, 1, first)
         answer = journal.begin(ref(2), [second])
@@ -286,7 +281,6 @@ def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal
 
 
 def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal, tmp_path: Path) -> None:
-    """The others are removed at once."""
     prepared(journal, 1, assigned(1))
     prepared(journal, 2, cut(partition()))
     rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
@@ -305,8 +299,7 @@ def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
     older.prepare(1, "gpu-1")
     journal = open_journal(tmp_path, "run-2")
     assert journal.set_aside is None
-    entry = journal.entry(uid(1))
-    assert entry is not None
+    entry = stored(journal)
     assert (entry.state, entry.devices) == (State.PREPARED, (assigned(1),))
     prepared(journal, 2, cut(partition()))
     assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
@@ -354,9 +347,7 @@ def test_an_orphaned_partition_that_its_claim_has_again_is_not_forgotten(journal
     journal._connection.execute("INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)", claim)
     journal._connection.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     journal.forget_orphaned_partition(orphan)
-    entry = journal.entry(uid(1))
-    assert entry is not None
-    assert entry.devices == (cut(partition()),)
+    assert stored(journal).devices == (cut(partition()),)
 
 
 BROKEN = [

@@ -12,7 +12,7 @@ import pytest
 from dra_driver.node.claims.entry import AssignedDevice, State
 from dra_driver.node.claims.journal.schema import ADDED, SCHEMA
 from tests.fakes.claims import uid
-from tests.unit.node.claims.test_journal import assigned, open_journal, prepared
+from tests.unit.node.claims.test_journal import assigned, open_journal, prepared, stored
 from tests.unit.node.claims.test_journal_forms import GPU, cut, partition, shared
 
 RECORDING = Path(__file__).parents[3] / "golden/state/6bf8a09/plugin"
@@ -42,14 +42,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("device", [assigned(1), cut(partition()), shared()], ids=["whole", "partition", "share"])
 def test_columns_of_a_newer_version_are_ignored(folder: Path, device: AssignedDevice) -> None:
-    """Entries are written, read, amended and removed by column name."""
     journal = open_journal(folder, "run-1")
     attempt = prepared(journal, 1, device)
     journal.close()
     again = open_journal(folder, "run-2")
     assert again.set_aside is None
-    entry = again.entry(uid(1))
-    assert entry is not None
+    entry = stored(again)
     assert (entry.state, entry.devices, entry.attempt) == (State.PREPARED, (device,), attempt)
     assert [each.device for each in again.assignments()] == [device]
     attempt_of_unprepare = again.start_unprepare(uid(1))

@@ -232,8 +232,7 @@ def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode
 def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) -> None:
     """Without any loss, too: unprepare destroys only what prepare created."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    entry = h100.journal.entry(uid(1))
-    assert entry is not None
+    entry = h100.entry(1)
     (device,) = entry.devices
     assert device.partition is not None
     assert device.partition.live is not None

@@ -26,8 +26,7 @@ def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> Non
     answer = h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
     (made,) = instances(h100)
     assert (made.profile_name, made.start) == (SMALL, 2)
-    entry = h100.journal.entry(uid(1))
-    assert entry is not None
+    entry = h100.entry(1)
     assigned = entry.devices[0].partition
     assert assigned is not None
     assert assigned.live is not None
@@ -49,16 +48,6 @@ def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> Non
     assert h100.node.is_whole_again()
     assert h100.journal.uses() == ()
     assert uid(2) not in h100.node.writer.files
-
-
-def test_four_different_partitions_in_one_claim(h100: Run) -> None:
-    """Each result becomes its own device."""
-    names = [h100.node.part(*each) for each in ((HALF, 4), ("2g.20gb", 2), (SMALL, 1), (SMALL, 0))]
-    answer = h100.prepare(claim(1, *(result(name, request=f"r{i}") for i, name in enumerate(names))))
-    assert [each.device for each in answer] == names
-    assert len(instances(h100)) == 4
-    assert h100.unprepare(ref(1)) is None
-    assert h100.node.is_whole_again()
 
 
 def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
@@ -94,9 +83,7 @@ def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
     error = h100.unprepare(ref(1))
     assert isinstance(error, GpuBusyError)
     assert "nvidia-smi" in str(error)
-    entry = h100.journal.entry(uid(1))
-    assert entry is not None
-    assert entry.state is State.UNPREPARING
+    assert h100.entry(1).state is State.UNPREPARING
     busy = h100.refusal(claim(2))
     assert isinstance(busy, GpuBusyError)
     assert f"devices that claim default/claim-1 (uid {uid(1)}) no longer needs cannot be freed yet" in str(busy)
@@ -176,14 +163,6 @@ def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
     h100.prepare(claim(5, result(h100.node.part(SMALL, 3))))
 
 
-def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
-    """As between whole GPUs: the unprepare of the previous claim comes within seconds."""
-    h100.prepare(claim(1))
-    h100.node.clock.after(5.0, lambda: h100.unprepare(ref(1)))
-    h100.prepare(claim(2, result(h100.node.part(SMALL, 0))))
-    assert 5.0 <= sum(h100.node.clock.waits) < 8.0
-
-
 def test_an_unknown_profile_is_refused_with_the_gpus_profiles(h100: Run) -> None:
     """The message shows which GPU model the claim was written for."""
     error = h100.refusal(claim(1, result("gpu-0-mig-1g5gb-77-0")))
@@ -261,7 +240,6 @@ def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -
 
 
 def test_a_gpu_that_needs_a_reset_for_mig_gets_no_partition(node: ClaimsNode) -> None:
-    """On such an Ampere GPU the error says so, and nothing remains."""
     node.backend = simulated("1xa100-sxm4-40gb")
     run = node.run()
     error = run.refusal(claim(1, result(node.part("1g.5gb", 0))))

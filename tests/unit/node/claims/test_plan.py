@@ -12,7 +12,7 @@ from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.node.claims.entry import AttemptToken, Entry, OwnerId, State
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim, restore_plan
-from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, ref, result, uid
+from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, result, uid
 
 SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
@@ -154,7 +154,6 @@ def journalled(done: PreparePlan) -> Entry:
 
 
 def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
-    """A repeated call must get the answer of the first call."""
     done = planned(
         claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
     )
@@ -167,8 +166,3 @@ def test_a_missing_or_replaced_gpu_is_found_on_repeat(now: Snapshot) -> None:
     entry = journalled(planned(claim(1, result("gpu-1"))))
     with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which no longer exists"):
         restore_plan(entry, now, NAMES)
-
-
-def test_the_reference_has_namespace_name_and_uid() -> None:
-    """Namespace and name find the object, and the UID tells replaced objects apart."""
-    assert str(ref(1)) == f"default/claim-1 (uid {uid(1)})"

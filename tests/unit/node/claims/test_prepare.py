@@ -16,14 +16,13 @@ from dra_driver.core.errors import (
     RetryableError,
     ServerBusyError,
     StorageError,
-    UnknownDeviceError,
 )
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.waiting import RetryPolicy
-from tests.fakes.claims import changed, claim, gpu, machine, ref, result, uid
+from tests.fakes.claims import changed, claim, gpu, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 
 FULL = StorageError("the disk is full")
@@ -36,8 +35,7 @@ def nothing_left(run: Run, number: int) -> bool:
 def test_an_answered_claim_has_an_entry_and_a_file(run: Run) -> None:
     """The answer to the kubelet is backed by the disk."""
     devices = run.prepare(claim(1, result("gpu-2")))
-    entry = run.journal.entry(uid(1))
-    assert entry is not None
+    entry = run.entry(1)
     assert (entry.state, entry.ref, entry.devices[0].gpu_uuid) == (State.PREPARED, ref(1), gpu(2).uuid)
     assert run.node.writer.devices(uid(1)) == [f"{uid(1)}-gpu-2"]
     assert devices[0].cdi_device_ids[0].endswith(f"={uid(1)}-gpu-2")
@@ -73,14 +71,7 @@ def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
     assert run.journal.entry(uid(1)) is not None
 
 
-def test_a_repeat_survives_a_restart_of_the_driver(node: ClaimsNode) -> None:
-    """A new run answers from the old run's journal."""
-    first = node.run("run-1").prepare(claim(1))
-    assert node.run("run-2").prepare(ref(1)) == first
-
-
 def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None:
-    """The message names the claim, and so the pod."""
     run.prepare(claim(1, name="train"))
     error = run.refusal(claim(2))
     assert isinstance(error, DeviceInUseError)
@@ -121,15 +112,6 @@ def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> No
     assert waits_of_second == [0]
     ask_while_the_first_waits()
     assert waits_of_second[1] > 0, "the place is free again"
-
-
-def test_admin_access_shares_a_device_with_any_claim(run: Run) -> None:
-    """Monitoring sees any GPU and disturbs no claim, whichever comes first."""
-    run.prepare(claim(1))
-    run.prepare(claim(2, result(admin_access=True)))
-    assert run.unprepare(ref(1)) is None
-    run.prepare(claim(3))
-    assert uid(2) in run.node.writer.files
 
 
 def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) -> None:
@@ -245,20 +227,6 @@ def test_a_missing_driver_fails_with_its_reason(run: Run) -> None:
     assert nothing_left(run, 1)
 
 
-def test_an_unknown_device_is_refused(run: Run) -> None:
-    """A plan that is refused leaves no entry and no file."""
-    assert isinstance(run.refusal(claim(1, result("gpu-9"))), UnknownDeviceError)
-    assert nothing_left(run, 1)
-
-
-def test_a_full_disk_leaves_no_entry_and_no_file(run: Run) -> None:
-    """The device is free for the next claim."""
-    run.node.writer.failure = FULL
-    assert run.refusal(claim(1)) is FULL
-    run.node.writer.failure = None
-    run.prepare(claim(2))
-
-
 def test_the_next_claim_tears_down_what_a_failing_disk_left(run: Run) -> None:
     """The teardown may fail too; the entry does not keep the device for ever."""
     run.node.writer.failure = FULL
@@ -269,22 +237,12 @@ def test_the_next_claim_tears_down_what_a_failing_disk_left(run: Run) -> None:
     assert run.journal.entry(uid(1)) is None
 
 
-def test_the_next_call_tears_down_what_a_failing_disk_left(run: Run) -> None:
-    """The kubelet's repeat begins anew."""
-    run.node.writer.failure = FULL
-    run.refusal(claim(1))
-    run.node.writer.failure = None
-    run.prepare(ref(1))
-    assert "undone" in run.node.events
-
-
 def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
     """Leave what a run leaves that is killed after ``begin``."""
     run = node.run(owner)
     prepared = run.prepare(claim(number))
     assert prepared
-    entry = run.journal.entry(uid(number))
-    assert entry is not None
+    entry = run.entry(number)
     run.unprepare(ref(number))
     run.journal.begin(ref(number), entry.devices)
     run.journal.close()
@@ -312,8 +270,7 @@ def test_prepare_waits_for_another_run_that_prepares_the_claim(node: ClaimsNode)
     left_preparing(node, 1)
 
     def finish() -> None:
-        entry = run.journal.entry(uid(1))
-        assert entry is not None
+        entry = run.entry(1)
         assert run.journal.finish(uid(1), entry.attempt)
 
     node.clock.after(2.0, finish)
@@ -372,22 +329,6 @@ def test_overlapping_calls_for_one_claim_get_one_answer(run: Run) -> None:
     assert run.node.api.reads == 1
 
 
-def test_claims_of_one_call_are_independent(run: Run) -> None:
-    """Each claim has its own answer, and one bad claim does not affect the others."""
-    run.node.api.put(claim(1))
-    run.node.api.put(claim(2, result("gpu-9")))
-    run.node.api.put(claim(3, result("gpu-1")))
-    answers = run.service.prepare([ref(1), ref(2), ref(3)])
-    assert isinstance(answers[uid(2)], UnknownDeviceError)
-    assert [isinstance(answers[uid(number)], tuple) for number in (1, 3)] == [True, True]
-
-
-def test_a_claim_of_many_devices_gets_one_file(run: Run) -> None:
-    """All devices of a claim are in one document, each under its name."""
-    run.prepare(claim(1, *(result(f"gpu-{minor}", request=f"r{minor}") for minor in range(4))))
-    assert run.node.writer.devices(uid(1)) == [f"{uid(1)}-gpu-{minor}" for minor in range(4)]
-
-
 def test_the_same_gpu_normally_and_as_admin_is_one_device_in_the_file(run: Run) -> None:
     """A document with one name twice would be refused by every runtime."""
     devices = run.prepare(claim(1, result(request="work"), result(request="watch", admin_access=True)))
@@ -402,10 +343,3 @@ def test_a_uid_that_is_a_path_touches_no_file(run: Run) -> None:
     run.node.api.put(replace(claim(1), ref=hostile))
     assert "is not a Kubernetes UID" in str(run.refusal(hostile))
     assert run.node.writer.files == {}
-
-
-def test_more_gpus_do_not_change_an_answer(run: Run) -> None:
-    """A GPU that appears later does not affect claims prepared before."""
-    first = run.prepare(claim(1))
-    run.node.hardware = machine(8)
-    assert run.prepare(ref(1)) == first

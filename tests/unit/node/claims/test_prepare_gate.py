@@ -11,7 +11,7 @@ from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.prepare_gate import PrepareGate, PreparesPausedError
 from dra_driver.node.claims.waiting import CallBudget, RetryPolicy
-from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.fakes.claims import claim, ref, result, share_result
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.sharing import config, mode, shared, slicing
 
@@ -63,9 +63,7 @@ def test_an_incomplete_entry_is_refused_and_kept(run: Run) -> None:
     run.node.writer.failure = None
     run.deps.gate.close(WHY)
     assert isinstance(run.refusal(claim(1)), PreparesPausedError)
-    entry = run.journal.entry(uid(1))
-    assert entry is not None
-    assert entry.state is State.UNPREPARING
+    assert run.entry(1).state is State.UNPREPARING
 
 
 def test_an_unprepare_of_a_whole_gpu_needs_no_driver(h100: Run) -> None:

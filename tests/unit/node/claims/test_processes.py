@@ -11,7 +11,6 @@ from dra_driver.node.claims.processes import ProcessRegistry
 
 
 def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
-    """Another run can check it without disturbing it."""
     first, second = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
     assert second.is_alive(first.own)
     assert second.is_alive(first.own)
@@ -52,7 +51,6 @@ def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
 
 
 def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
-    """The error names the directory."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot register this process in"):
         ProcessRegistry.register(tmp_path / "file" / "below", "one")

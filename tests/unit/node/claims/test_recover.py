@@ -1,7 +1,5 @@
 """Recovery at start: reboots, interrupted calls, missing files, lost journals."""
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -206,7 +204,6 @@ def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.L
 
 
 def test_a_claim_that_is_being_prepared_gets_no_file(node: ClaimsNode) -> None:
-    """The call that prepares the claim writes its file."""
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
     assert run.service.rewrite_missing_files() == ()
@@ -232,16 +229,6 @@ def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> No
     assert run.prepare(ref(1)) == answer
     assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
     assert not run.journal.rebuild_pending
-
-
-def test_a_damaged_journal_is_rebuilt(node: ClaimsNode) -> None:
-    """Prepared claims are adopted as after a loss."""
-    node.run("run-1").prepare(claim(1))
-    node.opened[0].close()
-    Path(node.folder / "state.db").write_bytes(b"damaged" * 1000)
-    run = node.run("run-2")
-    assert run.journal.set_aside is not None
-    assert run.journal.uids() == {uid(1)}
 
 
 def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> None:
@@ -339,22 +326,7 @@ def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> N
     assert run.journal.uids() == {uid(1)}
 
 
-def test_calls_work_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
-    """Claims are prepared, repeated and unprepared before the rebuild is complete."""
-    answer = node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    node.api.outage = ApiUnreachableError("down")
-    run = node.run("run-2")
-    node.api.outage = None
-    assert run.prepare(ref(1)) == answer
-    assert run.unprepare(ref(1)) is None
-    run.service.maintain()
-    assert not run.journal.rebuild_pending
-    assert node.writer.files == {}
-
-
 def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> None:
-    """A rebuild adopts one of the claims and reports the other."""
     first = node.run("run-1")
     first.prepare(claim(1))
     first.node.writer.files[uid(2)] = b"a second claim's file"
@@ -378,7 +350,6 @@ def test_a_failure_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
 
 
 def test_a_read_only_disk_does_not_stop_a_start(node: ClaimsNode) -> None:
-    """The process starts and reports the problems."""
     run = node.run("run-1")
     run.prepare(claim(1))
     run.journal.start_unprepare(uid(1))

@@ -7,7 +7,6 @@ import pytest
 from dra_driver.core.errors import (
     ClaimError,
     DeviceInUseError,
-    DraError,
     InvalidParametersError,
 )
 from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
@@ -102,7 +101,6 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
 
 
 def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode) -> None:
-    """As with whole GPUs."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
     node.clock.after(3.0, lambda: run.unprepare(ref(1)))
@@ -157,17 +155,6 @@ def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
     run.prepare(claim(2, share_result(2, "10Gi", 10)))
 
 
-def test_uses_include_the_terms_of_a_share(node: ClaimsNode) -> None:
-    """A newer policy waits until these shares end."""
-    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4)
-    run.prepare(claim(1, share_result(1, "10Gi", 10)))
-    (use,) = run.journal.uses()
-    assert (use.form, use.sharing) == (
-        Form.SHARE,
-        SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4),
-    )
-
-
 @pytest.mark.parametrize(
     ("sharing", "why"),
     [
@@ -207,18 +194,6 @@ def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNod
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)
     assert "no policy shares that GPU now; delete the pod" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("memory", "percent"), [("-1Gi", 10), ("ten", 10), ("1023Ki", 10), ("10Gi", -1), ("10Gi", 101), ("1e30", 10)]
-)
-def test_numbers_that_no_scheduler_wrote_are_refused(node: ClaimsNode, memory: str, percent: int) -> None:
-    """A client with the right to write the claim's status can edit an allocation."""
-    run = shared(node)
-    error = run.refusal(claim(1, share_result(1, memory, percent)))
-    assert isinstance(error, DraError)
-    assert "claim default/claim-1" in str(error)
-    assert run.journal.entries() == ()
 
 
 def test_two_mps_shares_in_one_claim_are_refused(node: ClaimsNode) -> None:

@@ -49,7 +49,6 @@ def test_gpus_under_one_config_share_a_daemon_with_the_configs_limits(h100: Run)
 
 
 def test_each_config_has_its_own_group(h100: Run) -> None:
-    """Two requests share in two different ways."""
     h100.prepare(
         claim(
             1,
@@ -90,7 +89,6 @@ def test_a_request_under_several_daemons_is_refused(h100: Run) -> None:
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_limits_for_unknown_devices_are_refused_before_any_change(h100: Run, kind: str) -> None:
-    """The config has a limit for a position that no device has."""
     device: AllocatedDevice = result("gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0))
     limits = mps(defaultPerDevicePinnedMemoryLimit={"3": "1Gi"})
     error = h100.refusal(claim(1, device, configs=[config(kind, limits)]))
@@ -120,7 +118,6 @@ def test_a_setting_that_fails_leaves_nothing(h100: Run) -> None:
 
 
 def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
-    """Partitions created before the failure are removed."""
     h100.node.sharing.failure = MpsUnavailableError("no mps-host runs on this node")
     part = result(h100.node.part("1g.10gb", 0))
     error = h100.refusal(claim(1, part, configs=[config("MigDeviceConfig", mps())]))

@@ -57,19 +57,6 @@ def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode)
     assert node.is_whole_again()
 
 
-def test_a_rebuilt_journal_knows_shares_and_settings_again(node: ClaimsNode) -> None:
-    """Files and claims have everything, so the end of the last claim stops the daemon."""
-    run = shared(node)
-    first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
-    run.journal.close()
-    for path in node.folder.glob("state.db*"):
-        path.unlink()
-    again = node.run("run-2")
-    assert again.prepare(ref(1)) == first
-    assert again.unprepare(ref(1)) is None
-    assert node.sharing.idle
-
-
 def test_verifying_many_daemons_takes_no_longer_than_one(node: ClaimsNode) -> None:
     """After a restart of the MPS host all daemons start anew, while the GPU is locked and the kubelet waits."""
     node.backend = simulated()

@@ -25,7 +25,6 @@ def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[tupl
 
 
 def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector) -> None:
-    """Any number of looks finds it in use."""
     assert looks(run, collector, 5) == [()] * 5
     assert uid(1) in run.node.writer.files
 

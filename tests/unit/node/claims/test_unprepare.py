@@ -43,7 +43,6 @@ def test_a_file_without_an_entry_is_removed(run: Run) -> None:
 
 
 def test_a_missing_file_does_not_matter(run: Run) -> None:
-    """The entry is removed all the same."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     assert run.unprepare(ref(1)) is None
@@ -55,9 +54,7 @@ def test_a_read_only_disk_is_an_error_and_the_next_call_continues(run: Run) -> N
     run.prepare(claim(1))
     run.node.writer.failure = StorageError("read-only")
     assert isinstance(run.unprepare(ref(1)), StorageError)
-    entry = run.journal.entry(uid(1))
-    assert entry is not None
-    assert entry.state is State.UNPREPARING
+    assert run.entry(1).state is State.UNPREPARING
     run.node.writer.failure = None
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()

@@ -11,7 +11,6 @@ from dra_driver.core.errors import (
     ApiUnreachableError,
     ClaimReplacedError,
     DeviceInUseError,
-    RetryableError,
     StorageError,
 )
 from dra_driver.core.model.ids import DeviceName
@@ -104,8 +103,6 @@ def test_no_file_is_left_when_it_cannot_be_written(run: Run) -> None:
 
 
 def test_a_claim_whose_file_alone_fails_is_undone(node: ClaimsNode) -> None:
-    """Its device is free again for others."""
-
     def fails(_: Run, of: str) -> None:
         raise FULL
 
@@ -126,21 +123,6 @@ def with_writes(node: ClaimsNode, before: Callable[[Run, str], None]) -> Run:
 
     node.writer.write_claim = wrapped  # type: ignore[method-assign]
     return run
-
-
-def test_a_claim_that_another_run_unprepared_meanwhile_is_not_answered(node: ClaimsNode) -> None:
-    """Its pod has ended: neither a file nor an answer that says prepared may stay."""
-    other = node.run("run-2", alive=("run-1",))
-
-    def unprepared(_: Run, of: str) -> None:
-        assert other.unprepare(ref(1)) is None
-
-    run = with_writes(node, unprepared)
-    answer = run.refusal(claim(1))
-    assert isinstance(answer, RetryableError)
-    assert "was unprepared by another run" in str(answer)
-    assert run.journal.uids() == set()
-    assert node.writer.files == {}
 
 
 def whole(minor: int, *, device: str | None = None, admin: bool = False) -> AssignedDevice:
@@ -235,9 +217,7 @@ def test_an_unprepare_that_fails_leaves_the_claim_prepared(run: Run, failure: st
     else:
         gone = run.journal.forget_prepared([uid(1)], _failing)
         assert gone == frozenset()
-        entry = run.journal.entry(uid(1))
-        assert entry is not None
-        assert entry.state is State.PREPARED
+        assert run.entry(1).state is State.PREPARED
     assert run.unprepare(ref(1)) is None
 
 
@@ -268,10 +248,3 @@ def test_a_claim_that_another_call_works_on_waits_without_the_others(run: Run) -
     answers = run.service.prepare([first, second])
     holder.join(5)
     assert [type(answers[of.uid]) for of in (first, second)] == [tuple, tuple]
-
-
-def test_without_an_api_server_the_error_is_passed_on(run: Run) -> None:
-    """The first error is the answer; the read is repeated only while the call waits."""
-    run.node.api.put(claim(1))
-    run.node.api.outage = ApiUnreachableError("down")
-    assert "down" in str(run.refusal(ref(1)))

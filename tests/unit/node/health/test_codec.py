@@ -49,7 +49,6 @@ def test_a_text_that_is_no_record_is_refused_with_a_reason(data: bytes) -> None:
     ],
 )
 def test_one_fault_that_makes_no_sense_does_not_take_the_others_along(change: dict[str, Any]) -> None:
-    """One bad entry never stops the others."""
     read = decode(written(GOOD | change, "x", None, GOOD | {"gi": 4}))
     assert list(read.gpus[GPU]) == [FaultKey(4, HealthCause.XID, 79)]
 

@@ -41,7 +41,6 @@ def test_an_xid_taints_at_once_and_goes_by_itself_after_a_reset(node: Node) -> N
 
 
 def test_nothing_changes_nothing_and_writes_nothing(node: Node) -> None:
-    """A healthy node at rest: no republishing, no disk."""
     health = node.open()
     assert not health.look([reading(**FINE)], {})
     assert not health.tick()
@@ -107,7 +106,6 @@ def test_a_reboot_does_not_heal_a_failed_remap(node: Node) -> None:
 
 @pytest.mark.parametrize("boot_id", ["", "boot-1"])
 def test_a_boot_id_that_cannot_be_read_heals_nothing(node: Node, boot_id: str) -> None:
-    """No reboot was seen then."""
     node.open().observe([xid(119)])
     node.boot_id = boot_id
     node.now = 2.0  # and the clock of the boot is another one: no time may be later than now

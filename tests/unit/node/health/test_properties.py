@@ -159,7 +159,6 @@ def test_merging_has_no_order_and_invents_and_forgets_nothing(
 
 @given(steps=STEPS, rules=RULES)
 def test_a_fault_is_only_of_what_was_reported(steps: list[tuple[float, Step]], rules: HealthRules) -> None:
-    """No fault comes from time, repair or instances."""
     faults, _ = lived(steps, rules)
     xids = {(step.gi_id, step.xid) for _, step in steps if isinstance(step, HealthEvent)}
     read = any(isinstance(step, HealthReading) for _, step in steps)

@@ -45,7 +45,6 @@ def test_what_an_earlier_boot_left_is_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
-    """A healthy node writes nothing."""
     file = HealthFile(tmp_path / "health.json")
     file.exchange(ILL, clock=9, wall=WALL + 9)
     before = (tmp_path / "health.json").stat().st_ino

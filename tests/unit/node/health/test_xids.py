@@ -17,12 +17,6 @@ def test_an_application_error_does_not_taint(number: int) -> None:
     assert "L" in xid(number).sources
 
 
-@pytest.mark.parametrize("number", [48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 158])
-def test_an_error_that_needs_a_reset_or_a_reboot_taints(number: int) -> None:
-    """NVIDIA's catalog asks for a reset or a reboot."""
-    assert xid(number).taints
-
-
 def test_an_unknown_xid_taints_and_says_so() -> None:
     """As with NVIDIA's drivers: what no document describes may be any error."""
     assert (xid(999).taints, xid(999).reported) == (True, False)

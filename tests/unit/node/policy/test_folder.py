@@ -87,7 +87,6 @@ def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) 
 
 
 def test_a_set_has_a_bound_in_all(tmp_path: Path) -> None:
-    """Many files of allowed size together."""
     for number in range(policy_folder.MAX_BYTES // policy_folder.MAX_FILE_BYTES + 1):
         (tmp_path / f"{number}.yaml").write_bytes(b"#" * policy_folder.MAX_FILE_BYTES)
     with pytest.raises(ConfigurationError, match="more than 2048 KiB together"):

@@ -57,7 +57,6 @@ def test_a_shared_gpu_that_one_claim_has_stays_published_as_shared_until_it_is_f
 
 
 def test_a_free_gpu_follows_at_once() -> None:
-    """Nothing to wait for, nothing to keep."""
     found = terms_in_use({"sharing": MPS})
     assert found.sharing is not None
     assert (found.waiting, found.kept, drains(found)) == (None, frozenset(), False)

@@ -51,7 +51,6 @@ def test_a_saved_set_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_set_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the file."""
     path = tmp_path / "policies.json"
     last_good.save(path, decode_set([POLICY]))
 

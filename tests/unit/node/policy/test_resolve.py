@@ -7,7 +7,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE, HealthRules
-from dra_driver.core.model.terms import DEFAULT_TERMS, Interval, SharingTerms, Strategy, Taint, terms_of
+from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Taint, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.node.policy.resolve import resolve, survey
 from tests.unit.node.policy.hardware import NODE, ONE_G, ONE_G_ME, gpu, node, partition, policy, uuid, whole
@@ -161,14 +161,6 @@ def test_uses_of_gpus_that_are_gone_and_of_others_change_nothing() -> None:
     terms = resolve([policy("p", sharing={"strategy": "MPS"})], node(2), [whole(1)], NODE)
     assert terms_of(terms, uuid(0)).waiting is None
     assert terms_of(terms, uuid(1)).waiting is not None
-
-
-def test_the_default_policy_written_out_is_the_default() -> None:
-    """Beside the name, which is the policy's."""
-    [found] = resolve([policy("default", forms={"whole": True})], node(1), (), NODE).values()
-    assert (found.offered, found.whole, found.profiles, found.sharing) == (
-        DEFAULT_TERMS.offered, DEFAULT_TERMS.whole, DEFAULT_TERMS.profiles, DEFAULT_TERMS.sharing,
-    )  # fmt: skip
 
 
 def test_a_policy_that_reserves_all_memory_of_a_gpu_is_refused() -> None:

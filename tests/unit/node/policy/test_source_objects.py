@@ -189,11 +189,3 @@ def test_a_broken_folder_does_not_hide_that_objects_are_known(desk: Desk) -> Non
     desk.source.check()
     assert desk.source.is_known
     assert desk.source.terms(node(), [whole()])[uuid(0)].offered
-
-
-def test_a_changed_policy_waits_for_what_is_in_use(desk: Desk) -> None:
-    desk.server.has(written("a", sharing={"strategy": "MPS"}))
-    desk.source.check()
-    terms = desk.source.terms(node(), [whole()])
-    assert "stays exclusive until it is released" in str(terms[uuid(0)].waiting)
-    assert terms[uuid(1)].waiting is None

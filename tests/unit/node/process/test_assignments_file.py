@@ -104,7 +104,7 @@ def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
     node.file.step()
     before = (node.folder / FILE).stat().st_ino
     node.file.step()
-    node.file.wake()
+    node.file.worker.wake()
     node.file.step()
     assert ((node.folder / FILE).stat().st_ino, node.reads) == (before, 1)
     node.entries = []

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.telemetry import metrics
@@ -142,7 +141,7 @@ def test_it_looks_every_second_only_while_it_is_asked() -> None:
 def test_the_file_wakes_it(tmp_path: Path) -> None:
     """Also one that cannot be read, such as a link to nothing."""
     woken: list[int] = []
-    detaching = cast("Any", SimpleNamespace(wake=lambda: woken.append(1)))
+    detaching = stand_in(SimpleNamespace(worker=SimpleNamespace(wake=lambda: woken.append(1))))
     wake_for_file(detaching, tmp_path)
     assert woken == []
     (tmp_path / FILE).symlink_to("nothing")

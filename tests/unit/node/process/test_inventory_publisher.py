@@ -18,7 +18,7 @@ from dra_driver.node.process.inventory_publisher import (
     UNAVAILABLE,
     InventoryPublisher,
 )
-from dra_driver.node.process.terms_resolver import NodeTaint
+from dra_driver.node.process.terms_resolver import DetachTaint
 from tests.fakes.stand_in import stand_in
 
 SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()
@@ -69,7 +69,7 @@ class Policies:
         self.is_known = True
         self.has_answer = True
         self.seen: list[Snapshot] = []
-        self.taint = NodeTaint()
+        self.taint = DetachTaint()
         self.tainted: dict[str, Terms] = {}
 
     def update(self, snapshot: Snapshot) -> Terms:

@@ -92,8 +92,8 @@ def test_missed_runs_of_a_slow_task_are_skipped() -> None:
 
 def test_stop_ends_a_thread_that_waits() -> None:
     maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=3600.0, work=lambda: None)])
-    maintenance.start()
-    maintenance.stop(5.0)
+    maintenance.worker.start()
+    maintenance.worker.stop(5.0)
     assert "test" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -188,8 +188,8 @@ def test_file_change_runs_task_before_its_interval(tmp_path: Path) -> None:
     done = threading.Event()
     task = PeriodicTask(name="c", every_s=3600.0, resync_s=3600.0, work=done.set)
     maintenance = Maintenance("test", [task], wakeup=Wakeup([str(tmp_path)]))
-    maintenance.start()
+    maintenance.worker.start()
     (tmp_path / "detach").write_text("")
     assert done.wait(LONG_S)
-    maintenance.stop(LONG_S)
+    maintenance.worker.stop(LONG_S)
     assert "test" not in {thread.name for thread in threading.enumerate()}

@@ -3,7 +3,7 @@
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms
-from dra_driver.node.process.terms_resolver import NodeTaint, PublishedTerms
+from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms
 from tests.fakes.stand_in import stand_in
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -25,7 +25,7 @@ class Base:
 
 def test_it_is_added_to_every_gpu_and_removed_again() -> None:
     """GPUs without a policy get it as well, and taints of policies stay."""
-    base, taint = Base(), NodeTaint()
+    base, taint = Base(), DetachTaint()
     published = PublishedTerms(stand_in(base), [taint.amend])
     assert published.update(SNAPSHOT) == base.terms
     taint.value = "requested"

@@ -69,7 +69,6 @@ def test_devices_of_one_gpu_stay_together_after_the_whole_gpu() -> None:
 
 
 def test_terms_apply_to_their_gpu_only() -> None:
-    """A policy for one GPU does not change another."""
     shot = h100s(2)
     terms = {shot.gpus[0].uuid: GpuTerms(policy="hidden", offered=False)}
     assert {device["name"].split("-mig")[0] for device in build_devices(shot, terms).devices} == {"gpu-1"}

@@ -65,19 +65,6 @@ def test_a_second_media_engine_is_refused() -> None:
     assert not counters.leaves_enough(extended, 0, counters.available(gpu, (instance(gpu, 20, 6),)))
 
 
-def test_the_set_has_nvidias_names_and_the_real_memory() -> None:
-    """Dashboards know the names; memory is the GPU's, not that of its widest profile."""
-    gpu = mig_gpu(H100)
-    assert counters.wire_set(gpu, counters.available(gpu, ())) == {
-        "name": "gpu-0-counter-set",
-        "counters": {
-            "multiprocessors": {"value": "132"}, "copy-engines": {"value": "8"}, "decoders": {"value": "7"},
-            "encoders": {"value": "0"}, "jpeg-engines": {"value": "7"}, "ofa-engines": {"value": "1"},
-            "memory": {"value": "81559Mi"}, **{f"memory-slice-{index}": {"value": "1"} for index in range(8)},
-        },
-    }  # fmt: skip
-
-
 def test_unified_memory_and_unknown_numbers_are_not_counted() -> None:
     """A guess would exclude layouts, or allow too many."""
     gpu = mig_gpu(H100, memory_bytes=None)

@@ -52,32 +52,6 @@ def test_every_board_is_valid_in_every_state(key: str, terms: GpuTerms | None) -
             assert problems(build(state, terms, features)) == []
 
 
-def test_a_placement_has_its_attributes_and_counters() -> None:
-    """All that a claim may select by, without a UUID: the partition does not exist yet."""
-    built = build(mig_gpu(H100))
-    device = next(one for one in built.devices if one["name"] == "gpu-0-mig-2g20gb-14-4")
-    attributes = device["attributes"]
-    assert attributes["type"] == {"string": "mig"}
-    assert attributes["profile"] == {"string": "2g.20gb"}
-    assert attributes["parentUUID"] == built.devices[0]["attributes"]["uuid"]
-    assert (attributes["placementStart"], attributes["placementSize"]) == ({"int": 4}, {"int": 2})
-    assert attributes["resource.kubernetes.io/numaNode"] == {"int": 0}
-    assert "uuid" not in attributes
-    (consumed,) = device["consumesCounters"]
-    assert consumed["counterSet"] == "gpu-0-counter-set"
-    assert {name for name in consumed["counters"] if name.startswith("memory-")} == {"memory-slice-4", "memory-slice-5"}
-    assert consumed["counters"]["memory"] == device["capacity"]["memory"] == {"value": "20096Mi"}
-
-
-def test_the_whole_gpu_consumes_the_entire_counter_set() -> None:
-    """So it and any partition exclude each other; its capacity is the real memory."""
-    built = build(mig_gpu(H100))
-    whole, (counter_set,) = built.devices[0], built.counter_sets
-    assert whole["name"] == "gpu-0"
-    assert whole["consumesCounters"] == [{"counterSet": counter_set["name"], "counters": counter_set["counters"]}]
-    assert whole["capacity"]["memory"] == {"value": "81559Mi"}
-
-
 def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
     """A selector for 60 multiprocessors or more must match it too, and a capacity that a device of the node lacks fails
     the claim's allocation with a CEL error.
@@ -101,29 +75,6 @@ def test_what_no_profile_reports_is_no_capacity_of_the_whole_gpu() -> None:
     found = build(replace(gpu, mig_profiles=silent, memory_bytes=None)).devices[0]["capacity"]
     assert not {"decoders", "memory"} & set(found)
     assert found["multiprocessors"] == {"value": "132"}
-
-
-def test_a_gpu_without_partitions_needs_no_counters() -> None:
-    """An A100 without MIG mode has no partitions and no counters."""
-    built = build(mig_gpu(A100))
-    assert [device["name"] for device in built.devices] == ["gpu-0"]
-    assert built.counter_sets == []
-    assert "consumesCounters" not in built.devices[0]
-
-
-def test_a_foreign_partition_has_its_uuid_and_consumes_no_counters() -> None:
-    """Its resources were subtracted from the counter set, whether a claim has the partition or not."""
-    gpu = mig_gpu(H100, mig_enabled=True)
-    built = build(replace(gpu, mig_instances=(instance(gpu, 9, 4),)))
-    foreign, (counter_set,) = built.devices[0], built.counter_sets
-    assert foreign["name"] == "gpu-0-mig-3g40gb-9-4"
-    assert foreign["attributes"]["uuid"]["string"].startswith("MIG-")
-    assert {name for name in foreign["capacity"] if name.startswith("memorySlice")} == {
-        f"memorySlice{index}" for index in range(4, 8)
-    }
-    assert "consumesCounters" not in foreign
-    assert counter_set["counters"]["memory-slice-4"] == {"value": "0"}
-    assert all(one["consumesCounters"][0]["counterSet"] == counter_set["name"] for one in built.devices[1:])
 
 
 def test_memory_slices_are_left_out_beyond_the_limit_of_entries() -> None:

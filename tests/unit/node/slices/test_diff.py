@@ -57,7 +57,6 @@ def generations(pool: Pool) -> set[int]:
 
 
 def test_the_first_publication_is_generation_one() -> None:
-    """A whole pool, with its count, owned by the node."""
     pool = published(["a"], ["b"])
     assert generations(pool) == {1}
     for item in pool.values():

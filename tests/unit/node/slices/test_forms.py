@@ -55,13 +55,6 @@ def test_a_foreign_mig_mode_is_the_reported_reason() -> None:
     assert reason.startswith("gpu-0 is in MIG mode, which this driver did not switch on")
 
 
-def test_placements_come_in_the_order_that_packs() -> None:
-    """The scheduler takes the first that fits: small ones from the end, so that a 4g still fits at the beginning."""
-    first = [(profile.name, start) for profile, start in forms(mig_gpu(H100)).placements[:3]]
-    assert first[0] == ("1g.10gb", 6)
-    assert first == sorted(first, key=lambda place: -place[1])
-
-
 def test_a_foreign_instance_excludes_its_placement_and_the_whole_gpu() -> None:
     """Another manager uses it; what does not overlap is still offered."""
     gpu = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
@@ -244,7 +237,6 @@ def test_an_invalid_taint_withholds_only_its_gpu(taints: tuple[Taint, ...]) -> N
 
 
 def test_sharing_needs_the_whole_gpu_and_a_server_that_keeps_it() -> None:
-    """Otherwise the device is for one claim, with a reason."""
     assert forms_of(mig_gpu(H100), SHARED, ALL).sharing == SHARED.sharing
     plain = forms_of(mig_gpu(H100), SHARED, replace(ALL, multi_allocation=False))
     assert (plain.whole, plain.sharing) == (True, None)

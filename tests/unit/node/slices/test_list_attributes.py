@@ -54,7 +54,6 @@ def test_a_list_is_published_where_it_is_wanted_and_kept(gate: bool, lists: bool
 
 
 def test_the_api_server_is_asked_for_lists_only_if_they_are_wanted() -> None:
-    """One dry run more."""
     with_lists, without = Gated(), Gated()
     assert probe(with_lists, "gpu.nvidia.com", "node-a", lists=True).list_attributes
     assert not probe(without, "gpu.nvidia.com", "node-a").list_attributes

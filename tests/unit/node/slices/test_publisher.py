@@ -68,7 +68,6 @@ class Bench:
 
 
 def test_a_snapshot_is_published_at_once() -> None:
-    """One slice, no wait, ready."""
     bench = Bench()
     bench.publisher.set_snapshot(node_of(2))
     assert not bench.publisher.published
@@ -86,15 +85,6 @@ def test_before_the_first_snapshot_nothing_is_written() -> None:
     bench.run(10_000)
     assert bench.devices() == ["gpu-0", "gpu-1"]
     assert bench.api.writes == []
-
-
-def test_a_node_without_gpus_publishes_an_empty_slice() -> None:
-    """The pool is then known to be empty."""
-    bench = Bench()
-    bench.publisher.set_snapshot(snapshot())
-    bench.run(0)
-    assert len(bench.api.objects) == 1
-    assert bench.devices() == []
 
 
 def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
@@ -178,7 +168,6 @@ def test_an_unreachable_api_server_is_asked_rarely() -> None:
 
 
 def test_retry_after_is_respected() -> None:
-    """429 and Retry-After: 20."""
     bench = Bench()
     bench.api.failures = [ServerBusyError("busy", status=429, retry_after_s=20.0)]
     bench.publisher.set_snapshot(node_of(1))
@@ -324,14 +313,11 @@ def test_a_dropped_field_is_reported_and_not_written_again() -> None:
 
 
 def test_names_that_cannot_be_a_pool_stop_it_before_it_starts() -> None:
-    """A configuration error, instead of an error at each write."""
     with pytest.raises(ConfigurationError, match="driver name"):
         Publisher(FakeSlicesApi(), "GPU", "node-a")
 
 
 def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
-    """It is logged, counted as a failure and retried."""
-
     class Buggy(FakeSlicesApi):
         def list(self) -> Any:
             if self.lists == 0:

@@ -57,23 +57,19 @@ def test_without_taints_all_but_the_refused_ones_are_left_out() -> None:
 
 
 def test_the_reason_is_reported_once() -> None:
-    """In the log, beside other reasons."""
     assert [one.reason for one in build(FREE).left_out] == ["gpu-0 cannot be cut"]
 
 
 def test_a_gpu_without_partitions_is_not_affected() -> None:
-    """Its policy allows the whole GPU only."""
     assert build(FREE, profiles=frozenset()) == build(FREE, profiles=frozenset(), withheld=None)
 
 
 def test_foreign_instances_are_not_withheld() -> None:
-    """They exist; nothing has to be created."""
     foreign = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 9, 4),))
     assert taints(build(foreign))["gpu-0-mig-3g40gb-9-4"] is None
 
 
 def test_a_policys_taints_stay() -> None:
-    """The taint is added to them, within what a device may have."""
     reserved = tuple(Taint(key=f"example.com/t{number}", effect="NoSchedule") for number in range(MAX_TAINTS))
     found = taints(build(CUT, taints=reserved[:1]))
     assert [taint["key"] for taint in found[OTHER]] == ["example.com/t0", TAINT.key]
@@ -89,7 +85,6 @@ def test_taints_of_the_whole_gpu_are_not_on_its_partitions() -> None:
 
 
 def test_a_shared_gpu_has_the_taints_of_the_whole_one() -> None:
-    """Its shares are of the whole GPU."""
     sharing = SharingTerms(strategy=Strategy.TIME_SLICING)
     found = taints(build(FREE, withheld=None, profiles=frozenset(), sharing=sharing, whole_taints=(FABRIC,)))
     assert found == {"gpu-0": [{"key": FABRIC.key, "effect": "NoSchedule"}]}

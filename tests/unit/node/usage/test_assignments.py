@@ -32,7 +32,6 @@ def read(**changes: Any) -> Any:
 
 
 def test_a_whole_file() -> None:
-    """Every field of the file is in the values."""
     found = read()
     assert (found.node, found.driver, found.detached) == ("n", "gpu.nvidia.com", None)
     assert found.process_started == datetime(2026, 7, 1, 11, tzinfo=UTC)
@@ -76,7 +75,6 @@ def test_a_damaged_file_is_an_error(content: bytes) -> None:
     [{"uid": 5}, {"namespace": ""}, {"name": "a\nb"}, {"name": "x" * 300}, {"uid": None}],
 )
 def test_a_claim_without_a_name_is_left_out(wrong: dict[str, Any]) -> None:
-    """The others of the file stay."""
     assert [claim.ref.uid for claim in read(claims=[CLAIM | wrong, CLAIM, "x", None]).claims] == ["u1"]
 
 

@@ -49,6 +49,5 @@ def test_a_long_name_has_lost_its_id() -> None:
 
 
 def test_other_files_of_the_folder_are_left_out() -> None:
-    """Links of other programs, and names that are none."""
     odd = [("x.log", "/var/log/x"), ("", ""), ("a_b_c-1.log", "a_b/c"), ("t.log", "../pods/team-a_x_notauid/c/0.log")]
     assert index(odd).by_uid == {}

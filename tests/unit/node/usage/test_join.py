@@ -267,7 +267,6 @@ def test_the_parts_of_a_gpu_add_up(processes: list[tuple[int, int]], used: int) 
 
 
 def test_ten_thousand_processes() -> None:
-    """All of them are attributed."""
     many = [process(pid, 1) for pid in range(10_000)]
     found = join(replace(LOOK, readings=(reading(*many),), processes=dict.fromkeys(range(10_000), facts("a"))))
     assert len(of(found, "one").processes or ()) == 10_000

@@ -141,7 +141,6 @@ def test_the_peak_of_a_whole_gpu_counts_once_when_its_processes_are_not_known_fo
 
 
 def test_rows_are_bounded() -> None:
-    """And it is counted how many are missing."""
     many = [device(process(1, 4), name=f"c{number}") for number in range(5)]
     ledger = fold(UsageLedger(), look(*many), 0.0, window_s=600.0, keep_ended_s=300.0, max_rows=2)
     assert (len(ledger.rows), ledger.left_out) == (2, 3)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage
-from dra_driver.kubectl.usage import exporter_answer
+from dra_driver.kubectl.usage.device_use import decode
 from dra_driver.node.usage.answer import document
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
@@ -93,7 +93,7 @@ def test_the_answer_is_what_the_commands_read() -> None:
     """Through JSON, with the reader of ``kubectl dra usage``."""
     joined, ledger = seen()
     answer = json.loads(json.dumps(document(joined, ledger, window_s=60.0)))
-    uses, window_s, unknown = exporter_answer.decode(answer)
+    uses, window_s, unknown = decode(answer)
     assert (window_s, unknown) == (60.0, [])
     one = uses[0]
     assert (one.namespace, one.claim, one.node, one.device, one.share) == ("team", "one", "n", "gpu-0", "s1")
@@ -106,13 +106,12 @@ def test_the_answer_is_what_the_commands_read() -> None:
 
 
 def test_the_answer_says_what_is_not_known() -> None:
-    """In the sentences of the exporter."""
     joined = join(replace(LOOK, pods=Unread(reason="no socket")))
     answer = document(*seen(joined), window_s=60.0)
     assert answer["knows"]["claims"] == "no socket"
     assert answer["knows"]["driver"] is True
     assert answer["claims"][0]["devices"][0]["usedBytes"] is None
-    _, _, unknown = exporter_answer.decode(answer)
+    _, _, unknown = decode(answer)
     assert unknown == ["node n: the exporter does not know claims: no socket"]
 
 

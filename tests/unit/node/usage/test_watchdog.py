@@ -112,7 +112,6 @@ def test_memory_that_grows_little_by_little_is_told_in_steps() -> None:
 
 
 def test_pods_that_come_and_go_are_told_at_once() -> None:
-    """Only pods that have processes now are named."""
     found = last(OVER, OVER, replace(OVER, pods=(pod("llm-1"), pod())))
     assert found is not None
     assert found.pods == (pod("llm-1"), pod())

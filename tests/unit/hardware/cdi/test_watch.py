@@ -1,0 +1,138 @@
+"""Folders that change, appear below missing ones and links, or are covered: each is seen at the next look."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.hardware.cdi.watch import FolderWatch, MountWatch
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "lib" / "inner").mkdir(parents=True)
+    (tmp_path / "lib" / "old").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "later" / "deep")
+    return tmp_path
+
+
+def armed(root: Path) -> FolderWatch:
+    watch = FolderWatch([str(root / name) for name in ("lib", "missing/sub", "link")], [str(root)])
+    assert not watch.is_quiet(), "nothing is known before the first look"
+    watch.arm()
+    assert watch.is_quiet()
+    return watch
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a file is added": lambda root: (root / "lib" / "new").write_text("x"),
+    "a file is removed": lambda root: (root / "lib" / "old").unlink(),
+    "a file is replaced": lambda root: (root / "lib" / "inner").rename(root / "lib" / "outer"),
+    "a missing folder's parent appears": lambda root: (root / "missing").mkdir(),
+    "the target of a link appears": lambda root: (root / "later").mkdir(),
+    "the folder is moved away": lambda root: (root / "lib").rename(root / "gone"),
+}
+
+
+@pytest.mark.usefixtures("inotify")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_at_the_next_look(root: Path, change: str) -> None:
+    """A claim that is prepared after a driver update must not get the old driver's files."""
+    watch = armed(root)
+    CHANGES[change](root)
+    assert not watch.is_quiet()
+
+
+@pytest.mark.usefixtures("inotify")
+def test_after_a_look_the_same_change_is_not_reported_again(root: Path) -> None:
+    """And what has appeared is watched itself."""
+    watch = armed(root)
+    (root / "missing").mkdir()
+    watch.arm()
+    assert watch.is_quiet()
+    (root / "missing" / "sub").mkdir()
+    watch.arm()
+    (root / "missing" / "sub" / "file").write_text("x")
+    assert not watch.is_quiet()
+
+
+@pytest.mark.usefixtures("inotify")
+def test_another_folder_in_place_of_an_anchor_is_seen(root: Path) -> None:
+    """A mount that covers the root makes no event; a rename of a folder above shows the same."""
+    inner = root / "lib" / "inner"
+    watch = FolderWatch([], [str(inner)])
+    watch.arm()
+    assert watch.is_quiet()
+    inner.rename(root / "kept")
+    assert not watch.is_quiet()
+    inner.mkdir()
+    assert not watch.is_quiet()
+
+
+def test_without_inotify_every_look_is_a_thorough_one(root: Path) -> None:
+    """The node's limit of inotify instances is shared with every other program."""
+    watch = FolderWatch([str(root / "lib")], [], start=lambda: -1)
+    watch.arm()
+    assert not watch.is_quiet()
+
+
+def test_a_watch_that_cannot_be_read_makes_every_look_a_thorough_one(root: Path) -> None:
+    """It must never keep a prepare, and with it every other prepare, in a loop."""
+    watch = FolderWatch([str(root / "lib")], [], start=lambda: os.open(root, os.O_RDONLY))
+    watch.arm()
+    assert not watch.is_quiet()
+
+
+def test_a_folder_that_cannot_be_watched_makes_every_look_a_thorough_one(root: Path) -> None:
+    """The number of watches has a limit of its own, with which other programs of the node compete."""
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    watch = FolderWatch([str(root / "lib")], [], start=lambda: reading)  # the kernel refuses watches on a pipe
+    watch.arm()
+    assert not watch.is_quiet()
+    os.close(writing)
+
+
+@pytest.mark.usefixtures("inotify")
+def test_a_watch_that_is_dropped_gives_its_descriptor_back(root: Path) -> None:
+    """A new one is made at each rebuild of the base document."""
+    watch = armed(root)
+    before = set(Path("/proc/self/fd").iterdir())
+    del watch
+    assert len(set(Path("/proc/self/fd").iterdir())) == len(before) - 1
+
+
+@pytest.fixture
+def table() -> Iterator[tuple[socket.socket, MountWatch, socket.socket]]:
+    """The kernel's end, the watch, and the end that it watches."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as kernel:
+        watched, _ = listener.accept()
+        with watched:
+            yield kernel, MountWatch(start=watched.dup().detach), watched
+
+
+def test_a_mount_is_seen_once(table: tuple[socket.socket, MountWatch, socket.socket]) -> None:
+    kernel, watch, watched = table
+    assert not watch.changed()
+    kernel.send(b"!", socket.MSG_OOB)
+    assert watch.changed()
+    watched.recv(1, socket.MSG_OOB)  # the mount table forgets it by itself
+    assert not watch.changed()
+
+
+def test_ordinary_content_is_no_change(table: tuple[socket.socket, MountWatch, socket.socket]) -> None:
+    """The mount table can be read at any time."""
+    kernel, watch, _ = table
+    kernel.send(b"content")
+    assert not watch.changed()
+
+
+def test_without_a_mount_table_everything_may_have_changed() -> None:
+    assert MountWatch(start=lambda: -1).changed()
+
+
+def test_the_own_mount_table_can_be_watched() -> None:
+    """It may change at any time on a machine that runs containers, but not at every look."""
+    watch = MountWatch()
+    assert not all(watch.changed() for _ in range(10))

@@ -1,0 +1,159 @@
+"""One thread at a time has a GPU, and changes go before reads."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dra_driver.core.errors import DeviceLostError
+from dra_driver.hardware.gpu.nvml.call_locks import THREAD_NAME, CallLock, NoAnswerError, Patience, Reads, YieldToWriter
+
+QUICK = Patience(stuck_s=60.0, change_s=10.0, read_s=0.005)
+HANGS = Patience(stuck_s=0.0, change_s=10.0, read_s=0.005)
+
+
+def give_way_soon(turn: CallLock) -> None:
+    """The calls of a long read."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        turn.give_way()
+        time.sleep(0)
+
+
+def test_turns_follow_each_other() -> None:
+    """The usual case: nothing waits."""
+    turn = CallLock("GPU-a", QUICK)
+    for _ in range(3):
+        with turn.change():
+            turn.give_way()
+        with turn.read():
+            turn.give_way()
+
+
+def test_a_read_ends_soon_when_a_change_has_the_gpu() -> None:
+    """The look goes on with the other GPUs."""
+    turn = CallLock("GPU-a", QUICK)
+    with turn.change(), pytest.raises(YieldToWriter), turn.read():
+        pass
+    with turn.read():
+        pass
+
+
+def test_a_read_gives_way_to_a_change_that_waits_and_no_read_overtakes_it() -> None:
+    """A prepare waits for one NVML call at most."""
+    turn = CallLock("GPU-a", QUICK)
+    order: list[str] = []
+
+    def change() -> None:
+        with turn.change():
+            order.append("change")
+
+    with turn.read():
+        thread = threading.Thread(target=change)
+        thread.start()
+        with pytest.raises(YieldToWriter):
+            give_way_soon(turn)
+        order.append("read")
+    thread.join(10)
+    assert order == ["read", "change"]
+
+
+def test_a_change_fails_at_once_when_the_call_before_hangs() -> None:
+    """It would wait in vain, and the kubelet's call would end without a reason."""
+    turn = CallLock("GPU-a", HANGS)
+    begin = time.monotonic()
+    with turn.read(), pytest.raises(DeviceLostError, match="GPU-a does not answer"), turn.change():
+        pass
+    assert time.monotonic() - begin < HANGS.change_s / 2
+    with turn.change():
+        pass
+
+
+def test_a_change_waits_a_bounded_time_for_a_slow_one() -> None:
+    """Less than a call of the kubelet takes."""
+    turn = CallLock("GPU-a", Patience(stuck_s=60.0, change_s=0.005))
+    with turn.change(), pytest.raises(DeviceLostError, match="has not returned"), turn.change():
+        pass
+    assert Patience().change_s < 45
+
+
+def test_a_turn_is_given_back_after_an_error() -> None:
+    """A failed call must not block the GPU for ever."""
+    turn = CallLock("GPU-a", QUICK)
+    for kind in (turn.change, turn.read):
+        with pytest.raises(ZeroDivisionError), kind():
+            raise ZeroDivisionError
+    with turn.read():
+        pass
+    assert not turn.is_stuck()
+
+
+LONG_S, SHORT_S = 20.0, 0.005
+
+
+def threads() -> int:
+    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
+def fails() -> str:
+    raise KeyError("no such thing")
+
+
+def test_answers_and_errors_come_by_index() -> None:
+    """An error of one read is that read's answer."""
+    reads: Reads[str] = Reads()
+    found = reads.run([(3, lambda: "three", LONG_S), (1, fails, LONG_S), (2, lambda: "two", LONG_S)])
+    assert (found[3], found[2]) == ("three", "two")
+    assert isinstance(found[1], KeyError)
+    assert reads.run([]) == {}
+
+
+def test_a_read_that_does_not_return_holds_up_no_other_and_is_not_repeated_meanwhile() -> None:
+    """Two hang: two threads, however often it is asked."""
+    reads: Reads[str] = Reads()
+    go = threading.Event()
+    asked: list[int] = []
+
+    def hang(index: int) -> Callable[[], str]:
+        def call() -> str:
+            asked.append(index)
+            go.wait(LONG_S)
+            return "late"
+
+        return call
+
+    jobs = [(0, lambda: "zero", LONG_S), (1, hang(1), SHORT_S), (2, hang(2), SHORT_S), (3, lambda: "three", LONG_S)]
+    for _ in range(3):
+        found = reads.run(jobs)
+        assert (found[0], found[3]) == ("zero", "three")
+        assert isinstance(found[1], NoAnswerError)
+        assert isinstance(found[2], NoAnswerError)
+        assert (reads.is_stuck(0), reads.is_stuck(1), reads.is_stuck(2)) == (False, True, True)
+    assert asked == [1, 2]
+    assert threads() == 2
+    go.set()
+    while threads():
+        pass
+    assert not reads.is_stuck(1)
+    assert reads.run([(1, lambda: "back", LONG_S)]) == {1: "back"}
+
+
+def test_the_thread_that_was_left_behind_does_no_further_read() -> None:
+    """The GPUs after it are read by the next thread; two at once would be one too many."""
+    reads: Reads[str] = Reads()
+    go, counted = threading.Event(), []
+
+    def slow() -> str:
+        go.wait(LONG_S)
+        return "late"
+
+    def count() -> str:
+        counted.append(threading.current_thread().name)
+        return "counted"
+
+    assert reads.run([(0, slow, SHORT_S), (1, count, LONG_S)])[1] == "counted"
+    go.set()
+    while threads():
+        pass
+    assert len(counted) == 1
