@@ -57,7 +57,7 @@ def problem_of(hint: Any, value: object, path: str = "") -> str:
     """What is wrong with a value of this type, with the field's path; "" when it is right."""
     try:
         convert(value, hint)
-    except (ValidationError, RecursionError):
+    except (ValidationError, RecursionError, UnicodeEncodeError):  # the last: a lone surrogate
         return _problem(hint, value, path)
     return ""
 
