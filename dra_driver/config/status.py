@@ -14,10 +14,12 @@ from dra_driver.core.model.gpu_node import (
     PolicyState,
     ToldUsage,
 )
+from dra_driver.core.text import cut
 from dra_driver.core.wire import from_wire, to_wire
 
 NODE_KIND: Final = "GpuNode"
 _MOST: Final = 1024
+_COLUMN: Final = 120
 
 
 def node_status(status: GpuNodeStatus, observed_at: str) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def summary_of(status: GpuNodeStatus) -> NodeSummary:
         policies=_policies_in_words(status.policies),
         usage=usage_in_words(status.usage),
         problems=min(len(status.problems), _MOST),
-        problem=status.problems[0].message if status.problems else None,
+        problem=cut(status.problems[0].message, _COLUMN) if status.problems else None,
     )
 
 

@@ -96,10 +96,7 @@ class NodeSummary(Struct, frozen=True, kw_only=True, rename="camel"):
         None
     )
     problems: Annotated[Count, _says("How many problems are listed.")]
-    problem: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=120)] | None,
-        _says("The first of them, cut to the length of a column."),
-    ] = None
+    problem: Annotated[Line | None, _says("The first of them, cut to the length of a column.")] = None
 
 
 class NodeTaint(Struct, frozen=True, kw_only=True, rename="camel"):

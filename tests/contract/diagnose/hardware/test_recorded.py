@@ -27,9 +27,9 @@ def timeless(value: Any) -> Any:
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
-def read(command: Command, folder: Path, name: str) -> tuple[dict[int, Any], dict[int, str]]:
+def read(command: Command, folder: Path, name: str, checks: str = CHECKS) -> tuple[dict[int, Any], dict[int, str]]:
     """Facts and verdicts of a run, identities kept, so that they can be compared with the recorded ones."""
-    command("--only", CHECKS, "--keep-identities", "--output", name)
+    command("--only", checks, "--keep-identities", "--output", name)
     records = storage.load(folder / name).records
     facts = {record.number: timeless(record.reading.facts) for record in records}
     return facts, {record.number: record.verdict for record in records}
