@@ -97,7 +97,7 @@ def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> 
 
     found, wrong = examine(list(policy_files(paths)))
     if wrong:
-        return GpuTrial(problems=[str(each) for each in wrong])
+        return GpuTrial(problems=list(map(str, wrong)))
     snapshot = SimulatedBackend.from_spec(spec, node_name).snapshot()
     gpu = next((each for each in snapshot.gpus if name in (each.device_name, each.uuid)), None)
     if gpu is None:
