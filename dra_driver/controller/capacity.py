@@ -68,8 +68,11 @@ def survey(
             child.communicate()
     if child.returncode != 0:
         words = said.decode("utf-8", "replace").strip()[-300:]
-        memory = f"; it may use {memory_mib} MiB (--capacity-memory)" if "MemoryError" in words or not words else ""
-        raise CommandError(f"the survey of free capacity ended with status {child.returncode}{memory}: {words}")
+        if "MemoryError" in words or not words:
+            raise CommandError(
+                f"the survey of free capacity needs more than {memory_mib} MiB: raise --capacity-memory (CAPACITY_MEMORY)"
+            )
+        raise CommandError(f"the survey of free capacity ended with status {child.returncode}: {words}")
     if len(out) > MAX_OUTPUT:
         raise CommandError(f"the survey of free capacity printed more than {MAX_OUTPUT >> 20} MiB")
     return out

@@ -51,7 +51,7 @@ def test_the_chart_grants_what_a_survey_asks_and_no_more(tmp_path: Path) -> None
 
 def test_a_program_that_needs_more_memory_fails_alone() -> None:
     """The kernel would otherwise end the controller with it: they share a container."""
-    with pytest.raises(CommandError, match=r"it may use 160 MiB \(--capacity-memory\)"):
+    with pytest.raises(CommandError, match="needs more than 160 MiB: raise --capacity-memory"):
         survey(python(GREEDY), memory_mib=MIB, beat=lambda: True)
 
 
