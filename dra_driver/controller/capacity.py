@@ -70,7 +70,8 @@ def survey(
         words = said.decode("utf-8", "replace").strip()[-300:]
         if "MemoryError" in words or not words:
             raise CommandError(
-                f"the survey of free capacity needs more than {memory_mib} MiB: raise --capacity-memory (CAPACITY_MEMORY)"
+                f"the survey of free capacity needs more than {memory_mib} MiB: "
+                "raise --capacity-memory (CAPACITY_MEMORY)"
             )
         raise CommandError(f"the survey of free capacity ended with status {child.returncode}: {words}")
     if len(out) > MAX_OUTPUT:

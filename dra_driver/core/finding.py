@@ -272,9 +272,15 @@ def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
     if not isinstance(wire, list) or len(wire) > _MOST:
         raise ConfigurationError(f"{where}: its findings are no list of at most {_MOST}")
     try:
-        return msgspec.convert(wire, tuple[Finding, ...])
+        return tuple(_bounded(each) for each in msgspec.convert(wire, tuple[Finding, ...]))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: findings: {error}") from error
+
+
+def _bounded(finding: Finding) -> Finding:
+    """The finding with texts of at most `_LONGEST` characters: a report comes from a node or a file."""
+    names = ("seen", "expected", "fix", "object", "check", "meaning")
+    return replace(finding, **{name: getattr(finding, name)[:_LONGEST] for name in names})
 
 
 def text_at(item: Mapping[str, Any], name: str, where: str) -> str:

@@ -7,6 +7,7 @@ below `MAX_DEPTH` by `TOO_DEEP`, so that the rest of the object stays readable: 
 pods can be evicted.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -32,12 +33,23 @@ def decoded(data: bytes, what: str) -> Any:
     kept = shallow(data) if may_be_deep(data) else data
     try:
         value = decode(kept)
-    except (DecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+    except (DecodeError, RecursionError):
+        value = decode(_whole_text(kept))  # DecodeError is a ValueError
     for item in _objects(value) if kept is not data else ():
         facts = {"request": what, "object": _name(item)}
         log.warning("an object is nested too deep; part of it is not read", extra=facts)
     return value
+
+
+def _whole_text(data: bytes) -> bytes:
+    """JSON with ``?`` for each half of a surrogate pair, which Go and the API server accept in texts.
+
+    Raises ValueError for text that is not JSON.
+    """
+    try:
+        return json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
 
 
 def may_be_deep(data: bytes) -> bool:

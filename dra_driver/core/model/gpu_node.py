@@ -123,7 +123,7 @@ class NodeGpu(Struct, frozen=True, kw_only=True, rename="camel"):
     policy: Annotated[str, Meta(max_length=63, description="The policy that applies; none without one.")] = ""
     waiting: Annotated[Sentence | None, _says("Which newer terms wait until the GPU is free.")] = None
     health: Annotated[HealthWord, _says("Unknown: not every error can be seen, or health is not watched."), ALWAYS] = (
-        HealthWord.HEALTHY
+        HealthWord.UNKNOWN
     )
     causes: Annotated[
         tuple[Word, ...], Meta(max_length=16, description="Causes of its health, as in docs/health.md.")

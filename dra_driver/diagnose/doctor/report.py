@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import (
     Finding,
     Layer,
@@ -94,11 +95,14 @@ def from_wire(wire: object, where: str) -> DoctorReport:
     """The report in a document of any shape. Raises ConfigurationError; ``where`` begins its message."""
     document = check_document(wire, KIND, SCHEMA_VERSION, where)
     took_s = document.get("tookSeconds")
+    findings = findings_from_wire(document.get("findings"), where)
+    if any(finding.layer is None for finding in findings):
+        raise ConfigurationError(f"{where}: a finding has no layer")
     return DoctorReport(
         target=text_at(document, "target", where),
         source=text_at(document, "source", where),
         took_s=float(took_s) if isinstance(took_s, int | float) and 0 <= took_s < 1e6 else 0.0,
-        findings=findings_from_wire(document.get("findings"), where),
+        findings=findings,
     )
 
 

@@ -261,6 +261,7 @@ class NodeProcess:
 
         # 4. First look at the Node object, first read of the hardware, recovery
         file = DetachFile(plugin_dir / FILE)
+        publishes = threading.Event()
         detaching = Detaching(
             found.backend,
             inventory,
@@ -268,7 +269,7 @@ class NodeProcess:
             find=lambda: find_request(own_node.current(), file.read(), file.path),
             prepared=journal.count_claims,
             changed=publish,
-            published=lambda: not self._has_started or publisher.published,
+            published=lambda: not publishes.is_set() or publisher.published,
             tell=tell,
             exporter_closed=changes.exporter.wait_closed if settings.usage else lambda: True,
         )
@@ -309,6 +310,7 @@ class NodeProcess:
 
         # 6. Events, publisher, health
         yield Component(part=events, start=events.start, stop=partial(events.stop, COMPONENT_STOP_S))
+        publishes.set()
         yield Component(
             part=publisher,
             start=publisher.start,
@@ -438,8 +440,8 @@ class NodeProcess:
         yield _threaded(detaching, detaching.worker, problem=lambda: detaching.problem)
 
         def report_conditions() -> None:
-            """Record events for policies that are not in force and for GPUs that new claims do not get."""
-            for each in (terms, withholding, fabric, node):
+            """Record events for GPUs that new claims do not get."""
+            for each in (withholding, fabric, node):
                 each.report(publisher.warn)
 
         def count() -> None:
@@ -453,6 +455,7 @@ class NodeProcess:
             soon(name="node", work=partial(node.follow, publish), needs_poll=node.is_waiting),
             PeriodicTask(name="driver-files", every_s=FILES_EVERY_S, work=published.check),
             PeriodicTask(name="disk", every_s=FILES_EVERY_S, work=storage.check),
+            PeriodicTask(name="policies", every_s=FILES_EVERY_S, work=partial(terms.report, publisher.warn)),
             PeriodicTask(name="conditions", every_s=FILES_EVERY_S, work=report_conditions),
             *also_local,
             PeriodicTask(name="gauges", every_s=GAUGES_EVERY_S, work=count),

@@ -120,7 +120,7 @@ def test_nonsense_is_no_status_and_entries_that_make_no_sense_are_left_out() -> 
     odd |= {"policies": [{"name": "p"}, {"name": "p", "state": "New", "source": "File"}], "problems": "none"}
     found = node_status_of({"status": odd})
     assert found is not None
-    assert [gpu.name for gpu in found.gpus] == ["gpu-1"]
+    assert [(gpu.name, gpu.health) for gpu in found.gpus] == [("gpu-1", HealthWord.UNKNOWN)]
     assert found.policies == ()
     assert found.problems == ()
 

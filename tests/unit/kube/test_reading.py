@@ -79,3 +79,16 @@ def test_text_that_is_not_json_is_refused(text: bytes) -> None:
     """A proxy's page, or an answer that was cut."""
     with pytest.raises(ValueError, match=r"\w"):
         decoded(text, "GET /")
+
+
+def test_half_a_surrogate_pair_spoils_only_its_text() -> None:
+    """Go and the API server keep it in opaque parameters and in names of their fields."""
+    page = rb'{"items":[{"spec":{"x":"\ud800","\udfff":1}},{"metadata":{"name":"next"}}]}'
+    assert decoded(page, "")["items"] == [{"spec": {"x": "?", "?": 1}}, {"metadata": {"name": "next"}}]
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"a":', b"\xff", b""])
+def test_text_that_is_no_json_is_a_value_error(text: bytes) -> None:
+    """Callers translate it."""
+    with pytest.raises(ValueError, match=r"JSON|Expect|utf-8|char"):
+        decoded(text, "")

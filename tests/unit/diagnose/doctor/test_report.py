@@ -86,12 +86,20 @@ def test_json_there_and_back() -> None:
         ({"findings": [1]}, "Expected `object`, got `int`"),
         ({"findings": [{"layer": "moon", "status": "ok"}]}, "moon"),
         ({"findings": [{"layer": "api", "status": "ok", "seen": 1}]}, "Expected `str`, got `int`"),
+        ({"findings": [{"status": "fail", "seen": "x"}]}, "a finding has no layer"),
     ],
 )
 def test_a_report_of_another_shape_is_refused(changed: dict[str, Any], message: str) -> None:
     """The file may be from another version, or from nowhere."""
     with pytest.raises(ConfigurationError, match=message):
         from_wire({**to_wire(report()), **changed}, "report.json")
+
+
+def test_texts_of_a_report_are_bounded() -> None:
+    """It comes from a node or from a file."""
+    long = {"layer": "api", "status": "fail", "seen": "x" * 9000, "do": "y" * 9000}
+    (found,) = from_wire({**to_wire(report()), "findings": [long]}, "report.json").findings
+    assert (len(found.seen), len(found.fix)) == (4000, 4000)
 
 
 def test_merged_reports_are_in_the_order_of_layers() -> None:
