@@ -191,3 +191,12 @@ def test_the_context_is_what_the_build_reads() -> None:
         *("LICENSE", "README.md", "pyproject.toml"),
         *("dra_driver", "requirements", "build/wheels", "scripts/compile_image.py"),
     }
+
+
+def test_the_builder_needs_python_alone() -> None:
+    """`make image` runs it with the user's Python, which has none of the locked packages."""
+    command = [sys.executable, "-S", "scripts/image.py"]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env={"BUILDER": "kaniko"}, capture_output=True, text=True, timeout=30
+    )
+    assert done.stderr == "BUILDER is kaniko, expected one of podman, buildah, docker\n"
