@@ -8,7 +8,7 @@ import logging
 import os
 from typing import Any
 
-from dra_driver.config.flags import add_flags
+from dra_driver.config.options import add_flags
 from dra_driver.config.settings import load_node_settings, node_flags
 
 DESCRIPTION = """\
