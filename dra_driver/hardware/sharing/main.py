@@ -9,7 +9,7 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.config.common_options import absolute, log_format, log_level, one_of
 from dra_driver.config.flags import add_flags
@@ -147,14 +147,7 @@ class MpsHostSettings:
     log_level: LogLevel = setting(log_level(TELEMETRY), "info")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "mps-host",
-        help="run this node's MPS daemons",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
