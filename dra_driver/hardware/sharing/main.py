@@ -9,7 +9,7 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.config.options import add_flags, flags_of, format_of_logs, level_of_logs, load, one_of, path, setting
 from dra_driver.core.telemetry.logs import LogFormat, LogLevel
@@ -123,14 +123,7 @@ class MpsHostSettings:
     log_level: LogLevel = level_of_logs(TELEMETRY)
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "mps-host",
-        help="run this node's MPS daemons",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",

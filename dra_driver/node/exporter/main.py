@@ -6,7 +6,6 @@ Flags, environment variables, defaults and checks come from ``config.exporter_se
 import argparse
 import logging
 import os
-from typing import Any
 
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import add_flags, flags_of, load
@@ -27,14 +26,7 @@ Example:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "exporter",
-        help="run the usage exporter of a node",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, flags_of(ExporterSettings), bare_switches=True)
 
 
