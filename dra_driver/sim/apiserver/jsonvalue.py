@@ -54,6 +54,12 @@ def mapping(value: Any, *path: str | int) -> Obj:
     return found if isinstance(found, dict) else {}
 
 
+def fill(value: Obj, /, **defaults: object) -> None:
+    """Set the fields that ``value`` does not have."""
+    for field, default in defaults.items():
+        value.setdefault(field, default)
+
+
 def child(value: Obj, *path: str) -> Obj:
     """The object at ``path``, for writing; creates missing steps."""
     for step in path:

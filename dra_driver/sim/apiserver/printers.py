@@ -53,10 +53,10 @@ def duration(seconds: float) -> str:
     if int(seconds) < -1:
         return "<invalid>"
     total = max(int(seconds), 0)
-    first, *second = next(units for below, units in _UNITS_BELOW if total < below)
-    count, rest = divmod(total, _SECONDS[first])
-    smaller = [f"{rest // _SECONDS[unit]}{unit}" for unit in second if rest >= _SECONDS[unit]]
-    return "".join([f"{count}{first}", *smaller])
+    units = next(units for below, units in _UNITS_BELOW if total < below)
+    count, rest = divmod(total, _SECONDS[units[0]])
+    smaller = [f"{rest // _SECONDS[unit]}{unit}" for unit in units[1:] if rest >= _SECONDS[unit]]
+    return "".join([f"{count}{units[0]}", *smaller])
 
 
 def since(stamp: object, now: datetime) -> str:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from dra_driver.core.time import parse_time, rfc3339
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
+from dra_driver.sim.apiserver.rules.workloads import job_labels
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller, StoreEventRecorder
 from dra_driver.sim.objects import (
@@ -307,7 +308,7 @@ class JobController(Controller):
         elif not ended:
             missing = min(parallelism, completions - succeeded) - len(owned.active)
             for _ in range(min(missing, MAX_STEP)):
-                self._pods.create(job, mapping(job, "spec", "template"), _labels(job))
+                self._pods.create(job, mapping(job, "spec", "template"), job_labels(job))
         self._report(job, self._pods.owned(job), ended, reason)
 
     def _report(self, job: Obj, owned: Owned, ended: str, reason: str) -> None:
@@ -341,13 +342,3 @@ class JobController(Controller):
             message = _FAILURES[reason]
             self._recorder.warning(job, reason, message)
         set_condition(job, ended, "True", now, reason=reason, message=message)
-
-
-def _labels(job: Obj) -> Obj:
-    name = job["metadata"]["name"]
-    return {
-        "batch.kubernetes.io/controller-uid": uid(job),
-        "batch.kubernetes.io/job-name": name,
-        "controller-uid": uid(job),
-        "job-name": name,
-    }
