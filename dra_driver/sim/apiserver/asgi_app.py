@@ -9,7 +9,6 @@ import hmac
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -185,6 +184,6 @@ def _respond(reply: Reply) -> Response:
 
 async def _disconnected(receive: Receive) -> None:
     while True:
-        message: Any = await receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             return
