@@ -76,15 +76,9 @@ class ApiApplication:
         query: dict[str, str] = {}
         for key, value in request.query_params.multi_items():
             query.setdefault(key, value)
-        return self._router.answer(
-            ApiRequest(
-                method=request.method,
-                path=request.url.path,
-                query=query,
-                headers=request.headers,
-                body=await _body(request),
-            )
-        )
+        headers, body = request.headers, await _body(request)
+        asked = ApiRequest(method=request.method, path=request.url.path, query=query, headers=headers, body=body)
+        return self._router.answer(asked)
 
     async def _stream(self, receive: Receive, send: Send, media_type: str, chunks: AsyncIterator[bytes]) -> None:
         """Send chunks until they end, the client disconnects or the server stops."""

@@ -4,7 +4,7 @@ Paths: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import yaml
 from msgspec import Struct, field
@@ -68,9 +68,7 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
         if kind == PROTOBUF:
             return decode_body(self.body)
         if kind not in {*_YAML_TYPES, JSON} and not kind.endswith("+json"):
-            accepted = f"{JSON}, application/yaml"
-            text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
-            raise status_error(415, "UnsupportedMediaType", text)
+            raise unsupported_media_type([JSON, "application/yaml"])
         try:
             return yaml.safe_load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
         except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -93,6 +91,11 @@ class Reply(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: object, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
         return cls(body=dump(value), status=status, warnings=warnings)
+
+
+def unsupported_media_type(accepted: Sequence[str]) -> Exception:
+    text = f"the body of the request was in an unknown format - accepted media types include: {', '.join(accepted)}"
+    return status_error(415, "UnsupportedMediaType", text)
 
 
 _KINDS = {(kind.group, kind.version, kind.plural): kind for kind in ALL_KINDS}

@@ -69,7 +69,8 @@ class Router:
             return None if body is None else Reply(body=body)
         if path == _REVIEWS_PATH and request.method == "POST":  # clients with the token have all rights
             return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
-        return discovery(request.path)
+        document = discovery(path)
+        return None if document is None else Reply.of(document)
 
     def _object(self, request: ApiRequest, target: Target) -> RouterReply:
         if target.subresource in {"log", "binding", "eviction", "scale"}:
