@@ -7,6 +7,7 @@ DeviceTaintRules are not served by the embedded cluster.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from dra_driver.core.errors import NotFoundError
@@ -67,12 +68,10 @@ class DeviceTaintController(Controller):
             pod, "DisruptionTarget", "True", self._clock(), reason="DeletionByDeviceTaintManager", message=message
         )
         namespace, name = key(pod)
-        try:
+        with suppress(NotFoundError):
             if changed:
                 self._store.update_status(PODS, pod)
             self._store.delete(PODS, name, namespace, DeleteOptions(uid=uid(pod)))
-        except NotFoundError:
-            return
 
 
 def _tainted(slices: Sequence[Obj]) -> dict[Device, list[Obj]]:

@@ -9,6 +9,7 @@ not run: with restart policy Always a container keeps running, otherwise it exit
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -269,16 +270,11 @@ class PodWorker:
                 return
         if not self._gone:
             self._publish()
-            self._delete()
+            namespace, name = key(self._pod)
+            with suppress(NotFoundError, ConflictError):  # already deleted
+                self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
         for name in self._states:
             self._view(name).remove()
-
-    def _delete(self) -> None:
-        namespace, name = key(self._pod)
-        try:
-            self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
-        except (NotFoundError, ConflictError):
-            log.debug("pod already deleted", extra={"pod": f"{namespace}/{name}"})
 
     def _view(self, container: str) -> ContainerView:
         return ContainerView(self._host.views / self._uid / container)
@@ -293,13 +289,9 @@ class PodWorker:
                 return
             fill(pod, self._states, utc_now(), host_ip=self._host.host_ip, pod_ip=self._pod_ip)
             self._add_health(pod)
-            try:
+            with suppress(ConflictError, NotFoundError):
                 self._host.store.update_status(PODS, pod)
-            except ConflictError:
-                continue
-            except NotFoundError:
                 return
-            return
         log.warning("pod status not written after repeated conflicts", extra={"pod": f"{namespace}/{name}"})
 
     def _add_health(self, pod: Obj) -> None:
