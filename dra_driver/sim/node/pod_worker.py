@@ -27,7 +27,16 @@ from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from dra_driver.sim.node.made_processes import MadeProcesses
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
-from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
+from dra_driver.sim.objects import (
+    claim_names,
+    extended_claim_name,
+    generated_claims,
+    is_deleted,
+    is_reserved,
+    key,
+    owned_by,
+    uid,
+)
 
 log = logging.getLogger(__name__)
 
@@ -172,13 +181,9 @@ class PodWorker:
         if claim_name is None:
             raise RetryableError(f"the ResourceClaim for {name} of pod {namespace}/{pod_name} does not exist yet")
         claim = self._host.store.get(RESOURCE_CLAIMS, claim_name, namespace)
-        items = entries(self._pod, "spec", "resourceClaims")
-        generated = name == _EXTENDED or any(
-            item["name"] == name and item.get("resourceClaimTemplateName") for item in items
-        )
-        if generated and not owned_by(claim, self._pod):
+        if name in {_EXTENDED, *generated_claims(self._pod)} and not owned_by(claim, self._pod):
             raise RetryableError(f"ResourceClaim {claim_name} was not created for pod {namespace}/{pod_name}")
-        if all(user.get("uid") != self._uid for user in entries(claim, "status", "reservedFor")):
+        if not is_reserved(claim, self._pod):
             raise RetryableError(f"pod {pod_name} ({self._uid}) is not allowed to use ResourceClaim {claim_name}")
         allocation = dig(claim, "status", "allocation")
         if allocation is None:
