@@ -6,7 +6,7 @@ So a file that lies can at most accuse a claim of this node whose GPU's policy e
 the pace of the controller, PodDisruptionBudgets and the opt-out are for.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from dra_driver.core.model.claim import ClaimRef
@@ -23,7 +23,7 @@ from dra_driver.core.model.gpu_node import (
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, idle_after_min
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import rfc3339
 from dra_driver.node.claims import AssignedDevice, Entry
@@ -87,13 +87,6 @@ def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> Told
         after_min=after_min,
         action=IdleAction.RECLAIM if reclaims else IdleAction.REPORT,
     )
-
-
-def idle_after_min(rules: Sequence[UsageRules]) -> int | None:
-    """Of the GPUs of a claim: the longest, and None if one of them says never."""
-    minutes = [each.idle_after_min for each in rules]
-    known = [each for each in minutes if each is not None]
-    return max(known) if known and len(known) == len(minutes) else None
 
 
 def _foreign(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
