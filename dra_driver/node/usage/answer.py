@@ -1,7 +1,7 @@
 """The answer to ``/usage``: one look with its window, as JSON. Pure. ``exporter_answer`` reads it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
@@ -11,7 +11,7 @@ from dra_driver.node.usage.ledger import Row, RowKey, RowUse, UsageLedger, devic
 from dra_driver.node.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows, total
 
 VERSION: Final = 1
-Json = dict[str, object]
+Json = dict[str, Any]
 Readings = Mapping[GpuUuid, GpuUsage]
 Rows = Sequence[tuple[RowKey, Row]]
 
