@@ -127,6 +127,17 @@ def device_of_claim_lost(cluster: Cluster) -> None:
     cluster.claims.append(item)
 
 
+@broken(
+    "node of a claim that is gone",
+    Layer.NODE,
+    "node/gpu-z",
+    "no longer exists",
+    scope=DoctorScope(kind="claim", namespace="team-a", name="train"),
+)
+def node_of_claim_gone(cluster: Cluster) -> None:
+    cluster.claims.append(allocated(claim("train", namespace="team-a"), "gpu-0", node_name="gpu-z"))
+
+
 @broken("claim that does not end", Layer.PREPARE, "reserved for pods that are gone: gone", status=WARN)
 def claim_that_does_not_end(cluster: Cluster) -> None:
     item = allocated(claim("train", namespace="team-a"), "gpu-0", node_name="gpu-a")

@@ -28,6 +28,7 @@ from dra_driver.diagnose.doctor.views import (
     has_gpu_label,
     label_of,
     node_daemonsets,
+    node_of_claim,
     nodes_with_ready_pods,
     plugin_offers,
 )
@@ -147,6 +148,24 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
                 f"If that is over: kubectl uncordon {name_of(node)}",
                 subject,
             )
+
+
+@check("node-exists", Layer.NODE, "the node of the pod or claim")
+def _existence(facts: ClusterFacts) -> Iterator[Finding]:
+    """The question about a pod or claim names no node, so the answer has to."""
+    if not facts.about_workload:
+        return
+    there = {name_of(node) for node in facts.items("nodes")}
+    wanted = {text(pod, "spec", "nodeName") for pod in facts.items_or_none("pods")}
+    wanted |= {node_of_claim(claim, there) for claim in facts.items_or_none("claims")}
+    for node in sorted(wanted - there - {""}):
+        yield fail(
+            "no longer exists, and the pod or its claim is still on it",
+            "a Node of this name",
+            "Delete the pod if Kubernetes does not do so within minutes; its claim ends with it, and the new pod gets "
+            "another node.",
+            f"node/{node}",
+        )
 
 
 def runtime_problem(version: str) -> tuple[Status, str, str] | None:
@@ -350,4 +369,15 @@ def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-CHECKS: Final = (_selected, _readiness, _runtimes, _default_runtime, _told, _problems, _health, _versions, _toolkit)
+CHECKS: Final = (
+    _selected,
+    _readiness,
+    _existence,
+    _runtimes,
+    _default_runtime,
+    _told,
+    _problems,
+    _health,
+    _versions,
+    _toolkit,
+)

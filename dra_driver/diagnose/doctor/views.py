@@ -2,7 +2,7 @@
 
 No I/O. Each function raises UnansweredError where its facts are missing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from dra_driver.config.status import node_status_of
@@ -177,6 +177,17 @@ def template_names(pod: Wire) -> list[str]:
 def claim_names(pod: Wire) -> list[str]:
     """Claims that the pod names itself."""
     return [name for item in dicts(pod, "spec", "resourceClaims") if (name := text(item, "resourceClaimName"))]
+
+
+def node_of_claim(claim: Wire, nodes: Collection[str]) -> str:
+    """The node of the claim's first device, "" where its pool is of no node.
+
+    This driver's pools are named ``node/driver``, NVIDIA's by one of the ``nodes``.
+    """
+    results = dicts(claim, "status", "allocation", "devices", "results")
+    pool, driver = (text(results[0], name) for name in ("pool", "driver")) if results else ("", "")
+    node = pool.removesuffix(f"/{driver}")
+    return node if node != pool or node in nodes else ""
 
 
 def extended_resources(pod: Wire) -> Iterator[str]:
