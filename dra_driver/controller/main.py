@@ -6,7 +6,6 @@ Flags, environment variables, defaults and checks come from ``config.controller_
 import argparse
 import logging
 import os
-from typing import Any
 
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.flags import add_flags
@@ -21,7 +20,7 @@ the flag takes precedence. Runs until SIGTERM. It needs no GPU, no node and no r
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "controller",
         help="run the cluster-wide controller",

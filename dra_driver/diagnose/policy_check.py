@@ -6,13 +6,14 @@ Uses the same code as the node process (``dra_driver.node.policy``).
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dra_driver.config.policy import GpuPolicy
     from dra_driver.core.model.gpu import Gpu
     from dra_driver.core.model.health_rules import HealthRules
     from dra_driver.core.model.terms import GpuTerms
@@ -27,7 +28,7 @@ EPILOG: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
 HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINTS", "ATTRIBUTES")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("policy", help="check GpuPolicy files", allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
@@ -85,7 +86,7 @@ class GpuTrial(Struct, frozen=True, kw_only=True):
     gpu: "Gpu | None" = None
     problems: Sequence[str] = ()
     policy: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, object] = field(default_factory=dict)
     outranked: Sequence[tuple[str, int]] = ()
 
 
@@ -114,7 +115,7 @@ def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> 
     return GpuTrial(gpu=gpu, policy=applied, spec=written[applied] if applied else {}, outranked=outranked)
 
 
-def _try(policies: Any, spec: str, node_name: str) -> int:
+def _try(policies: "Sequence[GpuPolicy]", spec: str, node_name: str) -> int:
     from dra_driver.core.command_line.table import render
     from dra_driver.core.model.terms import terms_of
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend

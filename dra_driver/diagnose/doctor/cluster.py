@@ -17,9 +17,10 @@ from dra_driver.diagnose.doctor import (
     check_workloads,
 )
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Wire, dicts, name_of, namespace_of, text
+from dra_driver.diagnose.doctor.facts import ClusterFacts, dicts, name_of, namespace_of, text
 from dra_driver.diagnose.doctor.report import DoctorReport
 from dra_driver.diagnose.doctor.views import claim_names, key_of, node_of_claim
+from dra_driver.kube.state import Wire
 
 CLUSTER: Final = "cluster"
 
@@ -109,7 +110,7 @@ def _on_node(facts: ClusterFacts, node: str, nodes: Collection[str]) -> ClusterF
     found = {
         name: [item for item in facts.items(name) if keep(item)] for name, keep in kept.items() if facts.knows(name)
     }
-    return replace(facts, answers={**facts.answers, **found}, derived={})
+    return replace(facts, answers={**facts.answers, **found})
 
 
 CHECKS: Final = (

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import sys
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.node_settings import add_flags, load_settings
@@ -26,7 +26,7 @@ exit status: 0 nothing is broken, 1 something is, 2 wrong usage, or not everythi
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="say which layer is broken on this node",

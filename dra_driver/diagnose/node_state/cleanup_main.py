@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.diagnose.node_settings import add_flags, load_settings
 
@@ -15,7 +15,7 @@ as root on the node, see docs/operations.md.
 EPILOG: Final = "exit status: 0 everything is removed, 1 something stays, 2 wrong usage, or it refused."
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "cleanup",
         help="remove every trace of the driver from this node",

@@ -25,7 +25,7 @@ EPILOG: Final = "exit status: 0 nothing disagrees, 1 something does, 2 wrong usa
 HEADINGS: Final = ("CLAIM", "STATE", "DEVICES", "CDI FILE", "UID")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "state",
         help="show and check what the driver has on this node",
@@ -98,7 +98,7 @@ def _summary(state: "NodeState") -> dict[str, str]:
         "GPUs": gpus,
         "MPS": f"{daemons}; {_host(state)}",
         "sockets": ", ".join(f"{each.path.name}{'' if each.served else ' (dead)'}" for each in state.sockets) or "none",
-        "health": "none saved" if state.health is None else f"{len(state.health.get('gpus') or ())} GPUs with faults",
+        "health": "none saved" if state.sick_gpus is None else f"{state.sick_gpus} GPUs with faults",
     }
 
 
