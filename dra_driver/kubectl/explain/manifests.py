@@ -88,6 +88,8 @@ _COUNTS: Final = {
 }
 """The field with the number of pods, for each kind of workload; "" where one is tried."""
 
+_STEPS: Final = (("spec", "template"), ("spec", "jobTemplate", "spec", "template"))
+
 
 def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[str, Any]]:
     """Returns the pods of Pods and workloads, named ``WORKLOAD-INDEX``, at most MAX_PODS in total.
@@ -112,11 +114,9 @@ def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[
 
 
 def _of_workload(workload: Wire, count_field: str) -> list[dict[str, Any]]:
-    spec = spec_of(workload)
-    if workload["kind"] == "CronJob":
-        job = spec.get("jobTemplate")
-        spec = job.get("spec") if isinstance(job, dict) else None
-    template = spec.get("template") if isinstance(spec, dict) else None
+    template: object = workload
+    for step in _STEPS[workload["kind"] == "CronJob"]:
+        template = template.get(step) if isinstance(template, dict) else None
     if not isinstance(template, dict):
         return []
     metadata = template.get("metadata")
