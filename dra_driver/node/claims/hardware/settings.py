@@ -17,7 +17,7 @@ from dra_driver.hardware.gpu.backend import COMPUTE_MODE, MIG_MODE, TIME_SLICE
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Assignment, Entry, State
-from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.planning.plan import PreparePlan
 from dra_driver.node.claims.waiting import Deadline, GpuLockedError
 
 log = logging.getLogger(__name__)
