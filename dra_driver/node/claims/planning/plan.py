@@ -39,7 +39,6 @@ class PlannedDevice(AssignedDevice, frozen=True, kw_only=True):
 
     @property
     def assigned(self) -> AssignedDevice:
-        """The device in the journal."""
         return AssignedDevice(**{name: getattr(self, name) for name in AssignedDevice.__struct_fields__})
 
 
@@ -62,16 +61,13 @@ class PreparePlan(Struct, frozen=True, kw_only=True):
 
     @property
     def assigned(self) -> tuple[AssignedDevice, ...]:
-        """The devices in the journal."""
         return tuple(device.assigned for device in self.devices)
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether the claim needs more than files."""
         return any(device.changes_hardware for device in self.devices)
 
     def with_device(self, position: int, **changes: object) -> "PreparePlan":
-        """The plan with changed fields of the device at ``position``."""
         changed = replace(self.devices[position], **changes)
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
@@ -195,5 +191,4 @@ def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[
 
 
 def names_of(devices: Sequence[PlannedDevice]) -> list[str]:
-    """Device names, for logs."""
     return [device.device for device in devices]

@@ -48,7 +48,6 @@ def busy(entry: Entry) -> ClaimBusyError:
 
 
 def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
-    """The error about the first device that another claim has."""
     conflict, holder = blocked.conflict, blocked.by[0]
     if conflict is None:
         return DeviceInUseError(
