@@ -142,7 +142,7 @@ def decode(text: bytes) -> tuple[ModelCount, ...]:
     return tuple(found.values())
 
 
-def _model(name: str, item: Mapping[str, Any]) -> ModelCount:
+def _model(name: str, item: Mapping[str, object]) -> ModelCount:
     gpus, memory = _mapping(item.get("gpus")), _mapping(item.get("memoryBytes"))
     free, fragmented = _count(memory.get("free")), _count(memory.get("fragmented"))
     return ModelCount(
@@ -157,7 +157,7 @@ def _model(name: str, item: Mapping[str, Any]) -> ModelCount:
     )
 
 
-def _requests(items: Sequence[Any]) -> Iterator[RequestCount]:
+def _requests(items: Sequence[object]) -> Iterator[RequestCount]:
     seen = set[str]()
     for item in items:
         if isinstance(item, dict) and (name := _name(item.get("request"))) and name not in seen:
@@ -165,7 +165,7 @@ def _requests(items: Sequence[Any]) -> Iterator[RequestCount]:
             yield RequestCount(request=name, fits=_count(item.get("fits")), stranded=_count(item.get("stranded")))
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     text = value if isinstance(value, str) else ""
     return printable(text[:_MAX_NAME])
 
@@ -176,11 +176,11 @@ def _count(value: Any) -> int:
     return int(value) if is_number and 0 <= value <= _MOST else 0
 
 
-def _list(value: Any) -> Sequence[Any]:
+def _list(value: object) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}
 
 
