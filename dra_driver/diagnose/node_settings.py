@@ -33,8 +33,8 @@ def add_options(group: Any, flags: Iterable[Flag]) -> None:
     """The flags of settings, with variable and default in their help."""
     for flag in flags:
         default = f" (default: {flag.default})" if flag.default else ""
-        text = f"{flag.option.help}{default} [{flag.option.env}]".replace("%", "%%")
-        group.add_argument(flag.flag, dest=flag.field, metavar=flag.option.metavar, help=text)
+        text = f"{flag.help}{default} [{flag.env}]".replace("%", "%%")
+        group.add_argument(flag.flag, dest=flag.field, metavar=flag.metavar, help=text)
 
 
 def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
@@ -47,7 +47,5 @@ def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
     # Empty variables of the pod count as not set; those without meaning here are not read.
     settings = load_node_settings(given, {"POLICY_DIR": ""} | dict(os.environ))
     mps = {flag.field: flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS}
-    run, shm = (
-        Path(getattr(args, field) or os.environ.get(mps[field].option.env) or mps[field].default) for field in _MPS
-    )
+    run, shm = (Path(getattr(args, field) or os.environ.get(mps[field].env) or mps[field].default) for field in _MPS)
     return settings, Places.of(settings, run_dir=run, shm_dir=shm)

@@ -28,14 +28,7 @@ try changes of MIG again.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "hardware-check",
-        help="compare this machine's GPUs with what the driver assumes",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser)
     parser.add_argument(
         "--output", metavar="FILE", help=f"where the report is written, 0600 (default: {REPORT_FILE} in this folder)"

@@ -25,15 +25,7 @@ EPILOG: Final = "exit status: 0 nothing disagrees, 1 something does, 2 wrong usa
 HEADINGS: Final = ("CLAIM", "STATE", "DEVICES", "CDI FILE", "UID")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "state",
-        help="show and check what the driver has on this node",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", action="store_true", help="compare with the GPUs, too")
     parser.add_argument("--repair", action="store_true", help="repair first, then show")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")

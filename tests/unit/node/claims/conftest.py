@@ -22,7 +22,7 @@ from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import RetryPolicy
 from dra_driver.node.claims.workflow.service import ClaimService
-from dra_driver.node.process.ownership import OwnedBackend
+from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.claims import (
     NAMES,
     POOL,

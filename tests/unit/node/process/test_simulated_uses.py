@@ -23,7 +23,7 @@ from dra_driver.hardware.gpu.simulated.usage import (
 )
 from dra_driver.kube import paths
 from dra_driver.node.claims.entry import Entry, State
-from dra_driver.node.process.simulated_uses import SimulatedUses
+from dra_driver.node.process.simulated import SimulatedUses
 from tests.fakes.entries import GPU, device, entry, partition
 from tests.fakes.stand_in import stand_in
 

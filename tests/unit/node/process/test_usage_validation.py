@@ -10,8 +10,8 @@ from dra_driver.core.model.gpu_node import MAX_TOLD, ToldForeign, ToldIdle, Told
 from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
-from dra_driver.node.process.usage_validation import believed, idle_after_min
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules, idle_after_min
+from dra_driver.node.process.usage_report import believed
 from tests.fakes.entries import device, entry, sharing
 from tests.unit.node.policy.hardware import node, uuid
 from tests.unit.node.usage.claims import GIB, NOW
