@@ -48,7 +48,7 @@ class Comparison(Struct, frozen=True):
     offset: int
 
 
-class Reads(Struct):
+class ExpressionReads(Struct):
     """What an expression reads and names, each with its offset.
 
     ``drivers`` are the names that ``device.driver`` is compared with; ``constructors`` are calls of quantity() and
@@ -64,7 +64,7 @@ class Reads(Struct):
     younger: list[tuple[str, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, text: str) -> "Reads":
+    def of(cls, text: str) -> "ExpressionReads":
         """Raises CelSyntaxError."""
         found = cls()
         found.visit(parse(SourceText(text)), {})
@@ -116,7 +116,7 @@ class ParsedClause(Struct, frozen=True):
     text: str
     offset: int
     program: Program
-    reads: Reads
+    reads: ExpressionReads
 
     @property
     def quantities(self) -> list[str]:
@@ -129,13 +129,13 @@ class ParsedSelector(Struct, frozen=True):
     spot: Spot
     text: str
     program: Program
-    reads: Reads
+    reads: ExpressionReads
     clauses: Sequence[ParsedClause]
 
 
 def parse_selector(spot: Spot, text: str) -> ParsedSelector:
     """Parses an expression. Raises CelSyntaxError when it does not compile."""
-    return ParsedSelector(spot, text, compile_selector(text), Reads.of(text), _clauses(text))
+    return ParsedSelector(spot, text, compile_selector(text), ExpressionReads.of(text), _clauses(text))
 
 
 def _clauses(text: str) -> list[ParsedClause]:
@@ -145,7 +145,7 @@ def _clauses(text: str) -> list[ParsedClause]:
         start = text.index(part, end)
         end = start + len(part)
         try:
-            found.append(ParsedClause(part, start, compile_selector(part), Reads.of(part)))
+            found.append(ParsedClause(part, start, compile_selector(part), ExpressionReads.of(part)))
         except CelSyntaxError:
             return []  # an operand that is valid only together with the others; the whole expression is one clause then
     return found
