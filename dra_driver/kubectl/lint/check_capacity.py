@@ -12,8 +12,11 @@ from dra_driver.config.device_config import MpsLimits
 from dra_driver.config.parameters import GpuConfig, decode
 from dra_driver.core.errors import AllocationError, InvalidParametersError
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY
+from dra_driver.kube.published.names import SHARING_STRATEGY
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, LARGEST_MEMORY, OTHER_CAPACITIES, KnownDevice
+from dra_driver.kubectl.lint.check_configs import request_of
 from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain
 from dra_driver.kubectl.lint.finding import Severity
 from dra_driver.kubectl.lint.manifest import Manifest
@@ -57,7 +60,7 @@ class CapacityChecker:
         self._check_several_shares(manifest, devices, shares)
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
-            of_config = [item for item in shares if not named or item[0] in named or item[0].partition("/")[0] in named]
+            of_config = [item for item in shares if not named or named & {item[0], request_of(item[0])}]
             if of_config and config.string("opaque", "driver") == DRIVER:
                 self._check_sharing_of_share(manifest, config, of_config)
 
@@ -66,7 +69,7 @@ class CapacityChecker:
         found = self._devices_by_request.get(id(part.node)) or []
         if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
             return set()
-        return {str((device.wire["attributes"].get("sharingStrategy") or {}).get("string")) for device in found}
+        return {attribute_text(device.wire["attributes"], DRIVER, SHARING_STRATEGY) for device in found}
 
     # --- capacities that no device provides ---
 
@@ -124,8 +127,7 @@ class CapacityChecker:
             if "MPS" not in strategies:
                 continue
             found = (part.number("count") or 1, strategies == {"MPS"})
-            request = name.partition("/")[0]
-            counts[request] = min(counts.get(request, found), found)
+            counts[request_of(name)] = min(counts.get(request_of(name), found), found)
         if sum(count for count, _ in counts.values()) < 2:
             return
         sure = all(only for _, only in counts.values())

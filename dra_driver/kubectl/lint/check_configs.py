@@ -13,6 +13,8 @@ from dra_driver.config.policy import API_VERSION as POLICY_API
 from dra_driver.config.policy import KIND, policy_problems
 from dra_driver.config.schema import Step, path_text
 from dra_driver.core.errors import InvalidParametersError
+from dra_driver.kube.devices import attribute_text
+from dra_driver.kube.published import names
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.manifest import Manifest
 from dra_driver.kubectl.lint.reading import Spot, plain
@@ -41,7 +43,9 @@ class ConfigChecker:
         """Checks the configurations of a claim, which apply to the requests that they name, or to all."""
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
-            parts = [part for name, part in parts_of(manifest, devices) if not named or _is_named(name, named)]
+            parts = [
+                part for name, part in parts_of(manifest, devices) if not named or named & {name, request_of(name)}
+            ]
             if parts and all(part.flag("adminAccess") for part in parts):
                 self._without_effect(manifest, config)
             found = [self._scope.class_info(part.string("deviceClassName")) for part in parts]
@@ -74,7 +78,7 @@ class ConfigChecker:
             decoded = decode(plain(parameters.node))
         except InvalidParametersError as error:
             for path, problem in _problems(str(error)):
-                spot = _below(parameters, path)
+                spot = _nearest(parameters, path.split("."))
                 text = f"{path}: {problem}" if path else problem
                 self._reporter.add("DRA035", manifest, spot, text, hint=_hint(problem, path))
             return
@@ -82,7 +86,8 @@ class ConfigChecker:
             self._reporter.add("DRA035", manifest, parameters, f"the parameters {error}")
             return
         wanted = _TYPE_OF_KIND[decoded.kind]
-        types = {_type(device.wire) for info in classes for device in info.devices if device.driver == DRIVER}
+        devices = [device for info in classes for device in info.devices if device.driver == DRIVER]
+        types = {attribute_text(device.wire.get("attributes"), DRIVER, names.TYPE) for device in devices}
         if types and wanted not in types:
             other = next((kind for kind, name in _TYPE_OF_KIND.items() if name in types), "another kind")
             message = (
@@ -109,6 +114,11 @@ class ConfigChecker:
             self._reporter.add("DRA035", manifest, parameters, message)
 
 
+def request_of(name: str) -> str:
+    """The request of ``request/subrequest``."""
+    return name.partition("/")[0]
+
+
 def parts_of(manifest: Manifest, devices: Spot) -> list[tuple[str, Spot]]:
     """Returns the content of each request and subrequest with its name, ``request`` or ``request/subrequest``."""
     found = []
@@ -122,10 +132,6 @@ def parts_of(manifest: Manifest, devices: Spot) -> list[tuple[str, Spot]]:
     return found
 
 
-def _is_named(name: str, named: set[str]) -> bool:
-    return name in named or name.partition("/")[0] in named
-
-
 def _problems(text: str) -> list[tuple[str, str]]:
     """Splits a decoding error, such as ``GpuConfig: sharing.strategy: expected ...; ...``, into paths and problems."""
     text = re.sub(r"^(GpuConfig|MigDeviceConfig): ", "", text)
@@ -136,25 +142,10 @@ def _problems(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _below(spot: Spot, path: str) -> Spot:
-    """Returns the value at a path, or its nearest existing parent."""
-    for step in path.split(".") if path else ():
-        found = spot.get(step)
-        if found is None:
-            break
-        spot = found
-    return spot
-
-
 def _hint(problem: str, path: str) -> str:
     if path == "apiVersion":
         return f"write apiVersion: {API_VERSION}"
     return "check spelling and indentation; names are case-sensitive" if "unknown field" in problem else ""
-
-
-def _type(wire: object) -> str:
-    attributes = wire.get("attributes") if isinstance(wire, dict) else None
-    return str(((attributes or {}).get("type") or {}).get("string", ""))
 
 
 # --- Rule DRA060 for GpuPolicy objects: policies that a node would refuse.
@@ -183,10 +174,9 @@ def check_policy(manifest: Manifest, reporter: Reporter) -> None:
 def _nearest(spot: Spot, path: Sequence[Step]) -> Spot:
     """Returns the value at a path, or its nearest existing parent."""
     for step in path:
-        node = spot.node
-        below = node.items[step : step + 1] if isinstance(step, int) else [node.get(step)]
-        found = below[0] if below else None
-        if found is None:
+        below = [value for key, value in spot.pairs() if key.text == step]
+        found = spot.each()[step : step + 1] if isinstance(step, int) else below[-1:]
+        if not found:
             break
-        spot = Spot(found, spot.path)
+        spot = found[0]
     return spot
