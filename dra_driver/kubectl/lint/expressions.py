@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice
-from dra_driver.kubectl.lint.reading import Spot
+from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector, split_conjuncts
 from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.parser import parse

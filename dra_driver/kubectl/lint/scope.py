@@ -13,8 +13,8 @@ from dra_driver.core.errors import CelSyntaxError
 from dra_driver.kube.state import KINDS, ClusterState, Wire, identity
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, VARYING, KnownDevice, catalog_devices, devices_under
 from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain, parse_selector
-from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, claim_devices
-from dra_driver.kubectl.lint.reading import Spot, YamlNode, plain
+from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, ManifestText, Spot, claim_devices
+from dra_driver.kubectl.lint.reading import YamlNode, plain
 
 # --- Objects and devices that lint checks against: those of a cluster, and the devices of the catalog.
 #
@@ -160,10 +160,7 @@ class Scope:
             return claim_devices(manifest)
         stored = self.known.claims if kind == "ResourceClaim" else self.known.templates
         item = stored.get((namespace, name))
-        if item is None:
-            return None
-        steps = ("spec", "devices") if kind == "ResourceClaim" else ("spec", "spec", "devices")
-        return Spot(as_node(item)).get(*steps)
+        return claim_devices(_manifest_of(kind, item)) if item is not None else None
 
     def class_info(self, name: str) -> ClassInfo | None:
         """Returns the class from the input, the cluster or WELL_KNOWN; None when it is in none of them."""
@@ -176,9 +173,10 @@ class Scope:
         if manifest is not None:
             spot = manifest.spot
         elif name in self.known.classes:
-            spot = Spot(as_node(self.known.classes[name]))
+            spot = _manifest_of("DeviceClass", self.known.classes[name]).spot
         elif name in WELL_KNOWN:
-            spot = Spot(as_node({"spec": {"selectors": [{"cel": {"expression": WELL_KNOWN[name]}}]}}))
+            selectors = [{"cel": {"expression": WELL_KNOWN[name]}}]
+            spot = _manifest_of("DeviceClass", {"spec": {"selectors": selectors}}).spot
         else:
             return None
         chain = compiled(spot.each("spec", "selectors"))
@@ -208,6 +206,11 @@ def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
+
+
+def _manifest_of(kind: str, item: Wire) -> Manifest:
+    """An object of a cluster."""
+    return Manifest(ManifestText("cluster", "", {}), as_node(item), api_version="resource.k8s.io/v1", kind=kind)
 
 
 def as_node(value: object) -> YamlNode:
