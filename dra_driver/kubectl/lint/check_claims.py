@@ -4,17 +4,17 @@ Checks the limits of the API (k8s.io/api resource/v1 and kubernetes/kubernetes p
 between requests, constraints and configurations, missing classes, and admin access.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from dra_driver.kube.names import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.check_capacity import CapacityChecker
-from dra_driver.kubectl.lint.check_configs import ConfigChecker, parts_of
+from dra_driver.kubectl.lint.check_configs import ConfigChecker, exact_part, parts_of
 from dra_driver.kubectl.lint.check_matches import MAX_RESULTS, MatchChecker
 from dra_driver.kubectl.lint.check_selectors import SelectorChecker
 from dra_driver.kubectl.lint.finding import Severity
-from dra_driver.kubectl.lint.manifest import Manifest, Spot, claim_devices
+from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, Spot, claim_devices
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 
@@ -165,11 +165,11 @@ class ClaimChecker:
             self._reporter.add("DRA016", spot, message, hint=hint, severity="warning")
 
     def _references(self, owner: Spot, names: Requests, what: str) -> None:
+        full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
         for spot in owner.each("requests"):
             name = spot.node.value
-            if not isinstance(name, str) or _is_known(name, names):
+            if not isinstance(name, str) or name in full:
                 continue
-            full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
             message = f"the {what} names request {name[:80]!r}, which this claim does not have"
             hint = did_you_mean(name, full) or f"its requests are {', '.join(map(str, full[:8])) or 'none'}"
             self._reporter.add("DRA033", spot, message, hint=hint)
@@ -177,17 +177,12 @@ class ClaimChecker:
     def _admin(self, exactly: Spot) -> None:
         spot = exactly.get("adminAccess") or exactly
         manifest = spot.manifest
-        namespace = self._scope.find("Namespace", "default", manifest.namespace)
+        namespace = self._scope.find("Namespace", DEFAULT_NAMESPACE, manifest.namespace)
         hint = f'kubectl label namespace {manifest.namespace} {ADMIN_LABEL}="true"'
-        if namespace is not None:
-            label = namespace.spot.string("metadata", "labels", ADMIN_LABEL)
-        elif manifest.namespace in self._scope.known.namespaces:
-            label = str(self._scope.known.namespaces[manifest.namespace].get(ADMIN_LABEL, ""))
-        else:
+        if namespace is None:
             message = f"admin access is refused unless namespace {manifest.namespace} has the label {ADMIN_LABEL}"
             self._reporter.add("DRA038", spot, message, hint=hint)
-            return
-        if label != "true":
+        elif namespace.spot.string("metadata", "labels", ADMIN_LABEL) != "true":
             message = f'admin access is refused: namespace {manifest.namespace} lacks the label {ADMIN_LABEL}: "true"'
             self._reporter.add("DRA038", spot, message, hint=hint, severity="error")
 
@@ -200,9 +195,13 @@ class ClaimChecker:
             self._invalid(spot, message)
 
     def _unique(self, entries: list[Spot], what: str) -> None:
-        for spot, name in _repeated(entries):
-            message = f"two {what}s are named {name[:80]!r}"
-            self._reporter.add("DRA006", spot, message)
+        seen: set[str] = set()
+        for entry in entries:
+            name = entry.string("name")
+            if name and name in seen:
+                message = f"two {what}s are named {name[:80]!r}"
+                self._reporter.add("DRA006", entry.get("name") or entry, message)
+            seen.add(name)
 
     def _limits(self, owner: Spot, fields: tuple[str, ...]) -> None:
         for field in fields:
@@ -215,29 +214,8 @@ class ClaimChecker:
         self._reporter.add("DRA004", spot, message, hint=hint)
 
 
-def exact_part(request: Spot) -> Spot | None:
-    """Returns the content of a request: below ``exactly``, or (v1beta1) in the request itself."""
-    if request.manifest.version == "v1beta1":
-        return request if request.get("deviceClassName") is not None else None
-    return request.get("exactly")
-
-
 def request_names(devices: Spot) -> Requests:
     return {
         request.string("name"): {sub.string("name") for sub in request.each("firstAvailable")}
         for request in devices.each("requests")
     }
-
-
-def _is_known(name: str, names: Requests) -> bool:
-    request, slash, sub = name.partition("/")
-    return request in names and (not slash or sub in names[request])
-
-
-def _repeated(entries: list[Spot]) -> Iterator[tuple[Spot, str]]:
-    seen: set[str] = set()
-    for entry in entries:
-        name = entry.string("name")
-        if name and name in seen:
-            yield entry.get("name") or entry, name
-        seen.add(name)

@@ -110,6 +110,13 @@ class ConfigChecker:
             self._reporter.add("DRA035", parameters, message)
 
 
+def exact_part(request: Spot) -> Spot | None:
+    """Returns the content of a request: below ``exactly``, or (v1beta1) in the request itself."""
+    if request.manifest.version == "v1beta1":
+        return request if request.get("deviceClassName") is not None else None
+    return request.get("exactly")
+
+
 def request_of(name: str) -> str:
     """The request of ``request/subrequest``."""
     return name.partition("/")[0]
@@ -122,7 +129,7 @@ def parts_of(devices: Spot) -> list[tuple[str, Spot]]:
         name = request.string("name")
         for sub in request.each("firstAvailable"):
             found.append((f"{name}/{sub.string('name')}", sub))
-        exactly = request if request.manifest.version == "v1beta1" else request.get("exactly")
+        exactly = exact_part(request)
         if exactly is not None and exactly.get("deviceClassName") is not None:
             found.append((name, exactly))
     return found

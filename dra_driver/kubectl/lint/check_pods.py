@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.kubectl.lint.check_claims import request_names
+from dra_driver.kubectl.lint.check_configs import parts_of
 from dra_driver.kubectl.lint.fields import FieldChecker
-from dra_driver.kubectl.lint.manifest import Spot
-from dra_driver.kubectl.lint.reading import YamlNode
+from dra_driver.kubectl.lint.manifest import Spot, claim_devices
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import Scope, did_you_mean
 
@@ -36,7 +36,9 @@ class PodChecker:
                 message = f"two claims of the pod are named {name[:80]!r}"
                 self._reporter.add("DRA006", entry.get("name") or entry, message)
             declared[name] = devices = self._target(entry)
-            classes |= _classes(devices)
+            classes |= (
+                {part.string("deviceClassName") for _, part in parts_of(devices)} if devices is not None else set()
+            )
         used = {name for container in _containers(pod) for name in self._uses(container, declared, fields)}
         for entry in pod.each("resourceClaims"):
             name = entry.string("name")
@@ -44,7 +46,7 @@ class PodChecker:
                 message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
                 hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
                 self._reporter.add("DRA053", entry, message, hint=hint)
-        self._extended(pod, classes)
+        self._extended(pod, classes - {""})
 
     def _target(self, entry: Spot) -> Spot | None:
         """Returns ``devices`` of the claim or template that an entry names; None when it is not found."""
@@ -57,12 +59,11 @@ class PodChecker:
         spot = entry.get(given[0])
         if spot is None or not name:
             return None
-        namespace = entry.manifest.namespace
-        devices = self._scope.device_claim(kind, namespace, name)
-        known = self._scope.find(kind, namespace, name) is not None or devices is not None
-        if not known:
+        found = self._scope.find(kind, entry.manifest.namespace, name)
+        if found is None:
             self._missing(spot, kind, name)
-        return devices
+            return None
+        return claim_devices(found)
 
     def _missing(self, spot: Spot, kind: str, name: str) -> None:
         namespace, complete = spot.manifest.namespace, kind in self._scope.known.complete
@@ -108,8 +109,10 @@ class PodChecker:
             if (info := self._scope.class_info(name)) is not None and info.extended_resource
         }
         for container in _containers(pod):
-            limits = {key.text: value for key, value in _entries(container, "limits")}
-            for name, value in {**limits, **{k.text: v for k, v in _entries(container, "requests")}}.items():
+            parts = [
+                part for field in ("limits", "requests") if (part := container.get("resources", field)) is not None
+            ]
+            for name, value in {key.text: value for part in parts for key, value in part.pairs()}.items():
                 implied = name.removeprefix(_IMPLICIT) if name.startswith(_IMPLICIT) else ""
                 target = implied or resources.get(name) or _USUAL.get(name, "")
                 if target in classes and value.node.value not in {0, "0"}:
@@ -120,19 +123,3 @@ class PodChecker:
 
 def _containers(pod: Spot) -> list[Spot]:
     return [*pod.each("initContainers"), *pod.each("containers")]
-
-
-def _entries(container: Spot, field: str) -> list[tuple[YamlNode, Spot]]:
-    spot = container.get("resources", field)
-    return list(spot.pairs()) if spot is not None else []
-
-
-def _classes(devices: Spot | None) -> set[str]:
-    if devices is None:
-        return set()
-    found = set()
-    for request in devices.each("requests"):
-        for part in (request, request.get("exactly"), *request.each("firstAvailable")):
-            if part is not None and (name := part.string("deviceClassName")):
-                found.add(name)
-    return found

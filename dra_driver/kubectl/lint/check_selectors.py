@@ -140,19 +140,11 @@ class SelectorChecker:
         try:
             if name == "quantity":
                 Quantity.parse(value)
-            elif not _is_guarded(item.text, name):
+            elif "isSemver(" not in item.text:  # a guard; semver(text, true), which normalizes, is not among these
                 Semver.parse(value)
         except ValueError as error:
             hint = "write 80Gi, 500M or a plain number" if name == "quantity" else "write three numbers, such as 9.0.0"
             self._reporter.add("DRA021", item.spot, str(error), hint=hint, offset=offset)
-
-
-def _is_guarded(text: str, name: str) -> bool:
-    """Whether the expression tests the constant with isQuantity() or isSemver().
-
-    ``semver(text, true)`` normalizes its argument, but it has two arguments and is not checked here.
-    """
-    return f"is{name.capitalize()}(" in text
 
 
 def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, str]]:
