@@ -19,6 +19,24 @@ _MPS: Final = ("run_dir", "shm_dir")
 _UNUSED: Final = frozenset({"pod_uid", "http_addr", "log_format", "log_level", "policy_dir"})
 
 
+def add_command(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    words: str,
+    description: str,
+    epilog: str | None = None,
+) -> argparse.ArgumentParser:
+    """A command whose help keeps the lines of its description. ``words`` is its line in the list of commands."""
+    return subparsers.add_parser(
+        name,
+        help=words,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """``--node-name`` is optional: it only matters where a journal has to be rebuilt."""
     group = parser.add_argument_group(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.diagnose.node_settings import add_command
 
 if TYPE_CHECKING:
     from dra_driver.config.policy import GpuPolicy
@@ -31,14 +32,7 @@ HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINT
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("policy", help="check GpuPolicy files", allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser(
-        "check",
-        help="check policy files",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    check = add_command(actions, "check", "check policy files", DESCRIPTION, EPILOG)
     check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as for --policy-dir")
     check.add_argument(
         "--gpus", metavar="SPEC", help="apply them to GPUs such as 8xh100-sxm5-80gb, or to those of a YAML file"

@@ -4,7 +4,7 @@ import argparse
 import logging
 from typing import Final
 
-from dra_driver.diagnose.node_settings import add_flags, load_settings
+from dra_driver.diagnose.node_settings import add_command, add_flags, load_settings
 
 DESCRIPTION: Final = """\
 Remove everything that this driver has on the node: undo its changes of GPUs (MIG instances that it created, MIG mode,
@@ -16,14 +16,7 @@ EPILOG: Final = "exit status: 0 everything is removed, 1 something stays, 2 wron
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "cleanup",
-        help="remove every trace of the driver from this node",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(subparsers, "cleanup", "remove every trace of the driver from this node", DESCRIPTION, EPILOG)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be undone and removed")
     add_flags(parser)
 
