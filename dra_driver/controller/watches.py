@@ -63,8 +63,8 @@ class ReducedLists(Generic[View]):
 
 
 class Watch(Protocol):
-    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or is
-    not complete yet, None while it is current."""
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or
+    is not complete yet, None while it is current."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
