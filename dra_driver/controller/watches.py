@@ -27,7 +27,7 @@ View = TypeVar("View")
 class PagedApi(Protocol):
     """Subset of ``rest.RestClient`` that this module uses."""
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
 
 
@@ -38,7 +38,7 @@ class ReducedLists(Generic[View]):
         self._api, self._reduce = api, reduce
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        items: list[dict[str, Any]] = []
+        items: list[dict[str, object]] = []
         page: dict[str, Any] = {}
         for page in pages(self._api.get, path, query, PAGE):
             items += [slim for item in page["items"] if (slim := self._reduced(item)) is not None]
@@ -54,7 +54,7 @@ class ReducedLists(Generic[View]):
             return reduced
         return self._reduce(item)
 
-    def _reduced(self, item: object) -> dict[str, Any] | None:
+    def _reduced(self, item: object) -> dict[str, object] | None:
         reduced = self._reduce(item) if isinstance(item, dict) else None
         if reduced is None or not isinstance(item, dict):
             return None

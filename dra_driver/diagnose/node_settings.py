@@ -19,24 +19,6 @@ _MPS: Final = ("run_dir", "shm_dir")
 _UNUSED: Final = frozenset({"pod_uid", "http_addr", "log_format", "log_level", "policy_dir"})
 
 
-def add_command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    words: str,
-    description: str,
-    epilog: str | None = None,
-) -> argparse.ArgumentParser:
-    """A command whose help keeps the lines of its description. ``words`` is its line in the list of commands."""
-    return subparsers.add_parser(
-        name,
-        help=words,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """``--node-name`` is optional: it only matters where a journal has to be rebuilt."""
     group = parser.add_argument_group(
@@ -51,8 +33,8 @@ def add_options(group: "argparse._ActionsContainer", flags: Iterable[Flag]) -> N
     """The flags of settings, with variable and default in their help."""
     for flag in flags:
         default = f" (default: {flag.default})" if flag.default else ""
-        text = f"{flag.option.help}{default} [{flag.option.env}]".replace("%", "%%")
-        group.add_argument(flag.flag, dest=flag.field, metavar=flag.option.metavar, help=text)
+        text = f"{flag.help}{default} [{flag.env}]".replace("%", "%%")
+        group.add_argument(flag.flag, dest=flag.field, metavar=flag.metavar, help=text)
 
 
 def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
@@ -65,7 +47,5 @@ def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
     # Empty variables of the pod count as not set; those without meaning here are not read.
     settings = load_node_settings(given, {"POLICY_DIR": ""} | dict(os.environ))
     mps = {flag.field: flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS}
-    run, shm = (
-        Path(getattr(args, field) or os.environ.get(mps[field].option.env) or mps[field].default) for field in _MPS
-    )
+    run, shm = (Path(getattr(args, field) or os.environ.get(mps[field].env) or mps[field].default) for field in _MPS)
     return settings, Places.of(settings, run_dir=run, shm_dir=shm)

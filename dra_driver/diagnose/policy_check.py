@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.node_settings import add_command
 
 if TYPE_CHECKING:
     from dra_driver.config.policy import GpuPolicy
@@ -21,18 +20,22 @@ if TYPE_CHECKING:
     from dra_driver.core.model.usage_rules import UsageRules
     from dra_driver.node.policy import PolicyFile
 
-DESCRIPTION: Final = """\
+_CHECK: Final = """\
 Check files or folders of GpuPolicy objects as the node process does (--policy-dir). With --gpus the policies are
 applied to simulated GPUs, which also finds policies that contradict each other.
 """
-EPILOG: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
+_STATUSES: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
 HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINTS", "ATTRIBUTES")
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("policy", help="check GpuPolicy files", allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = add_command(actions, "check", "check policy files", DESCRIPTION, EPILOG)
+    check = actions.add_parser(
+        "check",
+        help="check policy files",
+        description=_CHECK,
+        epilog=_STATUSES,
+    )
     check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as for --policy-dir")
     check.add_argument(
         "--gpus", metavar="SPEC", help="apply them to GPUs such as 8xh100-sxm5-80gb, or to those of a YAML file"

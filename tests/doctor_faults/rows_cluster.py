@@ -124,9 +124,7 @@ ROWS = rows(
             **crashed(reason="Error"),
             f"logs>{ON_A}": "dra-driver: HTTP_ADDR: expected HOST:PORT, got 'nonsense'\n",
         },
-        warn(
-            "controller crashes", Layer.DAEMONSET, CONTROLLER, "4 restarts", "libpython3.11.so.1.0", "no status"
-        ): {
+        warn("controller crashes", Layer.DAEMONSET, CONTROLLER, "4 restarts", "libpython3.11.so.1.0", "no status"): {
             "pods>-": controller(),
             f"logs>{CONTROLLER}": "/opt/python: error while loading shared libraries: libpython3.11.so.1.0\n",
         },

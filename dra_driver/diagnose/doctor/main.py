@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.node_settings import add_command, add_flags, load_settings
+from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 DESCRIPTION: Final = """\
 Look at this node from the kernel's driver to the containers and name the first broken layer: kubelet, NVIDIA driver and
@@ -26,8 +26,7 @@ exit status: 0 nothing is broken, 1 something is, 2 wrong usage, or not everythi
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = add_command(subparsers, "doctor", "say which layer is broken on this node", DESCRIPTION, EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pod",
         metavar="NAMESPACE/NAME",

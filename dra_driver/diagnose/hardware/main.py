@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.place import load_places, place_flags
-from dra_driver.diagnose.node_settings import add_command, add_options
+from dra_driver.diagnose.node_settings import add_options
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.hardware.runner import Run
@@ -32,10 +32,7 @@ try changes of MIG again.
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = add_command(
-        subparsers, "hardware-check", "compare this machine's GPUs with what the driver assumes", DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser)
     parser.add_argument(
         "--output", metavar="FILE", help=f"where the report is written, 0600 (default: {REPORT_FILE} in this folder)"

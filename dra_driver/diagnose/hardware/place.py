@@ -33,7 +33,7 @@ def place_flags() -> list[Flag]:
 
 def load_places(given: Mapping[str, str | None], environ: Mapping[str, str]) -> NodeSettings:
     """The settings; other variables of the node process are not read. Raises ConfigurationError."""
-    known = {flag.option.env: environ[flag.option.env] for flag in place_flags() if flag.option.env in environ}
+    known = {flag.env: environ[flag.env] for flag in place_flags() if flag.env in environ}
     return load_node_settings({"node_name": os.uname().nodename.lower(), **given}, known)
 
 

@@ -4,7 +4,7 @@ import argparse
 import logging
 from typing import Final
 
-from dra_driver.diagnose.node_settings import add_command, add_flags, load_settings
+from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 DESCRIPTION: Final = """\
 Remove everything that this driver has on the node: undo its changes of GPUs (MIG instances that it created, MIG mode,
@@ -15,8 +15,7 @@ as root on the node, see docs/operations.md.
 EPILOG: Final = "exit status: 0 everything is removed, 1 something stays, 2 wrong usage, or it refused."
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = add_command(subparsers, "cleanup", "remove every trace of the driver from this node", DESCRIPTION, EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be undone and removed")
     add_flags(parser)
 

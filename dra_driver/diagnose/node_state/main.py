@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from dra_driver.diagnose.node_settings import add_command, add_flags, load_settings
+from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 if TYPE_CHECKING:
     from dra_driver.core.finding import Finding
@@ -25,8 +25,7 @@ EPILOG: Final = "exit status: 0 nothing disagrees, 1 something does, 2 wrong usa
 HEADINGS: Final = ("CLAIM", "STATE", "DEVICES", "CDI FILE", "UID")
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = add_command(subparsers, "state", "show and check what the driver has on this node", DESCRIPTION, EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", action="store_true", help="compare with the GPUs, too")
     parser.add_argument("--repair", action="store_true", help="repair first, then show")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")

@@ -23,8 +23,8 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process import hardware, preflight
 from dra_driver.node.process.device_nodes import HostDeviceNodes
+from dra_driver.node.process.hardware import OwnedBackend
 from dra_driver.node.process.node_claims import open_node_claims, open_provider
-from dra_driver.node.process.ownership import OwnedBackend
 
 LOOK_S: Final = 15.0
 """The first read of the GPUs in a session; without a driver it fails at once."""
