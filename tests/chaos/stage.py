@@ -219,14 +219,10 @@ class Stage:
         self.assert_intact()
         self.assert_on_hardware()
         kept = len(self.held)
-        self.release_all()
-        fault.write(seconds=seconds, seen=seen, kept=kept)
-
-    def release_all(self) -> None:
-        """Unprepare everything; nothing of it may be left."""
         for claim, _, _ in self.held.values():
             self.drop(claim)
         self.held.clear()
         with suppress(AssertionError):
             until(lambda: not self.node.leftovers(), "a clean node", 10.0)
         assert self.node.leftovers() == []
+        fault.write(seconds=seconds, seen=seen, kept=kept)

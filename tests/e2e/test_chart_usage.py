@@ -1,8 +1,8 @@
 """What real pods use, told by the chart's exporter: the join, the sums, eviction over a grant, commands and page.
 
 The pods' own processes use the GPUs; an annotation of the claim says how much. One process of the host uses the shared
-GPU beside them. Environment: E2E_IMAGE (as for `test_chart_pods`). This host has to be the cluster's node, and its kubelet has to make
-cgroups for pods.
+GPU beside them. Environment: E2E_IMAGE (as for `test_chart_pods`). This host has to be the cluster's node, and its
+kubelet has to make cgroups for pods.
 """
 
 import json
