@@ -51,7 +51,7 @@ def test_refusals_delay_new_claims_alone(status: int, stage: Stage, fault: Fault
     stage.proxy.rule = everything(GOOD)
     since = time.monotonic()
     stage.scheduler.release(extra)
-    _finish(stage, fault, claim, since, seen)
+    stage.finish(fault, since, seen=seen, waited=claim)
 
 
 def _assert_paced(calls: list[Call]) -> None:
@@ -65,13 +65,6 @@ def _assert_paced(calls: list[Call]) -> None:
         last[path] = call.at
 
 
-def _finish(stage: Stage, fault: FaultRecord, claim: dict[str, str], since: float, seen: str) -> None:
-    """The claim that waited is prepared too."""
-    until(lambda: stage.prepare(claim, 45.0) == "", f"the claim that waited: {stage.node.log()[-2000:]}", 60.0)
-    stage.drop(claim)
-    stage.finish(fault, since, seen=seen)
-
-
 @pytest.mark.fault("api-refused")
 def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: FaultRecord) -> None:
     """As a control plane that restarts."""
@@ -83,7 +76,7 @@ def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: Fault
     stage.assert_intact()
     time.sleep(FAULT_S)
     stage.proxy.accept()
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-409")
@@ -98,7 +91,7 @@ def test_conflicts_of_writes_end_with_the_conflict(stage: Stage, fault: FaultRec
     stage.assert_intact()
     time.sleep(FAULT_S)
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-410")
@@ -116,7 +109,7 @@ def test_expired_versions_end_in_a_new_list(stage: Stage, fault: FaultRecord) ->
     claim = stage.spare_claim_without_slices()
     assert stage.prepare(claim) == "", "a GET of a claim needs no version"
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-slow")
@@ -133,7 +126,9 @@ def test_a_slow_api_server_slows_new_claims_alone(stage: Stage, fault: FaultReco
     stage.assert_intact()
     assert time.monotonic() - began < 2.0, "what is prepared needs no API server"
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), f"a prepare takes {took:.1f} s, a repeated one as long as ever")
+    stage.finish(
+        fault, time.monotonic(), seen=f"a prepare takes {took:.1f} s, a repeated one as long as ever", waited=claim
+    )
 
 
 @pytest.mark.fault("api-half-open")
@@ -147,7 +142,7 @@ def test_silent_connections_are_given_up(stage: Stage, fault: FaultRecord) -> No
     stage.assert_intact()
     time.sleep(FAULT_S)
     stage.proxy.silent.clear()
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-watch-closed")
@@ -165,7 +160,9 @@ def test_watches_that_end_each_second_cost_little(stage: Stage, fault: FaultReco
     stage.assert_intact()
     claim = stage.spare_claim()
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), f"{count} requests in 10 s; slices deleted meanwhile come back")
+    stage.finish(
+        fault, time.monotonic(), seen=f"{count} requests in 10 s; slices deleted meanwhile come back", waited=claim
+    )
 
 
 @pytest.mark.parametrize("hours", [2, -2])
@@ -181,7 +178,9 @@ def test_clocks_that_differ_by_hours_change_nothing(hours: int, stage: Stage, fa
     node.kill()
     node.start()
     stage.assert_intact()
-    _finish(stage, fault, stage.spare_claim(), since, f"the API server is {hours:+d} h away; nothing is noticed")
+    stage.finish(
+        fault, since, seen=f"the API server is {hours:+d} h away; nothing is noticed", waited=stage.spare_claim()
+    )
 
 
 class Authority:
@@ -218,4 +217,4 @@ def test_a_new_authority_is_taken_from_its_file(fault: FaultRecord) -> None:
         assert seen == ""
         seen = stage.wait_logged("certificate|credentials read again")
         stage.assert_intact()
-        _finish(stage, fault, claim, since, seen)
+        stage.finish(fault, since, seen=seen, waited=claim)
