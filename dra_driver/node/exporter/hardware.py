@@ -15,8 +15,6 @@ SIMULATED_USAGE: Final = "simulated-usage.json"
 
 
 class SimulatedGpus:
-    """Simulated GPUs, which nothing has to close."""
-
     def __init__(self, usage: SimulatedUsage) -> None:
         self._usage = usage
 

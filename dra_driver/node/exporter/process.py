@@ -67,7 +67,6 @@ class ExporterProcess:
         self.stopping = threading.Event()
 
     def ready(self) -> list[str]:
-        """Reasons why nothing is told yet."""
         return [] if self._observed is not None else ["the first look is not over"]
 
     def live(self) -> list[str]:

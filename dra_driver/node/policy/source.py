@@ -225,7 +225,6 @@ class PolicySource:
         return f"policies cannot be used, so the previous ones stay in force: {reason}"
 
     def _log_problem(self) -> None:
-        """Log a new problem once."""
         problem = self._problem()
         if self._is_waiting and self._objects is not None and self._objects.problem is None:
             return  # it was asked a moment ago

@@ -1,14 +1,12 @@
 """Publishes and withdraws the DRA socket and the registration socket, and replaces them when their files vanish.
 
 The DRA socket accepts calls before the registration socket appears, because the kubelet dials it right after
-``GetInfo``. A kubelet that restarts walks its registry again and finds the registration socket by itself. A deleted
-file (a cleaned directory, a node reset) does not come back by itself: a listening unix socket cannot be linked under a
-name again. So a new server takes the path, and the old one finishes its calls.
+``GetInfo``. A deleted file (a cleaned directory, a node reset) stays away: a listening unix socket cannot be linked
+again. So a new server takes the path, and the old one finishes its calls.
 
-At the stop the registration socket goes last, after the calls in progress. When it disappears, the kubelet closes its
+At the stop the registration socket goes last, after the calls in progress: when it disappears, the kubelet closes its
 connection with every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose
-prepare was cut off waits half a minute for the next. Before that, the kubelet sees the DRA service end and prefers a
-successor's.
+prepare was cut off waits half a minute for the next.
 
 A socket that another process has put in place of this driver's is left alone: two drivers that take turns would be
 worse than one that is not ready.
@@ -149,7 +147,6 @@ class Probe:
         self._good_until = float("-inf")  # replaced as a whole
 
     def problems(self) -> list[str]:
-        """See `socket_problems`."""
         now = self._clock()
         if now < self._good_until:
             return []
