@@ -10,9 +10,8 @@ import grpc
 import pytest
 
 from dra_driver.core.errors import ClaimReplacedError, DeviceInUseError
-from dra_driver.node.process.endpoints import DRA_THREADS
+from dra_driver.node.process.endpoints import DRA_THREADS, SUPPORTED_VERSIONS
 from dra_driver.node.process.health_stream import MAX_STREAMS
-from dra_driver.node.process.registration import SUPPORTED_VERSIONS
 from dra_driver.node.process.server import MAX_REQUEST_BYTES
 from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS
 from tests.contract.node.process.conftest import DRIVER, Plugin

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.node.process.registration import Registration
+from dra_driver.node.process.endpoints import Registration
 from dra_driver.node.process.server import RETIREMENT_S, UnixServer
 from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, is_served, private_path, remove_dead
 from tests.contract.node.process.conftest import DRIVER, Plugin
