@@ -4,12 +4,10 @@ Translates messages to values, checks them, and answers every claim of a call: a
 never the end of the call, so that the pod's event names the claim at fault. ``ClaimPreparer`` does the work.
 
 Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. The
-kubelet gives up on a call after 45 s while the call goes on here, so a second call for the same claim may overlap the
-first. Both reach the preparer, which handles that.
+kubelet gives up on a call after 45 s, so a second call for the same claim may overlap the first.
 
-A prepare may wait for an API server, a driver or a device. An unprepare needs none of them, and it may release the
-device that a prepare waits for. So prepares have a few threads of their own, and waiting prepares never delay an
-unprepare.
+A prepare may wait for an API server, a driver or a device; an unprepare needs none of them. So prepares have a few
+threads of their own, and waiting prepares never delay an unprepare.
 """
 
 import logging
