@@ -17,7 +17,7 @@ from dra_driver.kubectl.lint.catalog_devices import KnownDevice
 from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, DeviceView, Program, compile_selector
 from dra_driver.scheduler.cel.lexer import SourceText, tokens
-from dra_driver.scheduler.cel.parser import parse, terminals
+from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
 from dra_driver.scheduler.cel.syntax import Literal as Constant
 
@@ -110,7 +110,7 @@ def _clauses(source: SourceText, tree: Expr) -> tuple[ParsedClause, ...]:
     found = []
     for start, end in parts:
         text = source.text[start:end]
-        lead = tokens(SourceText(text), terminals())[0].offset  # past white space and comments
+        lead = tokens(SourceText(text))[0].offset  # past white space and comments
         try:
             finder = _Finder()
             finder.visit(parse(SourceText(text)), {})
@@ -125,7 +125,7 @@ def _clauses(source: SourceText, tree: Expr) -> tuple[ParsedClause, ...]:
 def _split(source: SourceText) -> list[tuple[int, int]]:
     """Returns the spans of the operands of ``&&`` outside of all brackets."""
     depth, start, spans = 0, 0, []
-    for token in tokens(source, terminals()):
+    for token in tokens(source):
         if token.text in _OPENING:
             depth += 1
         elif token.text in _CLOSING:
