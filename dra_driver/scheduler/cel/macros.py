@@ -6,25 +6,26 @@ node for node, because the cost of an expression is the cost of its expansion.
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,
+    FieldEntry,
     Fold,
     Ident,
     ListLiteral,
     Literal,
     MapEntry,
     MapLiteral,
-    Message,
     Select,
 )
 
 ACCUMULATOR: Final = "@result"
 _MAX_COPIES: Final = 20_000
 _SORT_INPUT: Final = "@__sortBy_input__"
+N = TypeVar("N", Expr, MapEntry, FieldEntry)
 _Expander = Callable[[SourceText, Call], Expr | None]
 
 
@@ -60,10 +61,10 @@ def _accumulator(at: Expr) -> Ident:
     return Ident(at.offset, ACCUMULATOR)
 
 
-def _fold(call: Call, names: tuple[str, ...], parts: tuple[Expr, Expr, Expr, Expr]) -> Expr:
+def _fold(call: Call, names: tuple[str, ...], *parts: Expr) -> Expr:
     """``parts`` are the initial value, the condition, the step and the result."""
     assert call.target is not None  # noqa: S101  macros of this kind are registered as methods
-    return Fold(call.offset, call.target, names, ACCUMULATOR, parts)
+    return Fold(call.offset, call.target, names, ACCUMULATOR, *parts)
 
 
 def _all(count: int) -> _Expander:
@@ -71,7 +72,7 @@ def _all(count: int) -> _Expander:
         at, names = call, _variables(source, call, count)
         condition = Call(at.offset, "@not_strictly_false", [_accumulator(at)])
         step = Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
-        return _fold(call, names, (Literal(at.offset, True), condition, step, _accumulator(at)))
+        return _fold(call, names, Literal(at.offset, True), condition, step, _accumulator(at))
 
     return expander
 
@@ -82,7 +83,7 @@ def _exists(count: int) -> _Expander:
         unset = Call(at.offset, "!_", [_accumulator(at)])
         condition = Call(at.offset, "@not_strictly_false", [unset])
         step = Call(at.offset, "_||_", [_accumulator(at), call.arguments[count]])
-        return _fold(call, names, (Literal(at.offset, False), condition, step, _accumulator(at)))
+        return _fold(call, names, Literal(at.offset, False), condition, step, _accumulator(at))
 
     return expander
 
@@ -93,7 +94,7 @@ def _exists_one(count: int) -> _Expander:
         more = Call(at.offset, "_+_", [_accumulator(at), Literal(at.offset, 1)])
         step = Call(at.offset, "_?_:_", [call.arguments[count], more, _accumulator(at)])
         result = Call(at.offset, "_==_", [_accumulator(at), Literal(at.offset, 1)])
-        return _fold(call, names, (Literal(at.offset, 0), Literal(at.offset, True), step, result))
+        return _fold(call, names, Literal(at.offset, 0), Literal(at.offset, True), step, result)
 
     return expander
 
@@ -101,7 +102,7 @@ def _exists_one(count: int) -> _Expander:
 def _collect(call: Call, names: tuple[str, ...], test: Expr | None, step: Expr, initial: Expr) -> Expr:
     if test is not None:
         step = Call(call.offset, "_?_:_", [test, step, _accumulator(call)])
-    return _fold(call, names, (initial, Literal(call.offset, True), step, _accumulator(call)))
+    return _fold(call, names, initial, Literal(call.offset, True), step, _accumulator(call))
 
 
 def _list_of(count: int) -> _Expander:
@@ -138,8 +139,8 @@ def _map_of(with_key: bool) -> _Expander:
 
 def _let(at: Expr, name: str, value: Expr, body: Expr) -> Expr:
     """Binds ``name`` to ``value`` in ``body``; the value is computed on its first use."""
-    parts = (value, Literal(at.offset, False), Ident(at.offset, name), body)
-    return Fold(at.offset, ListLiteral(at.offset, []), (), name, parts)
+    unchanged = Ident(at.offset, name)
+    return Fold(at.offset, ListLiteral(at.offset, []), (), name, value, Literal(at.offset, False), unchanged, body)
 
 
 def _bind(source: SourceText, call: Call) -> Expr | None:
@@ -151,31 +152,19 @@ def _bind(source: SourceText, call: Call) -> Expr | None:
     return _let(call, name.name, value, body)
 
 
-def _copied(source: SourceText, node: Any) -> Any:
+def _copied(source: SourceText, node: N) -> N:
     """A copy of the tree. Macros that copy double their target, so the number of copied nodes is limited."""
-    source.copied += 1
+    source.copied += isinstance(node, Expr)
     if source.copied > _MAX_COPIES:
         raise source.error(node.offset, "macros make this expression too large")
     twin = copy(node)
-    if isinstance(node, Select):
-        twin.operand = _copied(source, node.operand)
-    elif isinstance(node, Call):
-        twin.target = None if node.target is None else _copied(source, node.target)
-        twin.arguments = [_copied(source, argument) for argument in node.arguments]
-    elif isinstance(node, ListLiteral):
-        twin.elements = [_copied(source, element) for element in node.elements]
-    elif isinstance(node, MapLiteral | Message):
-        twin.entries = [_copied_entry(source, entry) for entry in node.entries]
-    elif isinstance(node, Fold):
-        twin.range, twin.initial = _copied(source, node.range), _copied(source, node.initial)
-        twin.condition, twin.step = _copied(source, node.condition), _copied(source, node.step)
-        twin.result = _copied(source, node.result)
+    for name in node.__struct_fields__:
+        part = getattr(node, name)
+        if isinstance(part, Expr):
+            setattr(twin, name, _copied(source, part))
+        elif isinstance(part, list):
+            setattr(twin, name, [_copied(source, item) for item in part])
     return twin
-
-
-def _copied_entry(source: SourceText, entry: MapEntry) -> MapEntry:
-    key = _copied(source, entry.key) if isinstance(entry.key, Expr) else entry.key
-    return MapEntry(entry.offset, key, _copied(source, entry.value), entry.optional)
 
 
 def _opt_map(flat: bool) -> _Expander:
@@ -184,6 +173,7 @@ def _opt_map(flat: bool) -> _Expander:
         if not isinstance(name, Ident):
             raise source.error(name.offset, f"the first argument of {call.function}() must be a plain name")
         at = call.offset
+        assert call.target is not None  # noqa: S101  registered as methods
         value = Call(at, "value", [], _copied(source, call.target))
         result = _let(call, name.name, value, body)
         if not flat:

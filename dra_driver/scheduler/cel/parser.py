@@ -14,6 +14,7 @@ from dra_driver.scheduler.cel.lexer import END, IDENT, LITERALS, SourceText, Tok
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,
+    FieldEntry,
     Ident,
     ListLiteral,
     Literal,
@@ -173,14 +174,14 @@ class _Parser:
         return Select(name.offset, node, name.text)
 
     def _message(self, node: Expr) -> Expr:
-        entries: list[MapEntry] = []
+        entries: list[FieldEntry] = []
         while self._more("}", entries):
             if self._kind not in {IDENT, "?"}:
                 raise self._unexpected("", IDENT, "?", "}", *(() if entries else ","))
             optional = self._skip("?")
             field = self.take(IDENT)
             self.take(":")
-            entries.append(MapEntry(field.offset, field.text, self.expression(), optional))
+            entries.append(FieldEntry(field.offset, field.text, self.expression(), optional))
         name = qualified_name(node)
         if name is None or node.parenthesized:
             raise self._source.error(node.offset, "syntax error: expected a type name before '{'")
