@@ -6,12 +6,12 @@ different.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.scheduler.allocation.devices import PoolDevice
 from dra_driver.scheduler.allocation.events import ConstraintBroken, Wire
 
-Value = tuple[str, Any]
+Value = tuple[str, object]
 _KINDS: Final = ("string", "int", "bool", "version")
 
 

@@ -70,8 +70,10 @@ def _traversal(size: float, factor: float = 1.0) -> int:
 
 def _tree(value: object) -> int:
     """The cost of traversing a value and everything in it."""
-    if isinstance(value, str | bytes):
-        return int(len(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value) * _STRING_FACTOR)
+    if isinstance(value, str):
+        return int(len(value.encode("utf-8", "surrogatepass")) * _STRING_FACTOR)
+    if isinstance(value, bytes):
+        return int(len(value) * _STRING_FACTOR)
     if isinstance(value, range):
         return len(value)
     if isinstance(value, LISTS):

@@ -15,6 +15,7 @@ from typing import Final
 
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel.values import (
+    ADDRESSES,
     LISTS,
     MISSING,
     CelMap,
@@ -372,12 +373,9 @@ def contained(item: object, aggregate: object) -> bool:
     raise no_overload()
 
 
-_ADDRESSES: Final = (IPv4Address, IPv6Address)  # and their interfaces, which are subclasses
-
-
 def size(value: object) -> int:
     found = size_of(value)
-    if found is None or isinstance(value, _ADDRESSES):
+    if found is None or isinstance(value, ADDRESSES):
         raise no_overload("size")
     return found
 

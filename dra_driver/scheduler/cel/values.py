@@ -334,15 +334,19 @@ def no_overload(what: str = "") -> EvalError:
     return EvalError(f"no such overload: {what}" if what else "no such overload")
 
 
+# Tuples, because isinstance with a union is slower.
 _SIZED: Final = (str, bytes, list, range, CelMap)
+ADDRESSES: Final = (IPv4Address, IPv6Address)
+"""For isinstance: addresses, and interfaces, which are subclasses of them."""
+_INTERFACES: Final = (IPv4Interface, IPv6Interface)
 
 
 def size_of(value: object) -> int | None:
     """Elements of a list or map, characters of a string, bytes of bytes and addresses; None for other types."""
     if isinstance(value, _SIZED):
         return len(value)
-    if isinstance(value, IPv4Interface | IPv6Interface):
-        return -(-value.network.prefixlen // 8)
-    if isinstance(value, IPv4Address | IPv6Address):
+    if isinstance(value, ADDRESSES):
+        if isinstance(value, _INTERFACES):
+            return -(-value.network.prefixlen // 8)
         return 4 if isinstance(value, IPv4Address) else 16
     return None
