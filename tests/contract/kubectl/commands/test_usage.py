@@ -203,9 +203,9 @@ def test_sums_are_printed_in_every_form(by: str, output: str, capsys: Printed) -
 def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsys: Printed) -> None:
     """The exporter knows no labels; pods that may not be listed are a note."""
     stage, _ = server
-    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": {"reservedFor": [USER]}}
+    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "spec": {}, "status": {"reservedFor": [USER]}}
     stage.lists["/apis/resource.k8s.io/v1/resourceclaims"].append(rest)
-    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": "u1", "labels": {"team": "web"}}}]
+    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": "u1", "labels": {"team": "web"}}, "spec": {}}]
     assert kubectl.main(["usage", "--by", "label:team", "-o", "csv"]) == 0
     lines = [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
