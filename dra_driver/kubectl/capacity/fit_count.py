@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.quantity import NANO, Format, Quantity
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.published import MEMORY
 from dra_driver.kubectl.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape
 from dra_driver.kubectl.capacity.units import (
@@ -35,8 +36,6 @@ from dra_driver.scheduler.allocation import (
     SchedulerFeatures,
     SchedulerQuirks,
 )
-
-Wire = Mapping[str, Any]
 
 MAX_FITS: Final = 256
 """Limit of claims tried on one unit; a count that reaches it is a lower bound."""

@@ -7,17 +7,17 @@ Other requirements of pods (CPU, affinity, node taints) and requests that mix ki
 nodes reach are a separate place: a claim for several GPUs never fits partly there and partly on a node.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from dra_driver.core.errors import DraError
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.fit_count import Aggregate, FitCounter, Options
 from dra_driver.kubectl.capacity.report import CapacityReport, NodeCapacity
 from dra_driver.kubectl.capacity.units import Unit, units_of, units_of_devices
 from dra_driver.scheduler.allocation import NO_USE, Allocator, Limits, Pool, PoolKey, PoolSlice, guarded, pool_uses
 
-Wire = Mapping[str, Any]
 ANYWHERE: Final = ""
 _MAX_NOTES: Final = 10
 _DEFAULTS: Final = Options()

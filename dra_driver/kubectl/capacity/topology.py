@@ -10,10 +10,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.kube.devices import generation_of, pool_of
+from dra_driver.kube.devices import Wire, generation_of, pool_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, Wire, devices_of
+from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, devices_of
 from dra_driver.kubectl.capacity.units import attribute
 
 IN_PARTS: Final = "in parts"

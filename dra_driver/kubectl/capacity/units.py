@@ -7,13 +7,13 @@ of one unit does not affect other units, so units are counted separately, and eq
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.quantity import NANO
-from dra_driver.kube.devices import attribute_of
+from dra_driver.kube.devices import Wire, attribute_of
 from dra_driver.kube.published import MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
@@ -21,8 +21,6 @@ from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano,
 #
 # Devices are classified by the attributes that NVIDIA's driver and this one publish (``type``, ``productName``,
 # ``profile``, ``uuid``, ``parentUUID``). Devices of other drivers are classified by those of them that they have.
-
-Wire = Mapping[str, Any]
 
 
 class DeviceKind(NamedTuple):

@@ -25,7 +25,7 @@ from dra_driver.core.model.gpu_node import (
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
-from dra_driver.kube.devices import attribute_of, attribute_text, newest_slices
+from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices
 from dra_driver.kube.published import names
 from dra_driver.kubectl.web.gpus import (
     NOWHERE,
@@ -41,7 +41,6 @@ from dra_driver.kubectl.web.gpus import (
     place_of,
 )
 
-Wire = Mapping[str, Any]
 Key = tuple[str, str, str]
 _MAX_SLICES: Final = 64
 

@@ -9,12 +9,11 @@ from msgspec import Struct
 
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
-
-Wire = Mapping[str, Any]
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):

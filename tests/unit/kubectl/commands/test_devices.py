@@ -29,6 +29,7 @@ def claim(name: str, *devices: str, node: str = "n", pods: tuple[str, ...] = (),
     results = [{**where, "device": device} for device in devices]
     return {
         "metadata": {"namespace": "default", "name": name},
+        "spec": {},
         "status": {
             "allocation": {"devices": {"results": results}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": pod} for pod in pods],
@@ -74,7 +75,7 @@ def test_devices_of_other_drivers_are_shown_without_gpu_attributes() -> None:
 
 
 def test_pending_claims_are_no_holders_and_each_share_is_listed() -> None:
-    pending = {"metadata": {"namespace": "default", "name": "waits"}}
+    pending = {"metadata": {"namespace": "default", "name": "waits"}, "spec": {}}
     claims = [pending, claim("a", "gpu-0", shareID="1"), claim("b", "gpu-0", shareID="2")]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
     assert [holder.claim for holder in found.holders or ()] == ["a", "b"]
