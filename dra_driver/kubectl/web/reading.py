@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from dra_driver.core.request_rights import missing_right
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of
 from dra_driver.kubectl.explain import gaps_that_matter
@@ -35,9 +36,8 @@ from dra_driver.kubectl.web.rows import waiting_pods
 #
 # A state of a large cluster is millions of objects. They hardly have cycles, so they are freed when the next state
 # replaces them, but a full collection walks all of them: 223 ms with 8,000 GPUs. So nothing is collected while a state
-# or
-# an answer is worked out, and what is alive then is exempt (``gc.freeze``). Cycles that end in what is exempt are found
-# by `sweep` alone: when no page is open, and after `BUILT_BEFORE_SWEEP` at the latest.
+# or an answer is worked out, and what is alive then is exempt (``gc.freeze``). Cycles that end in what is exempt are
+# found by `sweep` alone: when no page is open, and after `BUILT_BEFORE_SWEEP` at the latest.
 
 BUILT_BEFORE_SWEEP: Final = 500
 """About an hour of a large cluster that changes all the time; a sweep delays the requests of that moment."""
@@ -96,8 +96,7 @@ heap: Final = Heap()
 # --- Answers that take longer than a page may: computed in one thread of their own, kept until the state has changed.
 #
 # A page asks, gets the last answer at once (of an earlier state, or none yet), and is sent again when the next is
-# there.
-# Only what was asked for within the last minute is computed anew.
+# there. Only what was asked for within the last minute is computed anew.
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class WorkedOut(Struct, frozen=True, kw_only=True):
     """``value`` of the state with this number; ``problem`` is why there is none."""
 
     number: int
-    value: Any = None
+    value: object = None
     problem: str = ""
 
 
@@ -120,7 +119,7 @@ class Derived:
         self._building = building
         self._lock = threading.Lock()  # guards the two below
         self._answers: dict[Hashable, WorkedOut] = {}
-        self._wanted: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
+        self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
         self._changes = 0
         self._worker = Worker("page-answers", self._turn)
 
@@ -134,7 +133,7 @@ class Derived:
     def changes(self) -> int:
         return self._changes
 
-    def ask(self, key: Hashable, number: int, compute: Callable[[], Any]) -> WorkedOut | None:
+    def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> WorkedOut | None:
         """The last answer for ``key``. If it is not of state ``number``, it is computed soon."""
         with self._lock:
             known = self._answers.get(key)
@@ -164,7 +163,7 @@ class Derived:
         return 0.0 if self.compute_one() else None
 
 
-def _answer(number: int, compute: Callable[[], Any]) -> WorkedOut:
+def _answer(number: int, compute: Callable[[], object]) -> WorkedOut:
     try:
         return WorkedOut(number=number, value=compute())
     except DraError as error:
@@ -367,16 +366,15 @@ class LiveSource:
 
     def state(self) -> ClusterState:
         found = read_cluster(self._api)
-        own: dict[str, Any] = {}
-        gaps = list(found.gaps)
-        for kind in KINDS if self._namespace else ():
-            at = next((at for at, gap in enumerate(gaps) if gap.startswith(f"{kind.resource}: ")), None)
-            if at is None or not kind.namespaced:
-                continue
-            items = read_in_namespace(self._api, kind, self._namespace)
-            if items is not None:
+        own: dict[str, Sequence[Wire]] = {}
+        gaps = []
+        for gap in found.gaps:
+            kind = next((each for each in KINDS if each.namespaced and gap.startswith(f"{each.resource}: ")), None)
+            items = read_in_namespace(self._api, kind, self._namespace) if kind and self._namespace else None
+            if kind is not None and items is not None:
                 own[kind.field] = items
-                gaps[at] += f"; those of namespace {self._namespace} are shown"
+                gap += f"; those of namespace {self._namespace} are shown"  # noqa: PLW2901 - the gap with its remedy
+            gaps.append(gap)
         return replace(found, gaps=tuple(gaps), **own) if own else found
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
@@ -396,11 +394,11 @@ class LiveSource:
 class FileSource:
     """A state that was read once, from a file."""
 
-    def __init__(self, read: Callable[[], ClusterState]) -> None:
-        self._read = read
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
 
     def state(self) -> ClusterState:
-        return self._read()
+        return self._state
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
         gaps.append("gpunodes: a file of the cluster's state has none, so health and policies are not known")
