@@ -5,6 +5,7 @@ from dra_driver.kubectl.capacity.holdings import ClaimDevice, ClaimRow, DeviceRo
 from dra_driver.kubectl.capacity.report import CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import survey
 from dra_driver.kubectl.capacity.topology import TopologyRow, topology_of
+from dra_driver.kubectl.capacity.units import node_problem, numa_of
 
 __all__ = [
     "CapacityReport",
@@ -18,6 +19,8 @@ __all__ = [
     "TopologyRow",
     "claims_of",
     "devices_of",
+    "node_problem",
+    "numa_of",
     "survey",
     "topology_of",
 ]

@@ -67,6 +67,24 @@ def attribute(device: Wire, driver: str, name: str) -> str:
     return str(next(iter(attribute_of(device.get("attributes"), driver, name).values()), ""))
 
 
+def node_problem(node: Wire) -> str:
+    """Returns why ordinary pods are not placed on the node: ``deleting``, ``cordoned``, ``not-ready`` or ""."""
+    if (node.get("metadata") or {}).get("deletionTimestamp"):
+        return "deleting"
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = next((item.get("status") for item in conditions if item.get("type") == "Ready"), "True")
+    return "" if ready == "True" else "not-ready"
+
+
+def numa_of(device: Wire) -> tuple[int, ...]:
+    """Returns the NUMA nodes: one number, or several if the driver publishes a list (DRAListTypeAttributes)."""
+    value = (device.get("attributes") or {}).get(names.NUMA_NODE) or {}
+    found = [value["int"]] if "int" in value else value.get("ints") or ()
+    return tuple(number for number in found if isinstance(number, int))
+
+
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
     """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
     found = attribute(device, driver, names.TYPE)
@@ -392,7 +410,3 @@ def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
         for name, value in mine.items():
             sums[name] = sums.get(name, 0) + value
     return found
-
-
-def _consumed_memory(device: PoolDevice) -> int:
-    return (device.consumed or {}).get(MEMORY, 0)

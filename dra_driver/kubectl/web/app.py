@@ -21,12 +21,13 @@ from starlette.types import ASGIApp
 from dra_driver.core.errors import DraError
 from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES, explain_pod, in_thread, survey_of, tried
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.gpus import SeenFleet, clique_of, island_of, islands_of, numa_text, spots_of
+from dra_driver.kubectl.web.gpus import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, SeenCluster, WorkedOut
 from dra_driver.kubectl.web.rows import (
-    Waiting,
+    Uses,
     ago,
     claim_views,
     event_rows,
@@ -142,14 +143,17 @@ class Pages:
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
         whole = drawn(use.points_of_gpu(node, name) if use else [], total)
-        size = (WIDTH, HEIGHT)
-        near: dict[str, Any] = {
-            "island": island_of(found, fleet),
-            "clique": clique_of(found, fleet),
-            "numa": numa_text(found.place),
-        }
         return self._page(
-            request, "gpu.html", gpu=found, holders=holders, memory=memory, whole=whole, size=size, **near
+            request,
+            "gpu.html",
+            gpu=found,
+            holders=holders,
+            memory=memory,
+            whole=whole,
+            size=(WIDTH, HEIGHT),
+            island=island_of(found, fleet),
+            clique=clique_of(found, fleet),
+            numa=found.place.numa_text,
         )
 
     async def claims(self, request: Request) -> Response:
@@ -251,7 +255,7 @@ class Pages:
         reading = self._sources.use.asked() if self._sources.use else None
         return reading.value if reading else None
 
-    def _uses(self) -> Any:
+    def _uses(self) -> Uses:
         use = self._use()
         return use.uses if use else {}
 
@@ -263,13 +267,13 @@ class Pages:
         key = ("pod", namespace, name)
         return self._sources.derived.ask(key, reading.number, lambda: explain_pod(state, namespace, name))
 
-    def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self._render(request, template, **values), status_code=status)
 
     def _gone(self, request: Request, sentence: str) -> Response:
         return self._page(request, "gone.html", status=404, sentence=sentence)
 
-    def _render(self, request: Request, template: str, **values: Any) -> str:
+    def _render(self, request: Request, template: str, **values: object) -> str:
         now, cluster, use = datetime.now(UTC), self._sources.cluster, self._sources.use
         reading = cluster.asked()
         shown = self._templates.get_template(template).render(
@@ -350,7 +354,7 @@ class Pages:
         return self._sources.cluster.changes, use.changes if use else 0, self._sources.derived.changes
 
 
-def _visible(value: Any) -> Any:
+def _visible(value: object) -> object:
     """Texts without characters that change how others are shown, such as the direction; lines stay."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
@@ -379,15 +383,12 @@ def _page(request: Request) -> str:
     return request.query_params.get("page", "1")
 
 
-def _node_texts(node: Any) -> str:
+def _node_texts(node: NodeRow) -> str:
     products = {gpu.product for gpu in node.gpus}
     claims = {f"{part.namespace}/{part.claim}" for gpu in node.gpus for part in gpu.parts}
     policies = {gpu.policy for gpu in node.gpus}
     return " ".join((node.name, *products, *claims, *policies))
 
 
-def _claim_texts(row: Any) -> str:
+def _claim_texts(row: ClaimRow) -> str:
     return " ".join((f"{row.namespace}/{row.name}", row.state, *row.nodes, *row.pods, *row.requests))
-
-
-__all__ = ["PageSources", "Pages", "Waiting", "application", "templates"]

@@ -1,13 +1,14 @@
 """Nodes and GPUs as the page shows them, with what claims hold drawn to scale. Values only; ``fleet.py`` makes them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.kube.devices import attribute_text
+from dra_driver.kube.devices import Wire, attribute_text
 from dra_driver.kube.published import names
+from dra_driver.kubectl.capacity import numa_of
 
 FREE: Final = "free"
 WHOLE: Final = "whole"
@@ -45,6 +46,10 @@ class GpuPlace(Struct, frozen=True, kw_only=True):
     island: str = ""
     link: str = ""
     clique: str = ""
+
+    @property
+    def numa_text(self) -> str:
+        return ", ".join(map(str, self.numa))
 
 
 NOWHERE: Final = GpuPlace()
@@ -136,7 +141,6 @@ class SeenFleet(Struct, frozen=True, kw_only=True):
         return next((gpu for gpu in found.gpus if gpu.name == name), None) if found else None
 
 
-_DIRECT: Final = "direct"
 _MAX_NUMA: Final = 64
 
 
@@ -155,11 +159,11 @@ class NearGpus(Struct, frozen=True, kw_only=True):
     gpus: Sequence[GpuRow]
 
 
-def place_of(attributes: Mapping[str, Any], driver: str) -> GpuPlace:
-    """Of a device's attributes, whose names may have the driver's domain."""
-    text = partial(attribute_text, attributes, driver)
+def place_of(device: Wire, driver: str) -> GpuPlace:
+    """Where a published device is."""
+    text = partial(attribute_text, device.get("attributes"), driver)
     place = GpuPlace(
-        numa=_numa(attributes.get(names.NUMA_NODE) or {}),
+        numa=numa_of(device)[:_MAX_NUMA],
         pcie_root=text(names.PCIE_ROOT),
         island=text(names.NVLINK_ISLAND),
         link=text(names.NVLINK_TYPE),
@@ -168,14 +172,12 @@ def place_of(attributes: Mapping[str, Any], driver: str) -> GpuPlace:
     return place if place != NOWHERE else NOWHERE
 
 
-def _numa(value: Mapping[str, Any]) -> tuple[int, ...]:
-    found = [value["int"]] if "int" in value else value.get("ints") or ()
-    return tuple(number for number in found if isinstance(number, int))[:_MAX_NUMA]
-
-
 def islands_of(node: NodeRow) -> list[LinkedGpus]:
     """In the order of the first GPU of each."""
-    found = _grouped((gpu.place.island, gpu) for gpu in node.gpus if gpu.place.island)
+    found: dict[str, list[GpuRow]] = {}
+    for gpu in node.gpus:
+        if gpu.place.island:
+            found.setdefault(gpu.place.island, []).append(gpu)
     return [LinkedGpus(kind=_kind(gpus), gpus=gpus) for gpus in found.values()]
 
 
@@ -188,7 +190,9 @@ def island_of(gpu: GpuRow, fleet: SeenFleet) -> LinkedGpus | None:
 
 def spots_of(node: NodeRow) -> list[NearGpus]:
     """GPUs that are near each other; none if the node's GPUs do not say where they are."""
-    found = _grouped(((numa_text(gpu.place), gpu.place.pcie_root), gpu) for gpu in node.gpus)
+    found: dict[tuple[str, str], list[GpuRow]] = {}
+    for gpu in node.gpus:
+        found.setdefault((gpu.place.numa_text, gpu.place.pcie_root), []).append(gpu)
     spots = [NearGpus(numa=numa, pcie_root=root, gpus=gpus) for (numa, root), gpus in sorted(found.items())]
     return spots if any(spot.numa or spot.pcie_root for spot in spots) else []
 
@@ -199,19 +203,8 @@ def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
     return [each for node in fleet.nodes for each in node.gpus if each.place.clique == clique] if clique else []
 
 
-def numa_text(place: GpuPlace) -> str:
-    return ", ".join(map(str, place.numa))
-
-
 def _kind(gpus: Sequence[GpuRow]) -> str:
     link = gpus[0].place.link
-    if link == _DIRECT:
+    if link == "direct":
         return "pair" if len(gpus) == 2 else "direct links"
     return "NVSwitch" if link == "switch" else link or "linked"
-
-
-def _grouped(pairs: Iterable[tuple[Any, GpuRow]]) -> dict[Any, list[GpuRow]]:
-    found: dict[Any, list[GpuRow]] = {}
-    for key, gpu in pairs:
-        found.setdefault(key, []).append(gpu)
-    return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 from msgspec import Struct
@@ -172,10 +172,13 @@ def ago(moment: str, now: datetime) -> str:
 MAX_QUERY: Final = 100
 
 
-class Page(Struct, frozen=True, kw_only=True):
+Row = TypeVar("Row")
+
+
+class Page(Struct, Generic[Row], frozen=True, kw_only=True):
     """``rows`` of one page; ``number`` counts from 1. ``total`` rows match, of ``of`` in all."""
 
-    rows: Sequence[Any]
+    rows: Sequence[Row]
     number: int
     pages: int
     total: int
@@ -187,18 +190,17 @@ class Page(Struct, frozen=True, kw_only=True):
         return self.first + len(self.rows) - 1 if self.rows else 0
 
 
-def page_of(rows: Sequence[Any], number: str, size: int, *, of: int | None = None) -> Page:
+def page_of(rows: Sequence[Row], number: str, size: int, *, of: int | None = None) -> Page[Row]:
     """The page; a number that is none is the first, one beyond the end the last."""
     pages = max(1, -(-len(rows) // size))
     wanted = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 1
     at = min(max(1, wanted), pages)
-    start = (at - 1) * size
+    start, total = (at - 1) * size, len(rows)
     shown = rows[start : start + size]
-    total = len(rows)
     return Page(rows=shown, number=at, pages=pages, total=total, of=total if of is None else of, first=start + 1)
 
 
-def matching(rows: Sequence[Any], query: str, texts: Callable[[Any], str]) -> list[Any]:
+def matching(rows: Sequence[Row], query: str, texts: Callable[[Row], str]) -> list[Row]:
     """Rows whose texts contain every word of the query, without regard to case."""
     words = query[:MAX_QUERY].casefold().split()
     return [row for row in rows if all(word in texts(row).casefold() for word in words)] if words else list(rows)
