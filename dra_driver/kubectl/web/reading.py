@@ -120,7 +120,8 @@ class Derived:
         self._lock = threading.Lock()  # guards the two below
         self._answers: dict[Hashable, WorkedOut] = {}
         self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
-        self._changes = 0
+        self.changes = 0
+        """How many answers were computed."""
         self._worker = Worker("page-answers", self._turn)
 
     def start(self) -> None:
@@ -128,10 +129,6 @@ class Derived:
 
     def stop(self) -> None:
         self._worker.stop(_STOP_S)
-
-    @property
-    def changes(self) -> int:
-        return self._changes
 
     def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> WorkedOut | None:
         """The last answer for ``key``. If it is not of state ``number``, it is computed soon."""
@@ -150,27 +147,30 @@ class Derived:
             key = next(iter(self._wanted))
             number, compute = self._wanted.pop(key)
         with self._building():
-            answer = _answer(number, compute)
+            try:
+                answer = WorkedOut(number=number, value=compute())
+            except Exception as error:  # noqa: BLE001 - the thread goes on, and the page says it
+                answer = WorkedOut(number=number, problem=_sentence(error))
         with self._lock:
             self._answers.pop(key, None)
             self._answers[key] = answer
             while len(self._answers) > MAX_KEPT:
                 self._answers.pop(next(iter(self._answers)))
-            self._changes += 1
+            self.changes += 1
         return True
 
     def _turn(self) -> float | None:
         return 0.0 if self.compute_one() else None
 
 
-def _answer(number: int, compute: Callable[[], object]) -> WorkedOut:
-    try:
-        return WorkedOut(number=number, value=compute())
-    except DraError as error:
-        return WorkedOut(number=number, problem=str(error))
-    except Exception as error:
-        log.exception("an answer for the page failed")
-        return WorkedOut(number=number, problem=f"{type(error).__name__}: {error}")
+def _sentence(error: Exception) -> str:
+    """What the page says of a failure; one that is not expected is logged with its traceback."""
+    if isinstance(error, ForbiddenError):
+        return missing_right(error)
+    if isinstance(error, DraError):
+        return str(error)
+    log.error("reading or computing for the page failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 VIEWED_S: Final = 60.0
@@ -219,8 +219,9 @@ class Periodic(Generic[Value]):
         self._asked_at = clock()
         # Written by the thread that reads, each as one reference; read by others without a lock.
         self._reading: LastRead[Value] | None = None
-        self._trouble: ReadFailure | None = None
-        self._changes = 0
+        self.trouble: ReadFailure | None = None
+        self.changes = 0
+        """Grows when the value or the trouble becomes another one."""
         self._worker = Worker(name, self._turn)
 
     def start(self) -> None:
@@ -236,27 +237,13 @@ class Periodic(Generic[Value]):
         self._worker.wake()
         return self._reading
 
-    @property
-    def trouble(self) -> ReadFailure | None:
-        return self._trouble
-
-    @property
-    def changes(self) -> int:
-        """Grows when the value or the trouble becomes another one."""
-        return self._changes
-
     def once(self) -> None:
         """Reads once, in the caller's thread."""
         begun = self._clock()
         try:
             value = self._read()
-        except ForbiddenError as error:
-            self._fail(missing_right(error))
-        except DraError as error:
-            self._fail(str(error))
-        except Exception as error:
-            log.exception("reading for the page failed")
-            self._fail(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the thread goes on, and the page says it
+            self._fail(_sentence(error))
         else:
             self._keep(value, self._clock() - begun)
 
@@ -266,15 +253,15 @@ class Periodic(Generic[Value]):
         number = (last.number if last else 0) + (not same)
         kept = last.value if same and last is not None else value
         self._reading = LastRead(value=kept, at=self._now(), took_s=took_s, number=number)
-        if not same or self._trouble:
-            self._changes += 1
-        self._trouble = None
+        if not same or self.trouble:
+            self.changes += 1
+        self.trouble = None
 
     def _fail(self, sentence: str) -> None:
-        known = self._trouble
-        self._trouble = ReadFailure(sentence=printable(sentence)[:1000], since=known.since if known else self._now())
-        if known is None or known.sentence != self._trouble.sentence:
-            self._changes += 1
+        known = self.trouble
+        self.trouble = ReadFailure(sentence=printable(sentence)[:1000], since=known.since if known else self._now())
+        if known is None or known.sentence != self.trouble.sentence:
+            self.changes += 1
 
     def _turn(self) -> float | None:
         begun = self._clock()
