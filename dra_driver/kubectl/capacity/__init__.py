@@ -4,14 +4,16 @@ from dra_driver.kubectl.capacity.fit_count import Options
 from dra_driver.kubectl.capacity.holdings import ClaimDevice, ClaimRow, DeviceRow, Holder, claims_of, devices_of
 from dra_driver.kubectl.capacity.report import CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import survey
-from dra_driver.kubectl.capacity.topology import TopologyRow, topology_of
-from dra_driver.kubectl.capacity.units import node_problem, numa_of
+from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyRow, place_of, topology_of
+from dra_driver.kubectl.capacity.units import node_problem
 
 __all__ = [
+    "NOWHERE",
     "CapacityReport",
     "ClaimDevice",
     "ClaimRow",
     "DeviceRow",
+    "GpuPlace",
     "Holder",
     "ModelCapacity",
     "NodeCapacity",
@@ -20,7 +22,7 @@ __all__ = [
     "claims_of",
     "devices_of",
     "node_problem",
-    "numa_of",
+    "place_of",
     "survey",
     "topology_of",
 ]

@@ -6,18 +6,18 @@ The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest gene
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
-from dra_driver.kube.devices import Wire, newest_slices, pool_of
+from dra_driver.kube.devices import Wire, attribute_text, newest_slices, pool_of
 from dra_driver.kube.objects.resource import DeviceRequest, DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import read
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.units import attribute
 from dra_driver.scheduler.allocation import amount, guarded, nano
 
 # --- Computes the state of published devices from allocations and from the counters that they consume.
@@ -210,6 +210,7 @@ def _of_slice(
         holders = None if by_device is None else by_device.get((driver, pool, device["name"]), ())
         mine = [holder for holder in holders or () if not holder.admin_access]
         in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
+        text = partial(attribute_text, device.get("attributes"), driver)
         rest: Mapping[str, str] = {}
         state = UNKNOWN
         if holders is not None:
@@ -220,17 +221,17 @@ def _of_slice(
             driver=driver,
             pool=pool,
             device=device["name"],
-            type=attribute(device, driver, names.TYPE),
-            product=attribute(device, driver, names.PRODUCT_NAME),
-            profile=attribute(device, driver, names.PROFILE),
+            type=text(names.TYPE),
+            product=text(names.PRODUCT_NAME),
+            profile=text(names.PROFILE),
             memory=str(memory),
             taints=tuple(f"{taint.get('key')}:{taint.get('effect')}" for taint in device.get("taints") or ()),
             published=True,
             holders=holders,
             state=state,
             shared=shared,
-            sharing=attribute(device, driver, names.SHARING_STRATEGY),
-            parent=attribute(device, driver, names.PARENT_UUID),
+            sharing=text(names.SHARING_STRATEGY),
+            parent=text(names.PARENT_UUID),
             left=rest,
         )
 

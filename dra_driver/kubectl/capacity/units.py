@@ -7,14 +7,14 @@ of one unit does not affect other units, so units are counted separately, and eq
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.quantity import NANO
-from dra_driver.kube.devices import Wire, attribute_of
+from dra_driver.kube.devices import Wire, attribute_text
 from dra_driver.kube.published import MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
@@ -63,11 +63,6 @@ class SyntheticRequest(NamedTuple):
         return name if self.kind.profile and self.count == 1 else f"{self.count} {name}"
 
 
-def attribute(device: Wire, driver: str, name: str) -> str:
-    """Returns an attribute as text, with or without domain in its name; "" if it is missing."""
-    return str(next(iter(attribute_of(device.get("attributes"), driver, name).values()), ""))
-
-
 def node_problem(node: Wire) -> str:
     """Returns why ordinary pods are not placed on the node: ``deleting``, ``cordoned``, ``not-ready`` or ""."""
     if (node.get("metadata") or {}).get("deletionTimestamp"):
@@ -79,23 +74,12 @@ def node_problem(node: Wire) -> str:
     return "" if ready == "True" else "not-ready"
 
 
-def numa_of(device: Wire) -> tuple[int, ...]:
-    """Returns the NUMA nodes: one number, or several if the driver publishes a list (DRAListTypeAttributes)."""
-    value = (device.get("attributes") or {}).get(names.NUMA_NODE) or {}
-    found = [value["int"]] if "int" in value else value.get("ints") or ()
-    return tuple(number for number in found if isinstance(number, int))
-
-
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
     """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
-    found = attribute(device, driver, names.TYPE)
-    return _kind(
-        driver,
-        attribute(device, driver, names.PRODUCT_NAME) or found or "device",
-        found,
-        attribute(device, driver, names.PROFILE),
-        shares and bool(device.get("allowMultipleAllocations")),
-    )
+    text = partial(attribute_text, device.get("attributes"), driver)
+    found, profile = text(names.TYPE), text(names.PROFILE)
+    model = text(names.PRODUCT_NAME) or found or "device"
+    return _kind(driver, model, found, profile, shares and bool(device.get("allowMultipleAllocations")))
 
 
 @lru_cache(maxsize=1024)
@@ -177,8 +161,10 @@ def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool
     marks = []
     for place, device in enumerate(devices):
         mine: list[Hashable] = [("set", name) for name in _set_names(device.wire)]
-        wire = device.wire
-        if uuid := attribute(wire, driver, names.PARENT_UUID) or attribute(wire, driver, names.UUID):
+        attributes = device.wire.get("attributes")
+        if uuid := attribute_text(attributes, driver, names.PARENT_UUID) or attribute_text(
+            attributes, driver, names.UUID
+        ):
             mine.append(("body", uuid))
         if not mine:
             mine.append(place)

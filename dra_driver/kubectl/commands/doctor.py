@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, wants_colour
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, split_target, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.core.finding import Finding
@@ -39,11 +39,6 @@ EPILOG: Final = """\
 exit status: 0 all that was looked at works; 1 a layer is broken; 2 the API server does not answer, or nothing is broken
 and some questions have no answer
 """
-_KINDS: Final = {
-    **dict.fromkeys(("node", "nodes", "no"), "node"),
-    **dict.fromkeys(("pod", "pods", "po"), "pod"),
-    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims"), "claim"),
-}
 MOST_TIMEOUT_S: Final = 600.0
 _ONE_QUESTION_S: Final = 15.0
 
@@ -86,10 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.core.finding import by_layer, coloured
-    from dra_driver.diagnose.doctor.cluster import diagnose
+    from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
     from dra_driver.diagnose.doctor.report import merged, render, to_wire
 
-    scope = scope_of(args.target or "", namespace_of(args))
+    namespace, scope = namespace_of(args), DoctorScope()
+    if args.target:
+        kind, name = split_target(args.target, "node", "pod", "claim")
+        scope = DoctorScope(kind=kind, namespace="" if kind == "node" else namespace, name=name)
     if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
         raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
     facts, took_s = facts_of(args)
@@ -107,19 +105,6 @@ def run(args: argparse.Namespace) -> int:
     if explained is not None and explained[1]:
         print(f"\n{explained[1]}", end="")
     return report.exit_status
-
-
-def scope_of(target: str, namespace: str) -> "DoctorScope":
-    """The scope of ``pod/train``; the cluster for an empty target. Raises ConfigurationError."""
-    from dra_driver.diagnose.doctor.cluster import DoctorScope
-
-    if not target:
-        return DoctorScope()
-    kind, slash, name = target.partition("/")
-    if not slash or kind.lower() not in _KINDS or not name or "/" in name:
-        raise ConfigurationError(f"{target[:80]!r}: expected node/NAME, pod/NAME or claim/NAME")
-    found = _KINDS[kind.lower()]
-    return DoctorScope(kind=found, namespace="" if found == "node" else namespace, name=name)
 
 
 def facts_of(args: argparse.Namespace) -> "tuple[ClusterFacts, float]":

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_target(args: argparse.Namespace, progress: Progress) -> Explanation:
-    kind, name = split_target(args.target)
+    kind, name = split_target(args.target, "pod", "claim", default="pod")
     namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)

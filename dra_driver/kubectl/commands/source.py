@@ -188,16 +188,23 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     show(headings, rows, colour=wants_colour())
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Splits ``pod/train`` into (pod, train). A name without a kind is a pod. Raises ConfigurationError."""
-    kinds = {"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "resourceclaim": "claim"}
-    kinds["resourceclaims"] = "claim"
+_KINDS: Final = {
+    "node": ("node", "nodes", "no"),
+    "pod": ("pod", "pods", "po"),
+    "claim": ("claim", "claims", "resourceclaim", "resourceclaims"),
+}
+
+
+def split_target(target: str, *kinds: str, default: str = "") -> tuple[str, str]:
+    """Splits ``pods/train`` into (pod, train). ``default`` is the kind of a plain name. Raises ConfigurationError."""
     kind, slash, name = target.partition("/")
-    if not slash:
-        kind, name = "pod", target
-    if kind.lower() not in kinds or not name or "/" in name:
-        raise ConfigurationError(f"{target[:80]!r}: expected pod/NAME or claim/NAME")
-    return kinds[kind.lower()], name
+    if default and not slash:
+        kind, name = default, target
+    found = next((each for each in kinds if kind.lower() in _KINDS[each]), None)
+    if found is None or not name or "/" in name:
+        *others, last = (f"{each}/NAME" for each in kinds)
+        raise ConfigurationError(f"{target[:80]!r}: expected {', '.join(others)} or {last}")
+    return found, name
 
 
 def text_of(path: str) -> str | None:

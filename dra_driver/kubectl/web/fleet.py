@@ -20,19 +20,16 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
 from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices
 from dra_driver.kube.published import names
-from dra_driver.kubectl.capacity import ClaimDevice, ClaimRow, node_problem
+from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
 from dra_driver.kubectl.web.gpus import (
-    NOWHERE,
     PARTITION,
     SHARE,
     WHOLE,
-    GpuPlace,
     GpuRow,
     NodeRow,
     Part,
     SeenFleet,
     Totals,
-    place_of,
 )
 
 Key = tuple[str, str, str]

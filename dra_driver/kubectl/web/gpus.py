@@ -1,14 +1,11 @@
 """Nodes and GPUs as the page shows them, with what claims hold drawn to scale. Values only; ``fleet.py`` makes them."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.kube.devices import Wire, attribute_text
-from dra_driver.kube.published import names
-from dra_driver.kubectl.capacity import numa_of
+from dra_driver.kubectl.capacity import NOWHERE, GpuPlace
 
 FREE: Final = "free"
 WHOLE: Final = "whole"
@@ -33,26 +30,6 @@ class Part(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     percent: int | None = None
     admin: bool = False
-
-
-class GpuPlace(Struct, frozen=True, kw_only=True):
-    """Where a GPU is: NUMA nodes, PCIe root, NVLink island with the kind of its links, clique of a fabric.
-
-    Empty where the driver publishes nothing.
-    """
-
-    numa: Sequence[int] = ()
-    pcie_root: str = ""
-    island: str = ""
-    link: str = ""
-    clique: str = ""
-
-    @property
-    def numa_text(self) -> str:
-        return ", ".join(map(str, self.numa))
-
-
-NOWHERE: Final = GpuPlace()
 
 
 class GpuRow(Struct, frozen=True, kw_only=True):
@@ -141,9 +118,6 @@ class SeenFleet(Struct, frozen=True, kw_only=True):
         return next((gpu for gpu in found.gpus if gpu.name == name), None) if found else None
 
 
-_MAX_NUMA: Final = 64
-
-
 class LinkedGpus(Struct, frozen=True, kw_only=True):
     """GPUs of one node of which each reaches each other by NVLink; ``kind`` is in words."""
 
@@ -157,19 +131,6 @@ class NearGpus(Struct, frozen=True, kw_only=True):
     numa: str
     pcie_root: str
     gpus: Sequence[GpuRow]
-
-
-def place_of(device: Wire, driver: str) -> GpuPlace:
-    """Where a published device is."""
-    text = partial(attribute_text, device.get("attributes"), driver)
-    place = GpuPlace(
-        numa=numa_of(device)[:_MAX_NUMA],
-        pcie_root=text(names.PCIE_ROOT),
-        island=text(names.NVLINK_ISLAND),
-        link=text(names.NVLINK_TYPE),
-        clique=text(names.CLIQUE),
-    )
-    return place if place != NOWHERE else NOWHERE
 
 
 def islands_of(node: NodeRow) -> list[LinkedGpus]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dra_driver.kubectl.capacity import place_of
 from dra_driver.kubectl.web.gpus import (
     GpuRow,
     NodeRow,
@@ -11,7 +12,6 @@ from dra_driver.kubectl.web.gpus import (
     clique_of,
     island_of,
     islands_of,
-    place_of,
     spots_of,
 )
 from tests.unit.kubectl.web.objects import (
