@@ -8,8 +8,7 @@ import logging
 import os
 
 from dra_driver.config.controller_settings import ControllerSettings
-from dra_driver.config.flags import add_flags
-from dra_driver.config.options import flags_of, load
+from dra_driver.config.options import add_flags, flags_of, load
 
 DESCRIPTION = """\
 Run cluster-wide tasks: update GpuPolicy status, evict pods that request an extended resource from unhealthy GPUs, evict

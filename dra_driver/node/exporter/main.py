@@ -8,8 +8,7 @@ import logging
 import os
 
 from dra_driver.config.exporter_settings import ExporterSettings
-from dra_driver.config.flags import add_flags
-from dra_driver.config.options import flags_of, load
+from dra_driver.config.options import add_flags, flags_of, load
 
 DESCRIPTION = """\
 Tell what each claim, container and device uses: memory against its grant, utilisation, energy, processes, idleness.

@@ -23,11 +23,9 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.node.exporter import hardware
-from dra_driver.node.exporter.log_links import LogLinks
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
 from dra_driver.node.exporter.observer import LookResult, Observer, Sources
-from dra_driver.node.exporter.pod_resources import PodResourcesReader
-from dra_driver.node.exporter.proc import ProcReader
+from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader
 from dra_driver.node.usage.answer import document
 from dra_driver.node.usage.series import families
 

@@ -7,11 +7,11 @@ kept at most: more policies than a node accepts are kept by name alone, so that 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, policy_problems
+from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, Fields, policy_problems
 from dra_driver.core.text import printable
 from dra_driver.node.policy.resolve import like
 
@@ -36,18 +36,20 @@ class ReadObject(Struct, frozen=True, kw_only=True):
 
     name: str
     generation: int | None
-    written: Mapping[str, Any] | None = None
+    written: Fields | None = None
     problem: str | None = None
 
 
-def kept(item: Mapping[str, Any], node_name: str, others: Iterable[PolicyObject], most: int) -> PolicyObject | None:
+def kept(item: Mapping[str, object], node_name: str, others: Iterable[PolicyObject], most: int) -> PolicyObject | None:
     """What a node keeps of an object; None for one that is not for this node.
 
     Beside ``most`` others with content, or more bytes than `MAX_KEPT_BYTES` in all, it is kept by name alone.
     """
     metadata = _mapping(item.get("metadata"))
     name, generation = str(metadata.get("name", ""))[:253], metadata.get("generation")
-    if not _may_select(item, node_name):
+    patterns = _mapping(_mapping(item.get("spec")).get("select")).get("nodeNames")
+    # Only a list of patterns none of which is the node's: whatever makes no sense is judged later.
+    if isinstance(patterns, list) and all(isinstance(each, str) for each in patterns) and not like(node_name, patterns):
         return None
     whole = {
         "apiVersion": item.get("apiVersion", API_VERSION),  # lists leave it out of their items in some versions
@@ -78,20 +80,12 @@ def _read(found: PolicyObject) -> ReadObject:
         if found.size <= MAX_BYTES:
             problem = "the object is not kept beside so many others"
         return ReadObject(name=name, generation=generation, problem=problem)
-    written: Mapping[str, Any] = json.loads(found.data)
+    written: Fields = json.loads(found.data)
     if wrong := policy_problems(written):
         more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return ReadObject(name=name, generation=generation, problem=f"{wrong[0]}{more}")
     return ReadObject(name=name, generation=generation, written=written)
 
 
-def _may_select(item: Mapping[str, Any], node_name: str) -> bool:
-    """False only for a list of patterns none of which is the node's: whatever makes no sense is judged later."""
-    patterns = _mapping(_mapping(item.get("spec")).get("select")).get("nodeNames")
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        return True
-    return like(node_name, patterns)
-
-
-def _mapping(found: object) -> Mapping[str, Any]:
+def _mapping(found: object) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 import grpc
 from msgspec import Struct
@@ -40,13 +41,13 @@ SENDERS = 2
 TIMEOUT_S: Final = 30
 SLOW_S: Final = 5.0
 
-Send = Callable[[Any], None]
+Send = Callable[[object], None]
 
 
 class _Stream(Struct):
     """``sent`` is the number of the report that was sent last; ``sending_since`` is None while nothing is sent."""
 
-    messages: Any
+    messages: ModuleType
     context: grpc.ServicerContext
     send: Send
     sent: int = 0
@@ -63,7 +64,7 @@ class HealthStreams:
         self._stopping = False
         self._number = 0  # of the newest report
         self._reports: tuple[DeviceReport, ...] = ()
-        self._built: dict[str, Any] = {}  # messages of the newest report, by version
+        self._built: dict[str, object] = {}  # messages of the newest report, by version
         self._senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="health-stream")
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -76,7 +77,7 @@ class HealthStreams:
             for messages in (v1, v1alpha1)
         ]
 
-    def watch(self, messages: Any, _request: Any, context: grpc.ServicerContext, send: Send) -> None:
+    def watch(self, messages: ModuleType, _request: object, context: grpc.ServicerContext, send: Send) -> None:
         """Registers a stream and returns; it stays open until the kubelet or ``stop`` ends it."""
         key, stream = id(send), _Stream(messages, context, send)
         with self._lock:
@@ -144,7 +145,7 @@ class HealthStreams:
             if id(stream.send) in self._open:
                 self._offer(stream)
 
-    def _message(self, messages: Any) -> Any:
+    def _message(self, messages: ModuleType) -> object:
         version = messages.DESCRIPTOR.name
         if version not in self._built:
             self._built[version] = message_of(messages, self._reports)
@@ -163,7 +164,7 @@ class HealthStreams:
             metrics.health_streams.set(len(self._open))
 
 
-def message_of(messages: Any, devices: Sequence[DeviceReport]) -> Any:
+def message_of(messages: ModuleType, devices: Sequence[DeviceReport]) -> object:
     """The message of one version (its generated module). Pure."""
     now = int(time.time())
     return messages.NodeWatchResourcesResponse(

@@ -7,7 +7,7 @@ import argparse
 import logging
 import os
 
-from dra_driver.config.flags import add_flags
+from dra_driver.config.options import add_flags
 from dra_driver.config.settings import load_node_settings, node_flags
 
 DESCRIPTION = """\
@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(settings.log_format, settings.log_level)
     # gRPC's core would write lines in its own format to stderr; its failures are also raised as exceptions here.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from dra_driver.node.process import free_memory, grpc_waits
+    from dra_driver.node.process import process_tuning
 
-    free_memory.keep_large_blocks_apart()
-    grpc_waits.sleep_long()
+    process_tuning.keep_large_blocks_apart()
+    process_tuning.sleep_long()
     from dra_driver.node.process import plugin
 
     plugin.run(settings)

@@ -81,7 +81,11 @@ def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[G
     ``held`` is asked only when a GPU is missing. A clock that jumped back begins the time anew.
     """
     found = {gpu.uuid: KnownGpu(gpu=plain(gpu)) for gpu in snapshot.gpus}
-    gone = {uuid: replace(last, gone_since=_since(last, now)) for uuid, last in known.items() if uuid not in found}
+    gone = {
+        uuid: replace(last, gone_since=now if last.gone_since is None else min(last.gone_since, now))
+        for uuid, last in known.items()
+        if uuid not in found
+    }
     if not gone:
         return found
     listed = {left_out.label for left_out in snapshot.left_out}
@@ -114,7 +118,9 @@ class MissingGpuTracker:
         self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
         self._known: Known = {known.gpu.uuid: known for known in read(path)}
-        self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
+        # Those of which it is not known for longer than the grace time that they are missing.
+        gone = {uuid: last.gone_since for uuid, last in self._known.items()}
+        self._awaited = frozenset(uuid for uuid, at in gone.items() if at is None or 0.0 <= now() - at < GRACE_S)
         self._awaited_since: float | None = None  # the first look
         self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
         self._unchanged: Snapshot | None = None  # the last one, when nothing is missing
@@ -196,15 +202,6 @@ class MissingGpuTracker:
             self._unwritten = False
 
 
-def _is_news(last: KnownGpu, now: float) -> bool:
-    """Whether it is not known for longer than the grace time that the GPU is missing."""
-    return last.gone_since is None or 0.0 <= now - last.gone_since < GRACE_S
-
-
-def _since(last: KnownGpu, now: float) -> float:
-    return now if last.gone_since is None else min(last.gone_since, now)
-
-
 class _Content(Struct, frozen=True, kw_only=True):
     version: int
     gpus: tuple[msgspec.Raw, ...]
@@ -228,21 +225,18 @@ def read(path: Path) -> list[KnownGpu]:
     if content.version != VERSION:
         log.warning("the file of known GPUs has another version; it is written again", extra={"file": path})
         return []
-    return [found for entry in content.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
-
-
-def _entry(entry: msgspec.Raw, path: Path) -> KnownGpu | None:
-    try:
-        found = msgspec.json.decode(entry, type=KnownGpu)
-        _check(found)
-    except (ValueError, RecursionError) as error:
-        log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
-        return None
+    found = []
+    for entry in content.gpus[:MAX_GPUS]:
+        try:
+            found.append(_checked(msgspec.json.decode(entry, type=KnownGpu)))
+        except (ValueError, RecursionError) as error:
+            log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
     return found
 
 
-def _check(found: KnownGpu) -> None:
+def _checked(found: KnownGpu) -> KnownGpu:
     if found.gpu.minor not in _MINORS or not limits.fits(found.gpu.uuid):
         raise ValueError(f"minor {found.gpu.minor} or UUID {found.gpu.uuid[:80]!r} would make a slice invalid")
     if found.gone_since is not None and not 0 <= found.gone_since <= _LATEST:
         raise ValueError(f"goneSince is {found.gone_since}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
+    return found

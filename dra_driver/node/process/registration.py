@@ -9,13 +9,12 @@ being ready.
 import logging
 import threading
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.server import generic_handler
+from dra_driver.node.process.server import Method, generic_handler
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +37,10 @@ class Registration:
         self._problem: str | None = _NOT_YET
 
     def handler(self) -> grpc.GenericRpcHandler:
-        methods = {"GetInfo": self.get_info, "NotifyRegistrationStatus": self.notify}
+        methods: dict[str, Method] = {"GetInfo": self.get_info, "NotifyRegistrationStatus": self.notify}
         return generic_handler(pb.DESCRIPTOR.services_by_name["Registration"], methods)
 
-    def get_info(self, _request: Any, _context: grpc.ServicerContext) -> Any:
+    def get_info(self, _request: pb.InfoRequest, _context: grpc.ServicerContext) -> pb.PluginInfo:
         """The driver's name, the DRA socket and the supported services."""
         return pb.PluginInfo(
             type="DRAPlugin",
@@ -50,7 +49,7 @@ class Registration:
             supported_versions=SUPPORTED_VERSIONS,
         )
 
-    def notify(self, request: Any, _context: grpc.ServicerContext) -> Any:
+    def notify(self, request: pb.RegistrationStatus, _context: grpc.ServicerContext) -> pb.RegistrationStatusResponse:
         """Remembers whether the kubelet registered this driver."""
         if request.plugin_registered:
             self._answered(None)

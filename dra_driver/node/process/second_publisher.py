@@ -119,7 +119,8 @@ def judge(
 def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tuple[str, ...]:
     """The second publishers, each as the beginning of a sentence."""
     offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
-    plugin = [f"a device plugin offers {_some(offered)} on this node"] if offered else []
+    some = ", ".join(offered[:_SHOWN]) + (", ..." if len(offered) > _SHOWN else "")
+    plugin = [f"a device plugin offers {some} on this node"] if offered else []
     drivers = [
         f"driver {pool.driver} publishes {len(pool.gpus)} of this node's GPUs in pool {pool.pool}" for pool in pools
     ]
@@ -230,7 +231,3 @@ def _counts(name: str, amount: str) -> bool:
         return Quantity.parse(amount).as_int() > 0
     except ValueError:
         return True
-
-
-def _some(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "")

@@ -10,7 +10,7 @@ again after every change there.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -102,25 +102,19 @@ class StorageHealth:
 
     def check(self) -> None:
         """Checks once and restores missing files. Never raises a DraError or OSError."""
-        problem = "; ".join([*self._missing(), *self._full()]) or None
+        try:
+            problems = [*self._bring_back()]
+        except DraError as error:
+            problems = [str(error)]
+        for folder in self._folders:
+            problems += [why_not_writable(folder.path, folder.what, folder.setting) or self._why_full(folder) or ""]
+        problem = "; ".join(filter(None, problems)) or None
         if problem != self._problem:
             if problem:
                 log.error("driver files are missing or cannot be written", extra={"reason": problem})
             else:
                 log.info("driver files can be written again")
         self._problem = problem
-
-    def _missing(self) -> Sequence[str]:
-        try:
-            return self._bring_back()
-        except DraError as error:
-            return [str(error)]
-
-    def _full(self) -> Iterator[str]:
-        for folder in self._folders:
-            problem = why_not_writable(folder.path, folder.what, folder.setting) or self._why_full(folder)
-            if problem:
-                yield problem
 
     def _why_full(self, folder: Folder) -> str | None:
         try:
