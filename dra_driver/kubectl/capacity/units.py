@@ -161,10 +161,8 @@ def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool
     marks = []
     for place, device in enumerate(devices):
         mine: list[Hashable] = [("set", name) for name in _set_names(device.wire)]
-        attributes = device.wire.get("attributes")
-        if uuid := attribute_text(attributes, driver, names.PARENT_UUID) or attribute_text(
-            attributes, driver, names.UUID
-        ):
+        text = partial(attribute_text, device.wire.get("attributes"), driver)
+        if uuid := text(names.PARENT_UUID) or text(names.UUID):
             mine.append(("body", uuid))
         if not mine:
             mine.append(place)
