@@ -11,7 +11,7 @@ purpose. ``kubectl wait --for=condition=InForce`` works, ``kubectl get -o wide``
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -36,10 +36,10 @@ class PolicyView(Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     generation: int
-    written: Mapping[str, Any]
+    written: Mapping[str, object]
 
     @property
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Mapping[str, object]:
         status = self.written.get("status")
         return status if isinstance(status, Mapping) else {}
 
@@ -51,7 +51,7 @@ class NodePolicies(Struct, frozen=True, kw_only=True):
     policies: Mapping[str, NodePolicy]
 
 
-def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
+def policy_view(item: Mapping[str, object]) -> PolicyView | None:
     metadata = item.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         return None
@@ -64,7 +64,7 @@ def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
     )
 
 
-def node_view(item: Mapping[str, Any]) -> NodePolicies | None:
+def node_view(item: Mapping[str, object]) -> NodePolicies | None:
     metadata, status = item.get("metadata"), node_status_of(item)
     if status is None or not isinstance(metadata, Mapping):
         return None
@@ -153,7 +153,7 @@ _SHOWN: Final = 3
 _KEPT: Final = "so what applied before stays"
 
 
-def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
+def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, object] | None:
     """The new ``status`` of the object; None where the present one says the same already."""
     wanted = to_wire(totals)
     condition = _condition(policy, totals)
@@ -165,7 +165,7 @@ def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[s
     return None if wanted == dict(policy.status) else wanted
 
 
-def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, Any]:
+def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, object]:
     status, reason, message = _judged(policy, totals)
     return {
         "type": CONDITION,
@@ -222,15 +222,15 @@ def _gpus(count: PolicyCount) -> str:
     return counted(count.gpus, "GPU")
 
 
-def _present(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _present(status: Mapping[str, object]) -> Mapping[str, object] | None:
     return next((item for item in _conditions(status) if item.get("type") == CONDITION), None)
 
 
-def _other_conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _other_conditions(status: Mapping[str, object]) -> list[Mapping[str, object]]:
     """Conditions that another writer has put there stay."""
     return [item for item in _conditions(status) if item.get("type") != CONDITION]
 
 
-def _conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _conditions(status: Mapping[str, object]) -> list[Mapping[str, object]]:
     found = status.get("conditions")
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

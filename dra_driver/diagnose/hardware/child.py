@@ -13,15 +13,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.diagnose.hardware.values import Facts, Topics
 from dra_driver.hardware.driver_root.root import DriverRoot
 
 
@@ -53,7 +53,7 @@ class Task(Struct, frozen=True, kw_only=True):
     plugin_dir: str = ""
     stop_s: float = 2.0
     gpu: ChosenGpu | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
 
     @property
     def driver_root(self) -> DriverRoot:
@@ -89,14 +89,14 @@ class Emitter:
         self._calls = calls
         self._trace_nvml()
 
-    def topic(self, topic: str, value: Any) -> None:
+    def topic(self, topic: str, value: object) -> None:
         """One topic and its value; a repeated topic replaces the former value."""
         self._write({"topic": topic, "value": value})
 
     def problem(self, text: str) -> None:
         self._write({"problem": text})
 
-    def _write(self, document: dict[str, Any]) -> None:
+    def _write(self, document: dict[str, object]) -> None:
         data = json.dumps(document, default=str).encode() + b"\n"
         while data:
             data = data[os.write(self._lines, data) :]
@@ -149,7 +149,7 @@ def name_process(name: str = PROCESS_NAME) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _run(topics: Iterator[tuple[str, Any]], emitter: Emitter) -> None:
+def _run(topics: Topics, emitter: Emitter) -> None:
     try:
         for topic, value in topics:
             emitter.topic(topic, value)

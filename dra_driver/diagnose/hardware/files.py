@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import Facts, few, hardware_check, judgement, survey_gpus
+from dra_driver.diagnose.hardware.values import Facts, Topics, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.device_nodes.params import parse_params
@@ -23,8 +23,6 @@ from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-
-Topics = Iterator[tuple[str, Any]]
 
 CTK: Final = "nvidia-ctk"
 TOOLKIT_FOLDERS: Final = ("/usr/bin", "/usr/local/nvidia/toolkit")
@@ -61,7 +59,7 @@ def read_files(task: Task) -> Topics:
     yield "ldconfig", _ldconfig(task)
 
 
-def _own(task: Task) -> dict[str, Any]:
+def _own(task: Task) -> Facts:
     try:
         found = discover(task.driver_root)
     except DriverUnavailableError as error:
@@ -75,7 +73,7 @@ def _own(task: Task) -> dict[str, Any]:
     }
 
 
-def _ctk(task: Task) -> dict[str, Any]:
+def _ctk(task: Task) -> Facts:
     """What ``nvidia-ctk cdi generate`` would mount: ``mounts`` as host and container path, or ``error``."""
     root = next((root for root in dict.fromkeys((task.host, "/")) if _toolkit(root)), None)
     if root is None:
@@ -99,7 +97,7 @@ def _ctk(task: Task) -> dict[str, Any]:
     return _parsed_ctk(text, ended.status) | {"command": command}
 
 
-def _parsed_ctk(text: str, status: int | None) -> dict[str, Any]:
+def _parsed_ctk(text: str, status: int | None) -> dict[str, object]:
     try:
         edits = json.loads(text)["containerEdits"]
         listed = [[one["hostPath"], one["containerPath"]] for one in edits.get("mounts", ())]
@@ -118,7 +116,7 @@ def _toolkit(root: str) -> str | None:
     )
 
 
-def _ldconfig(task: Task) -> dict[str, Any]:
+def _ldconfig(task: Task) -> Facts:
     """``libraries``: path by name, of NVIDIA's 64-bit libraries in the linker's cache of the driver root."""
     program = find_program("/", "ldconfig") or find_program(task.root, "ldconfig")
     if program is None:
@@ -167,7 +165,7 @@ def _text(path: Path | str, limit: int = _MAX_FILE) -> str:
 HELPER: Final = "nvidia-modprobe"
 
 
-def read_missing_nodes(task: Task) -> Iterator[tuple[str, Any]]:
+def read_missing_nodes(task: Task) -> Topics:
     """Open NVML in a mount namespace whose /dev has no node of NVIDIA, with nvidia-modprobe covered.
 
     Topics ``existing`` (nodes outside), ``covered`` (programs), ``init``, ``count``, and ``made`` (nodes afterwards).
@@ -314,7 +312,7 @@ def files(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _against_ctk(own: Mapping[str, Any], ctk: Mapping[str, Any]) -> Iterator[str]:
+def _against_ctk(own: Facts, ctk: Facts) -> Iterator[str]:
     ours = {path for path, _ in own["libraries"]} | {target for _, target in (*own["files"], *own["sockets"])}
     theirs = {target for _, target in ctk["mounts"]}
     yield from _listed("nvidia-ctk has", theirs - ours)
@@ -327,7 +325,7 @@ def _listed(what: str, paths: Iterable[str]) -> Iterator[str]:
         yield f"{what} {len(names)}: {few(names)}"
 
 
-def _against_linker(own: Mapping[str, Any], linker: Mapping[str, str]) -> Iterator[str]:
+def _against_linker(own: Facts, linker: Mapping[str, str]) -> Iterator[str]:
     """A SONAME that this driver read from a file, and the linker knows under another file name."""
     files = {soname: path.rpartition("/")[2] for path, soname in own["libraries"] if soname}
     missing = [soname for soname in files if linker and soname not in linker and not soname.startswith("libvdpau")]

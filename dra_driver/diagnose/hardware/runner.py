@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -60,7 +60,7 @@ class _Child:
 
     def __init__(self, task: Task, folder: Path) -> None:
         self._stop_s = task.stop_s
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, object] = {}
         self._problem = ""
         self._buffer = bytearray()
         self._size = 0

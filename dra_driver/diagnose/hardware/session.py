@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -144,7 +144,7 @@ def _read(check: HardwareCheck, task: Task, run: Run, limit_s: float) -> Reading
     return reading
 
 
-def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict[str, Any]:
+def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict[str, object]:
     return {
         "version": __version__,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -143,7 +143,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
     backups: tuple[GpuStateBackup, ...] = ()
     named: frozenset[ClaimUid] = frozenset()
     sockets: tuple[SocketState, ...] = ()
-    health: Mapping[str, Any] | None = None
+    sick_gpus: int | None = None
     health_problem: str | None = None
     gpus: Mapping[str, FoundGpu] | None = None
     hardware_problem: str | None = None
@@ -161,7 +161,7 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
     journal = _journal(places, in_use=bool(runs))
     cdi = _cdi(places)
     entries = journal.content.entries if journal.content else ()
-    health, health_problem = _health(places.health)
+    sick_gpus, health_problem = _health(places.health)
     gpus, hardware_problem = _gpus(hardware)
     return NodeState(
         plugin=places.plugin,
@@ -174,7 +174,7 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
         backups=read_backups(places.plugin),
         named=frozenset(read_names(places.plugin, cdi.claims | {entry.ref.uid for entry in entries})),
         sockets=tuple(SocketState(path=path, served=is_served(path)) for path in socket_paths(places)),
-        health=health,
+        sick_gpus=sick_gpus,
         health_problem=health_problem,
         gpus=gpus,
         hardware_problem=hardware_problem,
@@ -231,10 +231,13 @@ def _cdi_problem(names: CdiNames, path: Path) -> str | None:
     return f"{path} is no CDI file of kind {kind}: {problem or 'another kind, or no devices'}"
 
 
-def _health(path: Path) -> tuple[Mapping[str, Any] | None, str | None]:
+def _health(path: Path) -> tuple[int | None, str | None]:
+    """The number of GPUs with faults that are saved, and why they cannot be read; neither without a file."""
     if not path.exists():
         return None, None
-    return _json(path)
+    found, problem = _json(path)
+    gpus = (found or {}).get("gpus")
+    return None if found is None else len(gpus) if isinstance(gpus, list | dict) else 0, problem
 
 
 def _mps(places: Places) -> MpsState:
@@ -267,7 +270,7 @@ def _gpus(hardware: Look | None) -> tuple[Mapping[str, FoundGpu] | None, str | N
     }, None
 
 
-def _json(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+def _json(path: Path) -> tuple[dict[str, object] | None, str | None]:
     """The object in a file, or why there is none."""
     try:
         with path.open("rb") as file:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,8 +33,7 @@ from dra_driver.diagnose.smoke.objects import PodSettings, claim, job
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import TryKind, TryResult
 from dra_driver.kube import paths
-
-Wire = Mapping[str, Any]
+from dra_driver.kube.state import Wire
 
 STEP_S: Final = 0.5
 """Between two looks at a pod; less in the first seconds."""
@@ -50,10 +49,10 @@ _BAD_ANSWERS: Final = 5
 class SmokeApi(Protocol):
     """The API server, see ``kube.rest.RestClient``."""
 
-    def get(self, path: str) -> dict[str, Any]: ...
+    def get(self, path: str) -> Wire: ...
     def get_text(self, path: str) -> str: ...
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> Wire: ...
+    def create(self, path: str, body: Wire) -> Wire: ...
     def delete(self, path: str, *, propagation: str | None = None) -> None: ...
 
 
@@ -159,7 +158,7 @@ class Attempt:
             problem = stuck(pod, self._events(pod["metadata"]["uid"]), waited_s)
         return self._failed(problem) if problem is not None else None
 
-    def _pod(self) -> dict[str, Any] | None:
+    def _pod(self) -> Wire | None:
         query = {"labelSelector": f"batch.kubernetes.io/job-name={self._task.name}"}
         items = self._api.list(paths.pods(self._namespace), query)["items"]
         return items[0] if items else None

@@ -1,7 +1,7 @@
 """What a pod's state, its log and its events say about one try. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from msgspec import Struct
 
@@ -9,8 +9,7 @@ from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.core.text import one_line
 from dra_driver.diagnose.smoke.objects import CONTAINER
 from dra_driver.kube.published.listing import UNKNOWN, Devices, described_devices, difference, observed_devices
-
-Wire = Mapping[str, Any]
+from dra_driver.kube.state import Wire
 
 _HOPELESS: Final = {
     "ImagePullBackOff": Layer.IMAGE,

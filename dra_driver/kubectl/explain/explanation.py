@@ -49,6 +49,7 @@ from dra_driver.kubectl.explain.subject import (
     allocation_of,
     by_name,
     claim_for,
+    gap_of,
     is_deleted,
     is_finished,
     is_reserved_for,
@@ -250,7 +251,7 @@ class _Explainer:
         for claim in unallocated:
             self._causes += self._fields_dropped_from(claim)
         if not self._state.nodes:
-            unreadable = next((gap for gap in self._state.gaps if gap.startswith("nodes:")), "")
+            unreadable = gap_of(self._state, "nodes")
             self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
 
     def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:

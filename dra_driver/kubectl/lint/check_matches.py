@@ -22,13 +22,12 @@ from dra_driver.kubectl.lint.manifest import Manifest
 from dra_driver.kubectl.lint.reading import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import ClassInfo, Scope
-from dra_driver.scheduler.cel import COST_LIMIT, DeviceView
+from dra_driver.scheduler.cel import COST_LIMIT
 
 OTHER_DRIVER_DEVICE: Final = KnownDevice(
     driver="other-driver.example.com",
     label="a device of another driver",
     wire={"name": "device-0"},
-    view=DeviceView("other-driver.example.com", {"name": "device-0"}),
 )
 COSTLY: Final = 100_000
 TOTAL_BUDGET: Final = 5_000_000
@@ -146,7 +145,7 @@ class MatchChecker:
             self._report_failure(manifest, failing, results)
             return
         real = [result for result in results if not result.device.bare]
-        if not real or any("vfio" in item.constants for item in chain):
+        if not real or any("vfio" in item.reads.constants for item in chain):
             return
         subjects = _subjects(chain)
         if subjects and subjects.isdisjoint(result.device.driver for result in real):
@@ -173,7 +172,7 @@ class MatchChecker:
             hint = f"check it with has(...{shown.missing}) && or read it as .?{shown.missing}.orValue(...)"
             if shown.missing in {"profile", "parentUUID"}:
                 hint = 'check the type first: device.attributes["gpu.nvidia.com"].type == "mig" &&'
-        offset = next((r.offset for r in shown.selector.references if r.name == shown.missing), None)
+        offset = next((r.offset for r in shown.selector.reads.references if r.name == shown.missing), None)
         self._reporter.add(
             "DRA015", manifest, shown.selector.spot, message, hint=hint, offset=offset,
             severity="error" if every else "warning",
@@ -264,14 +263,14 @@ def _why(result: MatchResult) -> str:
 
 def _driver_of(chain: Sequence[ParsedSelector]) -> str:
     """Returns the driver that the expressions are about: the first domain that they read."""
-    domains = [domain for item in chain for domain, _ in item.domains if domain != "resource.kubernetes.io"]
+    domains = [domain for item in chain for domain, _ in item.reads.domains if domain != "resource.kubernetes.io"]
     return domains[0] if domains else "gpu.nvidia.com"
 
 
 def _subjects(chain: Sequence[ParsedSelector]) -> set[str]:
     """Returns the drivers that the chain names, directly or as a domain; empty if it names none."""
-    named = {driver for item in chain for driver, _ in item.drivers}
-    return named or {domain for item in chain for domain, _ in item.domains} - {"resource.kubernetes.io"}
+    named = {driver for item in chain for driver, _ in item.reads.drivers}
+    return named or {domain for item in chain for domain, _ in item.reads.domains} - {"resource.kubernetes.io"}
 
 
 def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[MatchResult, ParsedClause]]:
@@ -283,7 +282,7 @@ def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[Match
             continue
         clause = result.failed[0]
         memory = (device.wire["capacity"].get("memory") or {}).get("value")
-        reads = any(r.table == "capacity" and r.name == "memory" for r in clause.references)
+        reads = any(r.table == "capacity" and r.name == "memory" for r in clause.reads.references)
         if memory is None or not reads or len(clause.quantities) != 1:
             continue
         try:

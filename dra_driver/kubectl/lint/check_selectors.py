@@ -71,20 +71,20 @@ class SelectorChecker:
         return None
 
     def _check_names(self, manifest: Manifest, item: ParsedSelector) -> None:
-        for reference in item.references:
+        for reference in item.reads.references:
             self._reference(manifest, item, reference)
-        for comparison in item.comparisons:
+        for comparison in item.reads.comparisons:
             self._comparison(manifest, item, comparison)
-        for name, value, offset in item.constructors:
+        for name, value, offset in item.reads.constructors:
             self._constant(manifest, item, name, value, offset)
-        for name, offset in item.younger:
+        for name, offset in item.reads.younger:
             self._younger(manifest, item, name, offset)
-        for domain, offset in item.domains:
+        for domain, offset in item.reads.domains:
             known = {*self._drivers, STANDARD_DOMAIN}
             if domain not in known and (close := did_you_mean(domain, known)):
                 message = f"no known driver publishes the domain {domain!r}; reading it returns an empty map"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
-        for driver, offset in item.drivers:
+        for driver, offset in item.reads.drivers:
             if driver not in self._drivers and (close := did_you_mean(driver, self._drivers)):
                 message = f"no known driver has the name {driver!r}"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)

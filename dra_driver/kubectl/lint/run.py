@@ -12,8 +12,8 @@ from dra_driver.kubectl.lint.check_configs import check_policy
 from dra_driver.kubectl.lint.check_pods import PodChecker
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.finding import LintReport
-from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, ManifestText, objects_of, pod_specs
-from dra_driver.kubectl.lint.reading import Spot, YamlProblem, read
+from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, objects_of, pod_specs
+from dra_driver.kubectl.lint.reading import YamlProblem, read
 from dra_driver.kubectl.lint.reporter import Reporter, text_of
 from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 
@@ -49,7 +49,8 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
     def report(problem: YamlProblem) -> None:
         rule = "DRA002" if problem.duplicate else "DRA001"
         hint = "a Helm template must be rendered first" if "{{" in source.text and not problem.duplicate else ""
-        position = _position(source.text, problem)
+        above = source.text.split("\n", problem.line - 1)[: problem.line - 1]
+        position = min(len(source.text), sum(len(line) + 1 for line in above) + problem.column - 1)
         reporter.put(
             rule, text, problem.message, line=problem.line, column=problem.column, position=position, hint=hint
         )
@@ -63,13 +64,6 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
     if not found and source.named_by_user and source.text.strip() and not reporter.findings:
         reporter.put("DRA001", text, "no Kubernetes object in this file", severity="info")
     return found
-
-
-def _position(text: str, problem: YamlProblem) -> int:
-    start = 0
-    for _ in range(problem.line - 1):
-        start = text.find("\n", start) + 1
-    return min(len(text), start + problem.column - 1)
 
 
 def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: PodChecker) -> None:
@@ -114,8 +108,7 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
     seen: dict[tuple[str, str, str, str], Manifest] = {}
     for manifest in manifests:
         name = manifest.spot.string("metadata", "name")
-        relevant = manifest.is_dra or manifest.kind == "Pod"
-        if not relevant:
+        if not manifest.is_dra and manifest.kind != "Pod":
             continue
         if not name and not manifest.spot.string("metadata", "generateName"):
             where = manifest.spot.get("metadata") or manifest.spot
@@ -129,7 +122,3 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
         message = f"{manifest.label} is defined twice; the first is {first.text.name}:{first.spot.node.line}"
         spot = manifest.spot.get("metadata", "name") or manifest.spot
         reporter.add("DRA006", manifest, spot, message, hint="when both are applied, the second replaces the first")
-
-
-def _where(text: ManifestText, spot: Spot) -> str:
-    return f"{text.name}:{spot.node.line}"

@@ -6,9 +6,8 @@ Flags, environment variables, defaults and checks come from ``config.settings``,
 import argparse
 import logging
 import os
-from typing import Any
 
-from dra_driver.config.flags import add_flags
+from dra_driver.config.options import add_flags
 from dra_driver.config.settings import load_node_settings, node_flags
 
 DESCRIPTION = """\
@@ -20,14 +19,7 @@ driver or API server; /readyz reports what is missing.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "kubelet-plugin",
-        help="run the driver on a node",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, node_flags())
 
 

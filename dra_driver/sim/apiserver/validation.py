@@ -170,6 +170,15 @@ def label_key(key: str) -> list[str]:
     return problems if _PART_RE.fullmatch(part) else [*problems, f"name part {_PART_TEXT}"]
 
 
+def is_extended(resource: str) -> bool:
+    """Whether a resource is outside of Kubernetes' own domain (helper.IsExtendedResourceName).
+
+    A class's implicit ``deviceclass.resource.kubernetes.io/<class>`` is inside, so it needs no limit.
+    """
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
+
+
 def label_value(value: str) -> list[str]:
     """A label value: empty, or at most 63 characters of [A-Za-z0-9-_.]."""
     problems = [] if len(value) <= 63 else ["must be no more than 63 bytes"]
