@@ -171,17 +171,6 @@ def _file(root: str, inside: str) -> str | None:
         return None
 
 
-__all__ = [
-    "OWN_PATH",
-    "PROGRAM_FOLDERS",
-    "find_program",
-    "has_shell",
-    "inside",
-    "is_own",
-    "library_folder",
-    "search_path",
-]
-
 OWN_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
