@@ -196,11 +196,5 @@ def search_path(root: str) -> str:
     return ":".join([*(root.rstrip("/") + folder for folder in PROGRAM_FOLDERS), OWN_PATH])
 
 
-def library_folder(root: str) -> str | None:
-    """The folder with the file of ``libcuda.so.1`` below ``root``, or None."""
-    found = find_library(root, CUDA)
-    return None if found is None else os.path.dirname(found)  # noqa: PTH120 - the path is a string throughout
-
-
 def is_own(root: str) -> bool:
     return root in ("", "/")

@@ -108,10 +108,6 @@ class CreationWatch(Protocol):
     def created(self, partition: PartitionId) -> None: ...
 
 
-def _unknown_holders(_gpu: GpuUuid) -> None:
-    """Who has a GPU open is not found out."""
-
-
 class MigManager:
     """Creates and destroys the partitions of all GPUs of a node. Keeps no state. The caller holds the GPU's lock,
     across processes; under it any thread may call. All raise what `GpuControl` raises, and StorageError. Waits are
@@ -125,7 +121,7 @@ class MigManager:
         *,
         sleep: Sleep = time.sleep,
         clock: Clock = time.monotonic,
-        holders: Callable[[GpuUuid], str | None] = _unknown_holders,
+        holders: Callable[[GpuUuid], str | None] = lambda _gpu: None,
         watch: CreationWatch | None = None,
     ) -> None:
         """``holders`` says in words who has a GPU open, and never raises. ``watch`` is told how creations end."""

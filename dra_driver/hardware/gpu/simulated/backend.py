@@ -171,7 +171,7 @@ class SimulatedBackend(SimulatedHealth):
     ) -> "SimulatedBackend":
         """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``spec.py``). UUIDs
         are stable per node name and minor. Raises ConfigurationError."""
-        path = Path(spec) if _is_path(spec) else None
+        path = Path(spec) if "/" in spec or spec.endswith((".yaml", ".yml")) else None
         node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)
         backend.reload()
@@ -290,7 +290,3 @@ class SimulatedBackend(SimulatedHealth):
             gpu,
             lambda _, state: (replace(state, in_use=state.in_use | ids if in_use else state.in_use - ids), None),
         )
-
-
-def _is_path(spec: str) -> bool:
-    return "/" in spec or spec.endswith((".yaml", ".yml"))

@@ -305,7 +305,7 @@ class SimulatedHardware:
         node = self._current()
         item = next((item for item in node.gpus if item.gpu.uuid == uuid), None)
         if item is None:
-            rules.unknown_gpu(uuid)
+            raise DeviceLostError(f"GPU {uuid} is not on this node")
         lost = self._lost_reason(item, self._store.read())
         if lost is not None:
             raise DeviceLostError(f"{uuid} does not answer: {lost}")
