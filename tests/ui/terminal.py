@@ -48,16 +48,8 @@ def main() -> int:
 def write(name: str, cluster: Cluster) -> None:
     """Run the command and write its picture."""
     arguments = COMMANDS[name]
-    shown = printed(
-        [
-            sys.executable,
-            "-m",
-            "dra_driver.kubectl.commands.kubectl",
-            *arguments,
-            "--kubeconfig",
-            str(cluster.kubeconfig),
-        ]
-    )
+    command = (sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments)
+    shown = printed([*command, "--kubeconfig", str(cluster.kubeconfig)])
     picture = PICTURES / f"terminal-{name}.svg"
     picture.write_text(as_svg(f"kubectl dra {' '.join(arguments)}", shown), encoding="utf-8")
     sys.stdout.write(f"{picture.relative_to(ROOT)}: {len(shown.splitlines())} lines\n")

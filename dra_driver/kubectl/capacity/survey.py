@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kube.devices import Wire
+from dra_driver.kube.devices import Wire, newest_slices
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.fit_count import Aggregate, FitCounter, Options
 from dra_driver.kubectl.capacity.report import CapacityReport, NodeCapacity
@@ -57,13 +57,16 @@ class _Survey:
             limits=Limits(clock=options.clock),
         )
         self._fit_counter = FitCounter(options)
-        self._notes: dict[str, int] = {}
+        self._notes: list[str] = []
         self._broken: dict[PoolKey, str] = {}
         self._counted_units: set[tuple[str, ...]] = set()
         self._places: dict[str, Aggregate] = {}
 
     def report(self) -> CapacityReport:
-        problems = dict(map(self._count_node, self._nodes()))
+        problems = {}
+        for node, problem in self._nodes():
+            problems[node["metadata"]["name"]] = problem
+            self._count_node(node, problem)
         self._count_broken()
         whole = Aggregate()
         for place in self._places.values():
@@ -94,19 +97,20 @@ class _Survey:
                 yield node, node_problem(node)
         missing = "no-such-node" if known else ""
         for item in self._state.slices:
-            for name in _node_names(item["spec"]):
+            spec = item["spec"]
+            own = spec.get("devices") or () if spec.get("perDeviceNodeSelection") else ()
+            for name in filter(None, (spec.get("nodeName"), *(device.get("nodeName") for device in own))):
                 if name not in known and self._only_node in ("", name):
                     known.add(name)
                     yield {"metadata": {"name": name}}, missing
 
-    def _count_node(self, pair: tuple[Wire, str]) -> tuple[str, str]:
-        node, problem = pair
+    def _count_node(self, node: Wire, problem: str) -> None:
         name = node["metadata"]["name"]
         try:
             reach = self._allocator.reachable(node)
         except DraError as error:
             self._note(f"node {name}: its devices cannot be determined: {error}")
-            return name, problem
+            return
         for pool in reach.broken:
             if pool.key not in self._broken and self._wanted(pool.key):
                 self._broken[pool.key] = pool.why
@@ -114,7 +118,6 @@ class _Survey:
         for pool in reach.pools:
             if self._wanted(pool.key):
                 self._count(pool, name, problem)
-        return name, problem
 
     def _count(self, pool: Pool, node: str, problem: str) -> None:
         for unit in units_of(pool, shares=self._shares):
@@ -137,45 +140,27 @@ class _Survey:
         if not self._broken:
             return
         uses = pool_uses(self._state.claims, shares=self._shares)
-        newest: dict[PoolKey, list[PoolSlice]] = {}
-        for order, wire in enumerate(self._state.slices):
+        by_place: dict[tuple[PoolKey, str], list[PoolDevice]] = {}
+        for order, wire in enumerate(newest_slices(self._state.slices)):
             item = PoolSlice.read(wire, order)
-            if item.key in self._broken:
-                have = newest.setdefault(item.key, [])
-                if have and item.generation > have[0].generation:
-                    have.clear()
-                if not have or item.generation == have[0].generation:
-                    have.append(item)
-        for key, slices in newest.items():
-            by_node: dict[str, list[PoolDevice]] = {}
-            for item in slices:
-                for device in item.read_contents(uses.get(key, NO_USE)).devices:
-                    by_node.setdefault(device.placement.get("nodeName") or ANYWHERE, []).append(device)
-            for node, devices in by_node.items():
-                if self._only_node and node not in (ANYWHERE, self._only_node):
-                    continue
-                for unit in units_of_devices(key[0], devices, shares=self._shares):
-                    self._add(unit, node, f"{self._broken[key]}-pool")
+            if item.key not in self._broken:
+                continue
+            for device in item.read_contents(uses.get(item.key, NO_USE)).devices:
+                node = device.placement.get("nodeName") or ANYWHERE
+                if not self._only_node or node in (ANYWHERE, self._only_node):
+                    by_place.setdefault((item.key, node), []).append(device)
+        for (key, node), devices in by_place.items():
+            for unit in units_of_devices(key[0], devices, shares=self._shares):
+                self._add(unit, node, f"{self._broken[key]}-pool")
 
     def _wanted(self, key: PoolKey) -> bool:
         return not self._driver or key[0] == self._driver
 
     def _note(self, text: str, *, by: str = "") -> None:
         """Adds a note once per text, or once per ``by`` if many devices have the same problem."""
-        if by and any(known.endswith(by) for known in self._notes):
-            return
-        self._notes[text] = self._notes.get(text, 0) + 1
+        if text not in self._notes and not (by and any(known.endswith(by) for known in self._notes)):
+            self._notes.append(text)
 
     def _note_texts(self) -> Sequence[str]:
-        notes = list(self._notes)
-        more = len(notes) - _MAX_NOTES
-        return (*notes[:_MAX_NOTES], *([f"and {more} more"] if more > 0 else []))
-
-
-def _node_names(spec: Wire) -> Iterator[str]:
-    if spec.get("nodeName"):
-        yield spec["nodeName"]
-    elif spec.get("perDeviceNodeSelection"):
-        for device in spec.get("devices") or ():
-            if device.get("nodeName"):
-                yield device["nodeName"]
+        more = len(self._notes) - _MAX_NOTES
+        return (*self._notes[:_MAX_NOTES], *([f"and {more} more"] if more > 0 else []))

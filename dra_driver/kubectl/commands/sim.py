@@ -243,14 +243,11 @@ def run_fault(args: argparse.Namespace) -> int:
         else:
             command.recover(args.device, args.wait)
     except ForbiddenError as error:
-        raise DraError(f"{error}; {RIGHTS}") from error
+        raise DraError(
+            f"{error}; sim inject and sim recover need the rights get and patch on nodes, and list on "
+            "resourceslices.resource.k8s.io; ask an administrator of the cluster for a ClusterRole with them"
+        ) from error
     return 0
-
-
-RIGHTS: Final = (
-    "sim inject and sim recover need the rights get and patch on nodes, and list on resourceslices.resource.k8s.io; "
-    "ask an administrator of the cluster for a ClusterRole with them"
-)
 
 
 class FaultCommand:
@@ -355,12 +352,10 @@ class FaultCommand:
         except ForbiddenError:
             return {}
         return {
-            event.metadata.name: (event.reason, event.message, event.count) for event in events if self._tells(event)
+            event.metadata.name: (event.reason, event.message, event.count)
+            for event in events
+            if event.reason in REASONS and event.involved_object and event.involved_object.name == self._node
         }
-
-    def _tells(self, event: Event) -> bool:
-        about = event.involved_object
-        return event.reason in REASONS and about is not None and about.name == self._node
 
     def _unknown(self, device: str, known: Mapping[str, object]) -> str:
         node_metadata(self._api, self._node)

@@ -26,7 +26,6 @@ from dra_driver.kubectl.commands.usage_source import (
 from dra_driver.kubectl.usage.device_use import (
     KEYS,
     ClaimDeviceUse,
-    Labels,
     UseSum,
     claim_labels,
     summed,
@@ -45,6 +44,7 @@ recorded. The first line on standard error says which, and over which time.
   IDLE     how long it has not been used; ? is not known, and never means idle
 """
 _WINDOW: Final = "1h"
+_BY_LABEL: Final = "label:"
 _DEVICES: Final = (
     *("NAMESPACE", "CLAIM", "NODE", "DEVICE", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE", "PODS"),
 )
@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         metavar="|".join((*_KINDS, "label:KEY")),
         default="device",
-        help=f"what a line is about; {ABOUT} (default: each device of each claim)",
+        help="what a line is about; a label is the claim's, or that of all its pods (default: each device of each "
+        "claim)",
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
@@ -84,16 +85,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _label_of(by: str) -> str:
     """The key of ``label:KEY``, "" for other kinds. Raises ConfigurationError."""
-    key = by.removeprefix(BY_LABEL) if by.startswith(BY_LABEL) else ""
+    key = by.removeprefix(_BY_LABEL) if by.startswith(_BY_LABEL) else ""
     if not key and by not in _KINDS:
         raise ConfigurationError(f"--by {by[:60]!r}: expected {', '.join(_KINDS)} or label:KEY")
     return key
 
 
 def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str) -> list[UseSum]:
-    labels, gaps = read_labels(args)
-    for gap in gaps:
-        print(f"note: {printable(gap)}", file=sys.stderr)
+    """Sums by a label. Raises KubernetesApiError when the claims cannot be read: such a sum says nothing then."""
+    api = client(kubeconfig_of(args))
+    claims, pods = read_all(ResourceClaim, api.list(paths.resource_claims(args.namespace))["items"]), list[Pod]()
+    try:
+        pods = read_all(Pod, api.list(paths.pods(args.namespace))["items"])
+    except KubernetesApiError as error:
+        said = f"labels of pods are not known, only those of claims: {error}"
+        print(f"note: {printable(said)}", file=sys.stderr)
+    labels = claim_labels(claims, pods)
     return summed(uses, lambda use: (value_in(labels.get((use.namespace, use.claim)), key),))
 
 
@@ -150,18 +157,3 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print_table(headings, rows)
     else:
         print("No claims have devices here, as far as is known.")
-
-
-BY_LABEL: Final = "label:"
-ABOUT: Final = "a label is the claim's, or that of all its pods"
-
-
-def read_labels(args: argparse.Namespace) -> tuple[Labels, tuple[str, ...]]:
-    """Labels of the claims that exist, and what could not be read. Raises KubernetesApiError when the claims cannot be
-    read: a sum by label says nothing then."""
-    api = client(kubeconfig_of(args))
-    claims = read_all(ResourceClaim, api.list(paths.resource_claims(args.namespace))["items"])
-    try:
-        return claim_labels(claims, read_all(Pod, api.list(paths.pods(args.namespace))["items"])), ()
-    except KubernetesApiError as error:
-        return claim_labels(claims, ()), (f"labels of pods are not known, only those of claims: {error}",)

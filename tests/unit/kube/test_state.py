@@ -15,7 +15,8 @@ from dra_driver.core.errors import (
     NotFoundError,
     StorageError,
 )
-from dra_driver.kube.shapes import misfit
+from dra_driver.kube.objects.core import Node
+from dra_driver.kube.shapes import misfit, read_all
 from dra_driver.kube.state import ClusterState, read_cluster, with_objects
 from dra_driver.kube.state_file import dump, load, objects_of, read_documents
 
@@ -228,3 +229,10 @@ def test_json_and_yaml_are_told_apart_by_their_start() -> None:
     for text in (json.dumps({"kind": "Node", "metadata": {"name": "a"}}), "{kind: Node, metadata: {name: a}}"):
         (document,) = read_documents(Path("x"), text)
         assert objects_of([document], "x")[0]["metadata"]["name"] == "a"
+
+
+def test_an_object_that_does_not_fit_leaves_the_others_of_its_list() -> None:
+    """Reports read lists of structs, and one bad object ends none of them."""
+    good: dict[str, object] = {"metadata": {"name": "a"}}
+    found = read_all(Node, [{"metadata": 5}, None, {**good, "status": {"conditions": [{}]}}, good])
+    assert [node.metadata.name for node in found] == ["a"]

@@ -7,6 +7,7 @@ from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundEr
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DRAINED_TAINT, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube import paths
+from tests.fakes import dra_objects
 
 NODE: Final = "gpu-a"
 DRIVER: Final = "gpu.nvidia.com"
@@ -21,11 +22,9 @@ def device(name: str, gpu: str, *, taint: bool = False, detached: bool = False) 
 
 
 def resource_slice(*devices: Wire, driver: str = DRIVER, node: str = NODE, generation: int = 1, of: int = 1) -> Wire:
-    pool = {"name": f"{node}/{driver}", "generation": generation, "resourceSliceCount": of}
-    return {
-        "metadata": {"name": "s"},
-        "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": [*devices]},
-    }
+    found = dra_objects.resource_slice(node, *devices, generation=generation, count=of)
+    found["spec"] |= {"driver": driver, "pool": {**found["spec"]["pool"], "name": f"{node}/{driver}"}}
+    return found
 
 
 def claim(name: str, device_name: str, *pods: str, **result: Any) -> Wire:

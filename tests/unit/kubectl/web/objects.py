@@ -1,7 +1,7 @@
 """Objects of a small cluster: one H100 with MIG and shares, and one whole A100."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, NodeProblem
 from dra_driver.kube.state import ClusterState
@@ -10,6 +10,7 @@ from dra_driver.kubectl.web.fleet import fleet_of
 from dra_driver.kubectl.web.gpus import SeenFleet
 from dra_driver.kubectl.web.reading import SeenCluster
 
+T = TypeVar("T")
 DRIVER = "gpu.nvidia.com"
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 GIB = 2**30
@@ -77,6 +78,12 @@ def waiting_pod(name: str, namespace: str = "team", owner: str = "") -> dict[str
     metadata["creationTimestamp"] = "2026-01-02T11:30:00Z"
     spec = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "none"}], "containers": [{"name": "main"}]}
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def given(value: T | None) -> T:
+    """The value, which is there."""
+    assert value is not None
+    return value
 
 
 def told(*gpus: NodeGpu, problem: str = "") -> GpuNodeStatus:

@@ -19,6 +19,7 @@ from tests.unit.kubectl.web.objects import (
     UNHEALTHY,
     claim,
     fleet,
+    given,
     partition,
     share,
     slice_of,
@@ -150,12 +151,8 @@ def test_linked_gpus_are_an_island_with_its_kind_in_words() -> None:
         ("pair", ["gpu-2", "gpu-3"]),
         ("NVSwitch", ["gpu-4", "gpu-5", "gpu-6"]),
     ]
-    second, last = (found.gpu("n", name) for name in ("gpu-2", "gpu-7"))
-    assert second is not None
-    assert last is not None
-    island = island_of(second, found)
-    assert island is not None
-    assert names(island.gpus) == ["gpu-2", "gpu-3"]
+    second, last = (given(found.gpu("n", name)) for name in ("gpu-2", "gpu-7"))
+    assert names(given(island_of(second, found)).gpus) == ["gpu-2", "gpu-3"]
     assert island_of(last, found) is None
 
 
@@ -171,9 +168,7 @@ def test_a_clique_spans_nodes() -> None:
     """GPUs of other cliques and of none are not in it."""
     both = placed("gpu-0", clique="a.1"), placed("gpu-1", clique="a.2")
     found = fleet_with(one=both, other=(placed("gpu-0", clique="a.1"), placed("gpu-1")))
-    first, last = found.gpu("one", "gpu-0"), found.gpu("other", "gpu-1")
-    assert first is not None
-    assert last is not None
+    first, last = given(found.gpu("one", "gpu-0")), given(found.gpu("other", "gpu-1"))
     assert [(gpu.node, gpu.name) for gpu in clique_of(first, found)] == [("one", "gpu-0"), ("other", "gpu-0")]
     assert clique_of(last, found) == []
 

@@ -18,11 +18,12 @@ from dra_driver.kubectl.web.reading import (
     Heap,
     LiveSource,
     Periodic,
+    ReadFailure,
     read_from,
     same_cluster,
 )
 from dra_driver.kubectl.web.use_history import MAX_SAMPLES, Point, UseHistory, drawn
-from tests.unit.kubectl.web.objects import NOW, claim, seen, small_state
+from tests.unit.kubectl.web.objects import NOW, claim, given, seen, small_state
 
 
 class Script:
@@ -49,18 +50,12 @@ def test_a_failed_reading_keeps_the_last_value_and_says_since_when() -> None:
     reader.once()
     assert reader.trouble is None
     reader.once()
-    since = reader.trouble
+    first: ReadFailure = given(reader.trouble)
     reader.once()
-    assert since is not None
-    assert since.sentence == "gone"
-    assert reader.trouble is not None
-    assert reader.trouble.since == since.since
-    last = reader.asked()
-    assert last is not None
-    assert last.value == "one"
+    assert (first.sentence, given(reader.trouble).since) == ("gone", first.since)
+    assert given(reader.asked()).value == "one"
     reader.once()
-    last = reader.asked()
-    assert last is not None
+    last = given(reader.asked())
     assert (last.value, last.number, reader.trouble) == ("two", 2, None)
 
 
@@ -78,8 +73,7 @@ def test_a_bug_in_reading_is_told_and_does_not_end_the_thread() -> None:
     """The sentence names the exception."""
     reader = periodic(KeyError("metadata"))
     reader.once()
-    assert reader.trouble is not None
-    assert "KeyError" in reader.trouble.sentence
+    assert "KeyError" in given(reader.trouble).sentence
 
 
 def test_clusters_with_equal_objects_are_the_same() -> None:
@@ -128,16 +122,12 @@ def test_answers_are_computed_for_each_state_once() -> None:
     assert derived.ask("key", 1, lambda: "one") is None
     assert derived.compute_one()
     assert not derived.compute_one()
-    known = derived.ask("key", 1, lambda: "again")
-    assert known is not None
-    assert known.value == "one"
+    assert given(derived.ask("key", 1, lambda: "again")).value == "one"
     assert not derived.compute_one()
-    old = derived.ask("key", 2, lambda: "two")
-    assert old is not None
+    old = given(derived.ask("key", 2, lambda: "two"))
     assert (old.value, old.number) == ("one", 1)
     derived.compute_one()
-    new = derived.ask("key", 2, lambda: "two")
-    assert new is not None
+    new = given(derived.ask("key", 2, lambda: "two"))
     assert (new.value, derived.changes) == ("two", 2)
 
 
@@ -147,9 +137,8 @@ def test_a_failing_answer_is_a_sentence() -> None:
     for number, error in enumerate((ConfigurationError("it is wrong"), ZeroDivisionError("x"))):
         derived.ask("key", number, Script(error))
         derived.compute_one()
-        known = derived.ask("key", number, Script())
-        assert known is not None
-        assert "it is wrong" in known.problem or "ZeroDivisionError" in known.problem
+        problem = given(derived.ask("key", number, Script())).problem
+        assert "it is wrong" in problem or "ZeroDivisionError" in problem
 
 
 def test_use_is_remembered_for_charts() -> None:
@@ -173,15 +162,12 @@ def test_charts_are_coordinates_within_the_frame() -> None:
         return [Point(NOW + timedelta(seconds=10 * at), value, None) for at, value in enumerate(values)]
 
     assert drawn(points(10), 10) is None
-    inside = drawn(points(0, 5, 10), 10)
-    assert inside is not None
+    inside = given(drawn(points(0, 5, 10), 10))
     assert (inside.memory, inside.utilisation) == ("0.0,120.0 300.0,60.0 600.0,0.0", "")
     assert (inside.top, inside.limit, inside.since) == (10, None, NOW)
-    over = drawn(points(10, None, 20), 10)
-    assert over is not None
+    over = given(drawn(points(10, None, 20), 10))
     assert (over.memory, over.top, over.limit) == ("0.0,62.9 600.0,5.7", 21.0, 62.9)
-    unknown = drawn(points(10, 20), 0)
-    assert unknown is None
+    assert drawn(points(10, 20), 0) is None
 
 
 def test_the_reader_rests_when_no_page_asks() -> None:
