@@ -32,10 +32,7 @@ _MAX_ROWS: Final = 30
 _GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FREE", "IN FRAGMENTS")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "capacity", help="count free devices and the claims that would still fit", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", help="only this node")
     parser.add_argument("--by-node", action="store_true", help="one line per node; equal nodes share a line")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")

@@ -12,18 +12,16 @@ from dra_driver.kubectl.capacity import claims_of, to_wire
 from dra_driver.kubectl.commands.devices import consumed_text
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
+DESCRIPTION: Final = (
+    "List ResourceClaims of all namespaces with their requests, node, devices and pods. "
+    "`kubectl dra explain claim/NAME` explains why a claim is pending."
+)
 HEADINGS: Final = ("NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE")
 _FIELDS: Final = ("claims", "slices")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "claims",
-        help="list claims, their devices and their pods",
-        description="List ResourceClaims of all namespaces with their requests, node, devices and pods. "
-        "`kubectl dra explain claim/NAME` explains why a claim is pending.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
     parser.add_argument("--pending", action="store_true", help="only claims that are not allocated yet")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")

@@ -24,10 +24,7 @@ _HEADINGS: Final = ("CLASS", "EXTENDED RESOURCE", "DEVICES", "STATE", "WHY")
 _CLASSES: Final = "/apis/resource.k8s.io/v1/deviceclasses"
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "classes", help="keep DeviceClasses for MIG profiles and shared GPUs", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "apply", "prune"))
     parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")

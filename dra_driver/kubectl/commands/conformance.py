@@ -30,10 +30,7 @@ PROGRAM: Final = (sys.executable, "-m", "dra_driver.core.command_line.main")
 DEFAULT_CDI_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "conformance", help="test a DRA driver as a kubelet uses it", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("the driver")
     where.add_argument("--registrar-dir", type=Path, metavar="DIR", help="folder of its registration socket")
     where.add_argument("--driver", default="", metavar="NAME", help="its name (default: the only one in the folder)")

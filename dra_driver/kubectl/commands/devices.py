@@ -12,6 +12,10 @@ from dra_driver.kubectl.capacity import devices_of, to_wire
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 from dra_driver.kubectl.explain import with_defaults
 
+DESCRIPTION: Final = (
+    "List the devices that drivers have published as ResourceSlices, the claims that use them, and the pods for which "
+    "those claims are reserved."
+)
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
 _FIELDS: Final = ("claims", "slices", "taint_rules")
@@ -19,13 +23,7 @@ _SHARE_COUNT: Final = "shares"
 """Capacity that counts shares: each share consumes one."""
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "devices",
-        help="list published devices and the claims that use them",
-        description="List the devices that drivers have published as ResourceSlices, the claims that use them, and "
-        "the pods for which those claims are reserved.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
     parser.add_argument(

@@ -34,7 +34,7 @@ that is missing, and stops no other.
   kubectl dra doctor claim/shared -o json       for programs
   kubectl dra doctor --snapshot bundle.tar.gz   a file of `kubectl dra support-bundle` or `kubectl dra snapshot`
 """
-_EPILOG: Final = """\
+EPILOG: Final = """\
 exit status: 0 all that was looked at works; 1 a layer is broken; 2 the API server does not answer, or nothing is broken
 and some questions have no answer
 """
@@ -47,10 +47,7 @@ MOST_TIMEOUT_S: Final = 600.0
 _ONE_QUESTION_S: Final = 15.0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "doctor", help="say which layer between GPUs and containers is broken", description=DESCRIPTION, epilog=_EPILOG
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="?", metavar="node/NAME | pod/NAME | claim/NAME", help="default: the cluster")
     parser.add_argument(
         "-n",

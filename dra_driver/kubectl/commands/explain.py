@@ -49,8 +49,7 @@ why devices were rejected, and the nearest miss. Uses the cluster of the kubecon
 _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("explain", help="explain why a pod or claim has no devices", description=DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="what to explain")
     parser.add_argument(
         "-f",

@@ -29,10 +29,7 @@ _CSV: Final = (
 )
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "idle", help="list claims that are idle or larger than they need to be", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")

@@ -31,10 +31,7 @@ A comment `# dra-lint: allow DRA018` suppresses a finding on its line and the ne
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "lint", help="check manifests, device classes and claims", description=DESCRIPTION, epilog=EPILOG
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
     parser.add_argument("--cluster", action="store_true", help="with PATH: also look names up in the cluster")
     parser.add_argument(

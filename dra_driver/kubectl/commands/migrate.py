@@ -33,13 +33,7 @@ exit status: 0 everything was read, 1 an input could not be read (the others are
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "migrate",
-        help="translate set-ups of the device plugin and the GPU Operator",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
     parser.add_argument("--from-cluster", action="store_true", help="also read the cluster's objects")
     parser.add_argument(

@@ -12,7 +12,7 @@ from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, P
 from dra_driver.kube import paths
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
 
-DESCRIPTION: Final = """\
+_EXPLAIN: Final = """\
 Say which policy applies to a GPU, what each of its fields says, and why other policies that match do not apply.
 
 Reads the node's GpuNode and the GpuPolicy objects of the cluster. With --policies and --gpus it reads files in place of
@@ -22,10 +22,9 @@ _FIELDS: Final = ("FIELD", "VALUE", "FROM")
 _OTHERS: Final = ("OTHER POLICY", "SOURCE", "STATE", "WHY")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("policy", help="explain policies of GPUs")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain = parser.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
-        "explain", help="say which policy gives which field of a GPU", description=DESCRIPTION
+        "explain", help="say which policy gives which field of a GPU", description=_EXPLAIN
     )
     explain.add_argument("gpu", metavar="NODE/GPU", help="a GPU of a node, such as gpu-a/gpu-0")
     add_kubeconfig(explain)

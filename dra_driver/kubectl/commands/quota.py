@@ -25,10 +25,7 @@ idle, as `kubectl dra idle` finds them. A class that a namespace uses and no quo
 _HEADINGS: Final = ("NAMESPACE", "QUOTA", "LIMIT OF", "HARD", "USED", "LEFT", "IDLE")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "quota", help="compare quotas of namespaces with what they have and use", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only this namespace (default: all)")
     parser.add_argument("--idle", action="store_true", help="ask the exporters, or --prometheus, which claims are idle")
     parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")

@@ -36,10 +36,7 @@ its nvidia-smi would list.
 _EVICT_BY_USE = ("--evict-over-grant", "true", "--reclaim-idle", "true")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "sim", help="run an embedded cluster with simulated GPUs on this machine", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     up = actions.add_parser("up", help="run until Ctrl-C")
     _add_nodes(up)

@@ -30,10 +30,7 @@ _LONGEST_S: Final = 3600
 _MOST_PARALLEL: Final = 64
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "smoke", help="run a pod for each kind of device and check what it sees", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
     _add_pods(parser)
     parser.add_argument(

@@ -8,7 +8,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
@@ -27,10 +27,7 @@ pods, nodes and claims stay, and this driver's parameters.
 _LOG_S: Final = 10.0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "support-bundle", help="write all that help from others needs to one file", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="output file (default: dra-support-TIME.tar.gz in this folder)"
     )

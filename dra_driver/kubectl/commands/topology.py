@@ -11,18 +11,16 @@ from dra_driver.kubectl.capacity import to_wire, topology_of
 from dra_driver.kubectl.commands.devices import UNKNOWN
 from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
 
+DESCRIPTION: Final = (
+    "Show for each node its GPUs and the devices of other drivers that say where they are: NUMA node, PCIe root, the "
+    "GPUs that NVLink connects, and the claims that hold them. All of it is from ResourceSlices."
+)
 HEADINGS: Final = ("NODE", "NUMA", "PCIE ROOT", "DEVICE", "PRODUCT", "NVLINK", "STATE", "CLAIMS")
 _FIELDS: Final = ("claims", "slices")
 _MAX_LINKED: Final = 4
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "topology",
-        help="show which GPUs are linked or near each other, and who holds them",
-        description="Show for each node its GPUs and the devices of other drivers that say where they are: NUMA node, "
-        "PCIe root, the GPUs that NVLink connects, and the claims that hold them. All of it is from ResourceSlices.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="")

@@ -28,10 +28,7 @@ The printed address has a code that works once, in the first browser that opens 
 _MAX_PORT: Final = 65_535
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "ui", help="show GPUs, claims and waiting pods in a browser", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: a free one)")
     parser.add_argument(
         "--driver-namespace",

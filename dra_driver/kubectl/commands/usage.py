@@ -53,8 +53,7 @@ _KINDS: Final = ("device", "claim", "pod", "namespace", "node")
 _KEYS: Final = {"claim": ("NAMESPACE", "CLAIM"), "pod": ("NAMESPACE", "POD"), "namespace": ("NAMESPACE",)}
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("usage", help="show what claims use of their GPUs", description=DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         metavar="|".join((*_KINDS, "label:KEY")),

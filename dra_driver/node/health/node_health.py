@@ -12,9 +12,8 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.codec import MOST_GPUS, HealthRecord
 from dra_driver.node.health.conditions import conditions, unmonitored
-from dra_driver.node.health.fault import FaultKey, Faults
+from dra_driver.node.health.fault import MOST_GPUS, FaultKey, Faults, HealthRecord
 from dra_driver.node.health.machine import (
     Moment,
     after_boot,
@@ -183,7 +182,6 @@ class NodeHealth:
             return self._conditions
 
     def status(self) -> HealthStatus:
-        """What metrics show."""
         with self._lock:
             return self._statistics.status(self._clock())
 

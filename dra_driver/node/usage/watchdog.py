@@ -20,7 +20,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, MAX_PODS, OverGrant, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules
-from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s
+from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s, total
 
 CONFIRM_S: Final = 10.0
 CALM_S: Final = 30.0
@@ -67,13 +67,12 @@ def share_uses(joined: JoinedUsage) -> list[ShareUse]:
 
 def _share(uses: Sequence[DeviceUse], rules: Mapping[str, UsageRules]) -> ShareUse:
     first = uses[0]
-    known = [use.used_bytes for use in uses if use.used_bytes is not None]
     processes = [process for use in uses for process in use.processes or ()]
     return ShareUse(
         claim=first.claim,
         device=first.assigned.device,
         grant_bytes=sum(use.assigned.memory_bytes or 0 for use in uses),
-        used_bytes=sum(known) if len(known) == len(uses) else None,
+        used_bytes=total(use.used_bytes for use in uses),
         processes=len(processes),
         pods=_pods(processes),
         rules=rules.get(first.assigned.gpu_uuid, DEFAULT_USAGE),
