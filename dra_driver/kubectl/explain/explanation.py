@@ -112,7 +112,7 @@ def _report(
         name=subject.name,
         verdict=verdict,
         causes=causes,
-        fitting_nodes=tuple(name_of(item) for item in state.nodes if name_of(item) == node),
+        fitting_nodes=(node,) if any(name_of(item) == node for item in state.nodes) else (),
         notes=(*gaps_that_matter(state, subject.pod), *notes),
     )
 
