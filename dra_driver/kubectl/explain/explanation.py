@@ -1,7 +1,7 @@
 """Explains one subject: first the causes other than allocation, then every node, then the devices.
 
 Defines the order of these steps and the verdict. The reasons of devices come from the allocator's own events
-(``evaluation.py``, ``reasons.py``), the other causes from ``py``.
+(``evaluation.py``, ``reasons.py``), the other causes from ``causes.py``.
 """
 
 from collections.abc import Sequence
