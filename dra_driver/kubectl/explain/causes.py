@@ -261,9 +261,7 @@ def _fix(slices: Sequence[Wire], assigned: Sequence[Wire]) -> str:
     return f"add {selector} to the selectors of each request (excluded devices are not charged), or free other GPUs"
 
 
-# --- Finds causes that need no device to be evaluated: in the pod, its claims, classes, volumes and the node's driver.
-#
-# Also reads what the control plane reported itself (conditions and events).
+# --- Finds causes in the pod, its claims, classes, volumes and the node's driver.
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PREPARE_REASONS: Final = ("FailedPrepareDynamicResources", "FailedToPrepareDynamicResources")
@@ -307,28 +305,25 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
         name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if not name or (unreadable and name not in known):
             continue
-        found = known.get(name)
+        found, waits = known.get(name), False
         if found is None:
-            yield Cause(
-                code=CauseCode.VOLUME_WAITING,
-                message=f"not caused by devices: PersistentVolumeClaim {name} does not exist",
-                fix=f"create PersistentVolumeClaim {name}",
-                object=f"pvc/{name}",
-            )
-        elif status_of(found).get("phase") != "Bound":
+            problem, fix = "does not exist", f"create PersistentVolumeClaim {name}"
+        elif status_of(found).get("phase") == "Bound":
+            continue
+        else:
             # The binder's IsDelayBindingMode: such a volume is bound only after the pod is scheduled.
             storage = spec_of(found).get("storageClassName")
             modes = [item.get("volumeBindingMode") for item in state.storage_classes if name_of(item) == storage]
             waits = modes[:1] == ["WaitForFirstConsumer"]
-            phase = status_of(found).get("phase") or "Pending"
             why = "its storage class binds it after the pod has a node" if waits else "it has to be bound first"
-            yield Cause(
-                code=CauseCode.VOLUME_WAITING,
-                message=f"not caused by devices: PersistentVolumeClaim {name} is {phase}; {why}",
-                fix="" if waits else f"run kubectl describe pvc {name}",
-                object=f"pvc/{name}",
-                blocks=not waits,
-            )
+            problem, fix = f"is {status_of(found).get('phase') or 'Pending'}; {why}", f"run kubectl describe pvc {name}"
+        yield Cause(
+            code=CauseCode.VOLUME_WAITING,
+            message=f"not caused by devices: PersistentVolumeClaim {name} {problem}",
+            fix="" if waits else fix,
+            object=f"pvc/{name}",
+            blocks=not waits,
+        )
 
 
 def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:

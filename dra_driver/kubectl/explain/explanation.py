@@ -1,7 +1,7 @@
 """Explains one subject: first the causes other than allocation, then every node, then the devices.
 
 Defines the order of these steps and the verdict. The reasons of devices come from the allocator's own events
-(``evaluation.py``, ``reasons.py``), the other causes from ``py``.
+(``evaluation.py``, ``reasons.py``), the other causes from ``causes.py``.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def _report(
         name=subject.name,
         verdict=verdict,
         causes=causes,
-        fitting_nodes=tuple(name_of(item) for item in state.nodes if name_of(item) == node),
+        fitting_nodes=(node,) if any(name_of(item) == node for item in state.nodes) else (),
         notes=(*gaps_that_matter(state, subject.pod), *notes),
     )
 

@@ -272,23 +272,20 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:
     """Returns the pod of that name as subject. Raises ConfigurationError when it does not exist."""
-    pod = next((item for item in state.pods if name_of(item) == name and namespace_of(item) == namespace), None)
-    if pod is None:
-        raise ConfigurationError(
-            f"no pod {name} in namespace {namespace}{_because(state, 'pods')}; select another namespace with -n"
-        )
-    return subject_of(state, pod)
+    return subject_of(state, _existing(state, "pods", f"pod {name}", namespace, name))
 
 
 def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
     """Returns the claim of that name as subject. Raises ConfigurationError when it does not exist."""
-    claim = _find(state.claims, namespace, name)
-    if claim is None:
-        why = _because(state, "resourceclaims")
-        raise ConfigurationError(
-            f"no ResourceClaim {name} in namespace {namespace}{why}; select another namespace with -n"
-        )
-    return subject_of_claim(claim)
+    return subject_of_claim(_existing(state, "resourceclaims", f"ResourceClaim {name}", namespace, name))
+
+
+def _existing(state: ClusterState, resource: str, what: str, namespace: str, name: str) -> Wire:
+    found = _find(state.pods if resource == "pods" else state.claims, namespace, name)
+    if found is None:
+        why = _because(state, resource)
+        raise ConfigurationError(f"no {what} in namespace {namespace}{why}; select another namespace with -n")
+    return found
 
 
 def subject_of_claim(claim: Wire) -> Subject:

@@ -79,7 +79,7 @@ class FieldChecker:
         for key, value in spot.pairs():
             if key.text not in known:
                 message = f"unknown field {key.text[:80]!r}"
-                hint = self._hint(key.text, known, type_name)
+                hint = _hint(key.text, known, type_name)
                 self._reporter.add("DRA003", value, message, hint=hint, at=key)
             elif not value.node.is_null:
                 self._value(value, known[key.text][0])
@@ -123,22 +123,30 @@ class FieldChecker:
     def _invalid(self, spot: Spot, message: str) -> None:
         self._reporter.add("DRA004", spot, message)
 
-    def _hint(self, name: str, known: Mapping[str, object], type_name: str) -> str:
-        if type_name == "DeviceRequest" and name in _fields("ExactDeviceRequest"):
-            return "in resource.k8s.io/v1 it is one level deeper: put it under `exactly:`"
-        if type_name == "FlatRequest" and name == "exactly":
-            return "resource.k8s.io/v1beta1 has no `exactly`; set apiVersion: resource.k8s.io/v1"
-        if type_name == "DeviceSubRequest" and name == "adminAccess":
-            return "a subrequest cannot have admin access; use `exactly`"
-        if type_name in {"DeviceClaim", "ResourceClaimSpec"} and name in {
-            "deviceClassName",
-            "exactly",
-            "resourceClassName",
-        }:
-            return "devices are requested under spec.devices.requests[].exactly"
-        if type_name == "PodResourceClaim" and name == "source":
-            return "write resourceClaimName or resourceClaimTemplateName without `source:` (since Kubernetes 1.31)"
-        if type_name == "DeviceSelector" and name == "expression":
-            return "indent it: `expression:` belongs below `cel:`"
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        return f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"
+
+_NO_REQUEST: Final = "devices are requested under spec.devices.requests[].exactly"
+_HINTS: Final[Mapping[tuple[str, str], str]] = {
+    **{
+        ("DeviceRequest", name): "in resource.k8s.io/v1 it is one level deeper: put it under `exactly:`"
+        for name in _fields("ExactDeviceRequest")
+    },
+    ("FlatRequest", "exactly"): "resource.k8s.io/v1beta1 has no `exactly`; set apiVersion: resource.k8s.io/v1",
+    ("DeviceSubRequest", "adminAccess"): "a subrequest cannot have admin access; use `exactly`",
+    **{
+        (kind, name): _NO_REQUEST
+        for kind in ("DeviceClaim", "ResourceClaimSpec")
+        for name in ("deviceClassName", "exactly", "resourceClassName")
+    },
+    ("PodResourceClaim", "source"): (
+        "write resourceClaimName or resourceClaimTemplateName without `source:` (since Kubernetes 1.31)"
+    ),
+    ("DeviceSelector", "expression"): "indent it: `expression:` belongs below `cel:`",
+}
+"""What to do about a field of a type, where it is known why it was written."""
+
+
+def _hint(name: str, known: Mapping[str, object], type_name: str) -> str:
+    if hint := _HINTS.get((type_name, name)):
+        return hint
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"

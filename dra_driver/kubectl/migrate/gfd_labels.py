@@ -145,27 +145,18 @@ def condition(key: str, operator: str, values: Sequence[str], wanted: DeviceForm
         exists = operator == "Exists"
         return (label.present if exists else f"!({label.present})") if label.present else ("" if exists else "false")
     if operator in {"Gt", "Lt"}:
-        return _compared(label, operator, values)
+        if label.number is None:
+            raise UntranslatableLabelError("its value is no number that can be compared")
+        if len(values) != 1 or not _SIGNED.fullmatch(values[0]):
+            raise UntranslatableLabelError(f"{operator} needs one whole number")
+        found = label.number(operator == "Gt", int(values[0]))
+        return f"{label.present} && {found}" if label.present else found
     if operator not in {"In", "NotIn"}:
         raise UntranslatableLabelError(f"the operator {operator[:40]!r} is not one of a node selector")
-    either = _any_of([label.equals(value) for value in values])
+    texts = [label.equals(value) for value in values]
+    either = texts[0] if len(texts) == 1 else " || ".join(_grouped(each) for each in texts) or "false"
     found = f"{label.present} && {_grouped(either)}" if label.present else either
     return found if operator == "In" else f"!({found})"
-
-
-def _compared(label: _Label, operator: str, values: Sequence[str]) -> str:
-    if label.number is None:
-        raise UntranslatableLabelError("its value is no number that can be compared")
-    if len(values) != 1 or not _SIGNED.fullmatch(values[0]):
-        raise UntranslatableLabelError(f"{operator} needs one whole number")
-    found = label.number(operator == "Gt", int(values[0]))
-    return f"{label.present} && {found}" if label.present else found
-
-
-def _any_of(conditions: Sequence[str]) -> str:
-    if not conditions:
-        return "false"
-    return conditions[0] if len(conditions) == 1 else " || ".join(_grouped(each) for each in conditions)
 
 
 def _grouped(expression: str) -> str:

@@ -172,8 +172,13 @@ def objects(found: Sequence[PolicyDraft]) -> list[dict[str, object]]:
     taken: set[str] = set()
     made = []
     for draft in found:
-        for nodes in _parts(draft.nodes):
-            name = next(each for each in _names(draft.name) if each not in taken)
+        several = draft.nodes or ()
+        groups: list[tuple[str, ...] | None] = [
+            several[first : first + _MOST_PATTERNS] for first in range(0, len(several), _MOST_PATTERNS)
+        ]
+        for nodes in groups or [draft.nodes]:
+            numbered = (f"{draft.name[:58].rstrip('-')}-{number}" for number in range(2, 1000))
+            name = next(each for each in (draft.name, *numbered) if each not in taken)
             taken.add(name)
             made.append(_object(replace(draft, name=name, nodes=nodes)))
     return made
@@ -236,18 +241,6 @@ def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDra
             joint = replace(draft, name=name, nodes=nodes, priority=draft.priority + _JOINED_PRIORITY)
             found.append(replace(joint, strategy=config.strategy, max_shares=config.max_shares))
     return found
-
-
-def _parts(nodes: tuple[str, ...] | None) -> list[tuple[str, ...] | None]:
-    """Nodes in groups of as many patterns as a policy has."""
-    if not nodes:
-        return [nodes]
-    return [nodes[at : at + _MOST_PATTERNS] for at in range(0, len(nodes), _MOST_PATTERNS)]
-
-
-def _names(base: str) -> Iterator[str]:
-    yield base
-    yield from (f"{base[:58].rstrip('-')}-{number}" for number in range(2, 1000))
 
 
 def _object(draft: PolicyDraft) -> dict[str, object]:

@@ -34,25 +34,54 @@ def cluster(terms: SharingTerms | None) -> KnownObjects:
     return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)
 
 
-def test_valid_shares_have_no_findings() -> None:
-    assert rules(asking(SHARE)) == []
-    assert rules(asking(SHARE, selector="device.allowMultipleAllocations")) == []
-    assert rules(asking(f'{SHARE}, shares: "1"')) == []
+MULTI = "device.allowMultipleAllocations"
+MPS = f'{MULTI} && {D}.sharingStrategy == "MPS"'
+PLACED = asking("memory: 5Gi", of="mig.nvidia.com", selector=f"{D}.placementStart == 5 && {D}.placementSize == 1")
 
 
-def test_selectors_on_shared_gpus_are_checked_with_published_attributes() -> None:
-    """Only shared GPUs have a sharing strategy; a value that no policy publishes is found."""
-    guarded = "device.allowMultipleAllocations && " + D + ".sharingStrategy == "
-    assert rules(asking(SHARE, selector=guarded + '"MPS"')) == []
-    assert rules(asking(SHARE, selector=guarded + '"mps"')) == ["DRA018"]
-    assert rules(asking(SHARE, selector=f'{D}.sharingStrategy == "MPS"')) == ["DRA015"]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (asking(SHARE), []),
+        (asking(SHARE, selector=MULTI), []),
+        (asking(f'{SHARE}, shares: "1"'), []),
+        # Only shared GPUs have a sharing strategy; a value that no policy publishes is found.
+        (asking(SHARE, selector=MPS), []),
+        (asking(SHARE, selector=MPS.replace("MPS", "mps")), ["DRA018"]),
+        (asking(SHARE, selector=f'{D}.sharingStrategy == "MPS"'), ["DRA015"]),
+        # The start of a partition differs within a profile, so no value is wrong.
+        (PLACED, []),
+        (PLACED.replace("Size == 1", "Size == 7"), ["DRA018"]),
+        # Memory of partitions is a filter.
+        (asking("memory: 9Gi", of="mig.nvidia.com"), []),
+        # An exclusive GPU may be allocated.
+        (asking("memory: 10Gi", rest=config("{strategy: MPS}")), ["DRA042"]),
+        (asking(SHARE, selector=MPS, rest=config("{strategy: MPS}")), []),
+        (asking(SHARE, count=2, selector=MPS.replace("MPS", "TimeSlicing")), []),
+    ],
+)
+def test_rules_that_a_request_breaks(text: str, expected: list[str]) -> None:
+    assert rules(text) == expected
 
 
-def test_a_placement_can_be_selected() -> None:
-    """The start of a partition differs within a profile, so no value is wrong."""
-    text = asking("memory: 5Gi", of="mig.nvidia.com", selector=f"{D}.placementStart == 5 && {D}.placementSize == 1")
-    assert rules(text) == []
-    assert rules(text.replace("Size == 1", "Size == 7")) == ["DRA018"]
+@pytest.mark.parametrize(
+    ("text", "rule", "severity"),
+    [
+        # Several shares are an error if only MPS is possible, a warning if it is one way.
+        (asking(SHARE, count=2), "DRA043", "warning"),
+        (asking(SHARE, count=2, selector=MPS), "DRA043", "error"),
+        # Parameters that contradict every policy are an error, those that contradict some policies a warning.
+        (
+            asking(SHARE, rest=config("{strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}")),
+            "DRA044",
+            "error",
+        ),
+        (asking(SHARE, rest=config("{strategy: MPS}")), "DRA044", "warning"),
+        (asking(SHARE, selector=MPS, rest=config("{strategy: TimeSlicing}")), "DRA044", "error"),
+    ],
+)
+def test_a_share_that_some_policies_refuse_is_a_warning(text: str, rule: str, severity: str) -> None:
+    assert one(text, rule).severity == severity
 
 
 @pytest.mark.parametrize(
@@ -92,38 +121,12 @@ def test_a_default_of_the_clusters_policy_is_respected() -> None:
     assert rules(text, cluster(SharingTerms(strategy=Strategy.MPS))) == ["DRA042"]
 
 
-def test_memory_of_partitions_is_a_filter() -> None:
-    assert rules(asking("memory: 9Gi", of="mig.nvidia.com")) == []
-
-
-def test_several_shares_are_refused_under_mps() -> None:
-    """It is an error if only MPS is possible, a warning if MPS is possible, and valid otherwise."""
-    guarded = "device.allowMultipleAllocations && " + D + ".sharingStrategy == "
-    assert one(asking(SHARE, count=2), "DRA043").severity == "warning"
-    assert one(asking(SHARE, count=2, selector=guarded + '"MPS"'), "DRA043").severity == "error"
-    assert rules(asking(SHARE, count=2, selector=guarded + '"TimeSlicing"')) == []
-
-
 def test_alternatives_count_as_one_share() -> None:
     alternatives = "".join(
         f"\n  - {{name: {name}, deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}}}"
         for name in ("a", "b")
     )
     assert rules(template(f"- name: gpu\n  firstAvailable:{alternatives}")) == []
-
-
-def test_a_share_and_its_parameters() -> None:
-    """Parameters that contradict every policy are an error, those that contradict some policies a warning."""
-    limits = "{strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}"
-    assert one(asking(SHARE, rest=config(limits)), "DRA044").severity == "error"
-    assert one(asking(SHARE, rest=config("{strategy: MPS}")), "DRA044").severity == "warning"
-    mps = "device.allowMultipleAllocations && " + D + '.sharingStrategy == "MPS"'
-    assert rules(asking(SHARE, selector=mps, rest=config("{strategy: MPS}"))) == []
-    assert one(asking(SHARE, selector=mps, rest=config("{strategy: TimeSlicing}")), "DRA044").severity == "error"
-
-
-def test_parameters_are_valid_if_an_exclusive_gpu_may_be_allocated() -> None:
-    assert rules(asking("memory: 10Gi", rest=config("{strategy: MPS}"))) == ["DRA042"]
 
 
 POLICY = """

@@ -80,9 +80,24 @@ def test_label_gigabytes_of_a_mig_profile_are_named_with_the_real_memory() -> No
     assert found.excerpt[found.caret :].startswith(C)
 
 
-def test_label_gigabytes_that_exclude_only_some_boards_are_a_warning() -> None:
-    found = one(selecting(f"{C}.memory.compareTo(quantity('80Gi')) >= 0"), "DRA019")
-    assert (found.severity, "81559Mi" in found.message) == ("warning", True)
+@pytest.mark.parametrize(
+    ("text", "rule", "severity", "words"),
+    [
+        (selecting(f"{C}.memory.compareTo(quantity('80Gi')) >= 0"), "DRA019", "warning", "81559Mi"),
+        (device_class("true"), "DRA013", "warning", "matches devices of every driver"),
+        (device_class(f"{D}.type == 'gpu' && {GUARD}"), "DRA014", "info", "not the first condition"),
+        (
+            template("- {name: a, exactly: {deviceClassName: mig.nvidia.com, allocationMode: All}}"),
+            "DRA031",
+            "warning",
+            "",
+        ),
+    ],
+)
+def test_severity_follows_what_is_known(text: str, rule: str, severity: str, words: str) -> None:
+    found = one(text, rule)
+    assert found.severity == severity
+    assert words in found.message
 
 
 def test_exact_gigabytes_have_no_findings() -> None:
@@ -103,18 +118,9 @@ def test_class_without_guard_fails_on_other_drivers_devices() -> None:
     assert GUARD in found.hint
 
 
-def test_class_that_selects_devices_of_every_driver_is_a_warning() -> None:
-    assert one(device_class("true"), "DRA013").severity == "warning"
-
-
 def test_any_form_of_guard_is_accepted() -> None:
     """The expression is evaluated on a device of another driver."""
     assert rules(device_class(f"'gpu.nvidia.com' in device.attributes && {D}.type == 'gpu'")) == []
-
-
-def test_guard_that_is_not_first_is_a_remark() -> None:
-    found = one(device_class(f"{D}.type == 'gpu' && {GUARD}"), "DRA014")
-    assert found.severity == "info"
 
 
 def test_request_for_an_unguarded_class_needs_its_own_guard() -> None:
@@ -162,32 +168,22 @@ def test_with_a_cluster_its_devices_have_to_match() -> None:
     assert findings(selecting(f"{D}.productName == 'NVIDIA L4'"), known) == []
 
 
-def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_used() -> None:
-    whole = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}}}
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_used(counted: bool) -> None:
+    """A device that consumes counters shows a gate that is on; then it cannot be the reason."""
+    device: dict[str, object] = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}
+    if counted:
+        device["consumesCounters"] = [{"counterSet": "gpu-0", "counters": {"memory": {"value": "1"}}}]
     mine = device_class(f"{GUARD} && {D}.type == 'mig'")
-    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [whole])], classes=[_gpu_class()]))
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [device])], classes=[_gpu_class()]))
     assert findings(mine, known) == []
     found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
     assert found.message == "no device of the cluster matches DeviceClass mine"
-    assert "only while feature gate DRAPartitionableDevices is on" in found.hint
-
-
-def test_a_class_without_devices_is_not_explained_by_a_gate_that_is_on() -> None:
-    """A device that consumes counters shows the gate; then the cluster's GPUs have no such partition."""
-    counted = {
-        "name": "gpu-0",
-        "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
-        "consumesCounters": [{"counterSet": "gpu-0", "counters": {"memory": {"value": "1"}}}],
-    }
-    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [counted])], classes=[_gpu_class()]))
-    mine = device_class(f"{GUARD} && {D}.type == 'mig'")
-    found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
-    assert found.hint == ""
+    gate = "only while feature gate DRAPartitionableDevices is on" in found.hint
+    assert (gate, found.hint == "") == (not counted, counted)
 
 
 def test_all_over_32_devices() -> None:
-    everything = template("- {name: a, exactly: {deviceClassName: mig.nvidia.com, allocationMode: All}}")
-    assert one(everything, "DRA031").severity == "warning"
     whole = template("- {name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}")
     assert findings(whole) == []
     devices = [{"name": f"gpu-{index}", "attributes": {"type": {"string": "gpu"}}} for index in range(33)]
