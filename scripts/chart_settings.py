@@ -44,14 +44,13 @@ def generate(root: Path, target: Path) -> None:
     """Writes the schema of ``root`` below ``target``, with the settings that the processes have now."""
     schema = json.loads((root / SCHEMA).read_text())
     for name, (settings, set_otherwise) in DEFINITIONS.items():
-        options = [flag.option for flag in flags_of(settings)]
         schema["definitions"][name] = {
             "type": "object",
             "additionalProperties": False,
             "properties": {
-                option.env: {"type": "string", "minLength": 1, "description": f"{option.metavar}: {option.help}"}
-                for option in options
-                if option.env not in set_otherwise
+                flag.env: {"type": "string", "minLength": 1, "description": f"{flag.metavar}: {flag.help}"}
+                for flag in flags_of(settings)
+                if flag.env not in set_otherwise
             }
             | REMOVED.get(name, {}),
         }

@@ -60,7 +60,7 @@ def read(path: str) -> dict[str, Fields]:
 
 def inline(name: str, fields: Fields) -> Fields:
     """Mark embedded structs: fields that JSON does not have under their own name."""
-    known = table()["types"].get(name)
+    known = table().types.get(name)
     marked: Fields = {}
     for number, text in fields.items():
         field, kind = text.split()

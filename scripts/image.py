@@ -20,10 +20,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import bootstrap
-from msgspec import Struct
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -38,7 +38,8 @@ PLATFORMS = {
 }
 
 
-class Order(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Order:
     """What is built. ``base`` empty is the Dockerfile's own; ``epoch`` in seconds since 1970."""
 
     builder: str

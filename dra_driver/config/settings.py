@@ -9,30 +9,29 @@ subdomain of at most 63 characters, a node name one of at most 253, and a pool n
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dra_driver.config import common_options
-from dra_driver.config.options import Flag, Option, flags_of, load, setting
+from dra_driver.config.options import (
+    Flag,
+    absolute,
+    flags_of,
+    format_of_logs,
+    http_endpoint,
+    level_of_logs,
+    load,
+    path,
+    setting,
+    subdomain,
+    switch,
+)
 from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _POD_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")
 _MAX_POOL_NAME = 253
 _MAX_SPEC = 4096
 
 NODE, KUBELET, HARDWARE, TELEMETRY = "node and API server", "kubelet and container runtime", "hardware", "telemetry"
-
-
-def _subdomain(limit: int) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if len(text) > limit or not _SUBDOMAIN.fullmatch(text):
-            raise ValueError(
-                f"expected a DNS subdomain of at most {limit} lower-case characters, such as node-1.example"
-            )
-        return text
-
-    return parse
 
 
 def _pod_uid(text: str) -> str:
@@ -42,7 +41,7 @@ def _pod_uid(text: str) -> str:
 
 
 def _hook_path(text: str) -> str:
-    return text if text == "none" else common_options.absolute(text)
+    return text if text == "none" else absolute(text)
 
 
 def _seconds(text: str) -> float:
@@ -65,267 +64,142 @@ def _spec(text: str) -> str:
 class NodeSettings:
     """Settings of ``dra-driver kubelet-plugin``, created and checked by ``load_node_settings``."""
 
-    node_name: str = setting(Option(NODE, "NODE_NAME", "NAME", "name of this node's Node object", _subdomain(253)))
+    node_name: str = setting(NODE, "NAME", "name of this node's Node object", parse=subdomain(253, "node-1.example"))
     kubeconfig: str | None = setting(
-        Option(NODE, "KUBECONFIG", "FILE", "kubeconfig of the API server; default in a pod: its service account"),
-        None,
+        NODE, "FILE", "kubeconfig of the API server; default in a pod: its service account", None
     )
     driver_name: str = setting(
-        Option(
-            NODE,
-            "DRIVER_NAME",
-            "NAME",
-            "driver name in claims and ResourceSlices; its pool is NODE/NAME",
-            _subdomain(63),
-        ),
+        NODE,
+        "NAME",
+        "driver name in claims and ResourceSlices; its pool is NODE/NAME",
         "gpu.nvidia.com",
+        parse=subdomain(63, "gpu.nvidia.com"),
     )
-    allow_second_publisher: bool = setting(
-        Option(
-            NODE,
-            "ALLOW_SECOND_PUBLISHER",
-            "true|false",
-            "keep devices published although a device plugin or another DRA driver offers the same GPUs: for "
-            "migrations that divide them by hand",
-            common_options.switch,
-        ),
+    allow_second_publisher: bool = switch(
+        NODE,
+        "keep devices published although a device plugin or another DRA driver offers the same GPUs: for "
+        "migrations that divide them by hand",
         False,
     )
-    claim_events: bool = setting(
-        Option(
-            NODE,
-            "CLAIM_EVENTS",
-            "true|false",
-            "record events also on claims and their pods when their device becomes unhealthy or recovers; needs the "
-            "rights that claimEvents.enabled of the chart gives",
-            common_options.switch,
-        ),
+    claim_events: bool = switch(
+        NODE,
+        "record events also on claims and their pods when their device becomes unhealthy or recovers; needs the "
+        "rights that claimEvents.enabled of the chart gives",
         False,
     )
-    claim_status: bool = setting(
-        Option(
-            NODE,
-            "CLAIM_STATUS",
-            "true|false",
-            "write status.devices of prepared claims: uuid, placement, share, and whether the device is healthy; "
-            "needs Kubernetes 1.36 and the rights that claimStatus.enabled of the chart gives",
-            common_options.switch,
-        ),
+    claim_status: bool = switch(
+        NODE,
+        "write status.devices of prepared claims: uuid, placement, share, and whether the device is healthy; "
+        "needs Kubernetes 1.36 and the rights that claimStatus.enabled of the chart gives",
         False,
     )
-    numa_node_as_list: bool = setting(
-        Option(
-            NODE,
-            "NUMA_NODE_AS_LIST",
-            "true|false",
-            "publish numaNode as a list, as KEP-6072 wants it where the feature gate DRAListTypeAttributes is on "
-            "(Kubernetes 1.36, off by default); selectors such as numaNode == 0 then fail on every device",
-            common_options.switch,
-        ),
+    numa_node_as_list: bool = switch(
+        NODE,
+        "publish numaNode as a list, as KEP-6072 wants it where the feature gate DRAListTypeAttributes is on "
+        "(Kubernetes 1.36, off by default); selectors such as numaNode == 0 then fail on every device",
         False,
     )
-    kubelet_registrar_dir: str = setting(
-        Option(
-            KUBELET,
-            "KUBELET_REGISTRAR_DIR",
-            "DIR",
-            "folder of the kubelet's registration sockets; the same path on the host and in the container",
-            common_options.absolute,
-        ),
+    kubelet_registrar_dir: str = path(
+        KUBELET,
+        "DIR",
+        "folder of the kubelet's registration sockets; the same path on the host and in the container",
         "/var/lib/kubelet/plugins_registry",
     )
-    kubelet_plugins_dir: str = setting(
-        Option(
-            KUBELET,
-            "KUBELET_PLUGINS_DIR",
-            "DIR",
-            "parent of the directory with this driver's socket and journal; the same path on the host and in the "
-            "container",
-            common_options.absolute,
-        ),
+    kubelet_plugins_dir: str = path(
+        KUBELET,
+        "DIR",
+        "parent of the directory with this driver's socket and journal; the same path on the host and in the container",
         "/var/lib/kubelet/plugins",
     )
     pod_uid: str | None = setting(
-        Option(
-            KUBELET,
-            "POD_UID",
-            "UID",
-            "UID of this process' pod; with it, sockets have a name per pod, so that two pods can overlap in a "
-            "rolling update; without it, only one process per node can run",
-            _pod_uid,
-        ),
+        KUBELET,
+        "UID",
+        "UID of this process' pod; with it, sockets have a name per pod, so that two pods can overlap in a "
+        "rolling update; without it, only one process per node can run",
+        None,
+        parse=_pod_uid,
+    )
+    cdi_dir: str = path(
+        KUBELET, "DIR", "directory from which the container runtime reads CDI specifications", "/var/run/cdi"
+    )
+    driver_root: str | None = path(
+        HARDWARE,
+        "DIR",
+        "root of the NVIDIA driver's installation, as this process sees it; default: search for it below the host root",
         None,
     )
-    cdi_dir: str = setting(
-        Option(
-            KUBELET,
-            "CDI_DIR",
-            "DIR",
-            "directory from which the container runtime reads CDI specifications",
-            common_options.absolute,
-        ),
-        "/var/run/cdi",
+    host_root: str = path(
+        HARDWARE, "DIR", "the host's / as this process sees it, searched for the driver and for NVIDIA's CDI hook", "/"
     )
-    driver_root: str | None = setting(
-        Option(
-            HARDWARE,
-            "DRIVER_ROOT",
-            "DIR",
-            "root of the NVIDIA driver's installation, as this process sees it; default: search for it below the host "
-            "root",
-            common_options.absolute,
-        ),
+    driver_root_on_host: str | None = path(
+        HARDWARE, "DIR", "the same root as the container runtime sees it, if different", None
+    )
+    dev_root: str | None = path(
+        HARDWARE,
+        "DIR",
+        "parent of the dev directory with the GPUs' device nodes, as this process sees it; default: the driver "
+        "root if it has a dev directory, else /",
         None,
     )
-    host_root: str = setting(
-        Option(
-            HARDWARE,
-            "HOST_ROOT",
-            "DIR",
-            "the host's / as this process sees it, searched for the driver and for NVIDIA's CDI hook",
-            common_options.absolute,
-        ),
-        "/",
+    dev_root_on_host: str | None = path(
+        HARDWARE, "DIR", "the same parent as the container runtime sees it, if different", None
     )
-    driver_root_on_host: str | None = setting(
-        Option(
-            HARDWARE,
-            "DRIVER_ROOT_ON_HOST",
-            "DIR",
-            "the same root as the container runtime sees it, if different",
-            common_options.absolute,
-        ),
-        None,
-    )
-    dev_root: str | None = setting(
-        Option(
-            HARDWARE,
-            "DEV_ROOT",
-            "DIR",
-            "parent of the dev directory with the GPUs' device nodes, as this process sees it; default: the driver "
-            "root if it has a dev directory, else /",
-            common_options.absolute,
-        ),
-        None,
-    )
-    dev_root_on_host: str | None = setting(
-        Option(
-            HARDWARE,
-            "DEV_ROOT_ON_HOST",
-            "DIR",
-            "the same parent as the container runtime sees it, if different",
-            common_options.absolute,
-        ),
-        None,
-    )
-    host_dev: str | None = setting(
-        Option(
-            HARDWARE,
-            "HOST_DEV",
-            "DIR",
-            "the host's /dev as this process sees it, in which device nodes and links to them are made; default: /dev, "
-            "or dev in the host root if that is another folder; none for simulated GPUs, and with --proc-devices",
-            common_options.absolute,
-        ),
+    host_dev: str | None = path(
+        HARDWARE,
+        "DIR",
+        "the host's /dev as this process sees it, in which device nodes and links to them are made; default: /dev, "
+        "or dev in the host root if that is another folder; none for simulated GPUs, and with --proc-devices",
         None,
     )
     nvidia_cdi_hook_path: str | None = setting(
-        Option(
-            HARDWARE,
-            "NVIDIA_CDI_HOOK_PATH",
-            "FILE",
-            "path of NVIDIA's CDI hook on the host; default: search for it; none: use no hook",
-            _hook_path,
-        ),
+        HARDWARE,
+        "FILE",
+        "path of NVIDIA's CDI hook on the host; default: search for it; none: use no hook",
+        None,
+        parse=_hook_path,
+    )
+    proc_devices: str = path(
+        HARDWARE, "FILE", "the kernel's list of device numbers", "/proc/devices", env="ALT_PROC_DEVICES_PATH"
+    )
+    boot_id_file: str = path(
+        HARDWARE, "FILE", "the kernel's id of this boot; another file is for tests", "/proc/sys/kernel/random/boot_id"
+    )
+    poll_interval: float = setting(HARDWARE, "SECONDS", "interval between two polls of the GPUs", 10.0, parse=_seconds)
+    health: bool = switch(
+        HARDWARE, "watch the health of the GPUs and taint those that are not healthy, also after they vanished", True
+    )
+    policy_dir: str | None = path(
+        HARDWARE,
+        "DIR",
+        "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; default: claims may "
+        "have GPUs whole or as any MIG profile",
         None,
     )
-    proc_devices: str = setting(
-        Option(
-            HARDWARE, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers", common_options.absolute
-        ),
-        "/proc/devices",
-    )
-    boot_id_file: str = setting(
-        Option(
-            HARDWARE,
-            "BOOT_ID_FILE",
-            "FILE",
-            "the kernel's id of this boot; another file is for tests",
-            common_options.absolute,
-        ),
-        "/proc/sys/kernel/random/boot_id",
-    )
-    poll_interval: float = setting(
-        Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "interval between two polls of the GPUs", _seconds),
-        10.0,
-    )
-    health: bool = setting(
-        Option(
-            HARDWARE,
-            "HEALTH",
-            "true|false",
-            "watch the health of the GPUs and taint those that are not healthy, also after they vanished",
-            common_options.switch,
-        ),
+    policy_objects: bool = switch(
+        HARDWARE,
+        "follow the GpuPolicy objects of the API server in addition to the files; needs the right to list and "
+        "watch them, and works without their CustomResourceDefinition",
         True,
     )
-    policy_dir: str | None = setting(
-        Option(
-            HARDWARE,
-            "POLICY_DIR",
-            "DIR",
-            "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; default: claims may "
-            "have GPUs whole or as any MIG profile",
-            common_options.absolute,
-        ),
-        None,
-    )
-    policy_objects: bool = setting(
-        Option(
-            HARDWARE,
-            "POLICY_OBJECTS",
-            "true|false",
-            "follow the GpuPolicy objects of the API server in addition to the files; needs the right to list and "
-            "watch them, and works without their CustomResourceDefinition",
-            common_options.switch,
-        ),
+    gpu_node: bool = switch(
+        NODE,
+        "keep the GpuNode object of this node, which says what its GPUs are, how they are used and which policies "
+        "are in force; works without its CustomResourceDefinition",
         True,
     )
-    gpu_node: bool = setting(
-        Option(
-            NODE,
-            "GPU_NODE",
-            "true|false",
-            "keep the GpuNode object of this node, which says what its GPUs are, how they are used and which policies "
-            "are in force; works without its CustomResourceDefinition",
-            common_options.switch,
-        ),
-        True,
-    )
-    usage: bool = setting(
-        Option(
-            NODE,
-            "USAGE",
-            "true|false",
-            "work with the usage exporter of this node: pass on what it finds in events and in the GpuNode",
-            common_options.switch,
-        ),
-        False,
+    usage: bool = switch(
+        NODE, "work with the usage exporter of this node: pass on what it finds in events and in the GpuNode", False
     )
     simulate: str | None = setting(
-        Option(
-            HARDWARE,
-            "SIMULATE",
-            "SPEC",
-            "simulate these GPUs instead of using the node's: 8xh100-sxm5-80gb, 4xa100-sxm4-40gb,2xl4-24gb, or a "
-            "YAML file",
-            _spec,
-        ),
+        HARDWARE,
+        "SPEC",
+        "simulate these GPUs instead of using the node's: 8xh100-sxm5-80gb, 4xa100-sxm4-40gb,2xl4-24gb, or a YAML file",
         None,
+        parse=_spec,
     )
-    http_addr: str = setting(common_options.http_endpoint(TELEMETRY), "")
-    log_format: LogFormat = setting(common_options.log_format(TELEMETRY), "text")
-    log_level: LogLevel = setting(common_options.log_level(TELEMETRY), "info")
+    http_addr: str = http_endpoint(TELEMETRY)
+    log_format: LogFormat = format_of_logs(TELEMETRY)
+    log_level: LogLevel = level_of_logs(TELEMETRY)
 
     def __post_init__(self) -> None:
         length = len(self.node_name) + 1 + len(self.driver_name)

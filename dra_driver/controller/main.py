@@ -6,11 +6,9 @@ Flags, environment variables, defaults and checks come from ``config.controller_
 import argparse
 import logging
 import os
-from typing import Any
 
 from dra_driver.config.controller_settings import ControllerSettings
-from dra_driver.config.flags import add_flags
-from dra_driver.config.options import flags_of, load
+from dra_driver.config.options import add_flags, flags_of, load
 
 DESCRIPTION = """\
 Run cluster-wide tasks: update GpuPolicy status, evict pods that request an extended resource from unhealthy GPUs, evict
@@ -21,14 +19,7 @@ the flag takes precedence. Runs until SIGTERM. It needs no GPU, no node and no r
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "controller",
-        help="run the cluster-wide controller",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     # `--evict-extended-resource-pods` alone switches it on.
     add_flags(parser, flags_of(ControllerSettings), bare_switches=True)
 

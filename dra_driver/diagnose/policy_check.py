@@ -6,37 +6,35 @@ Uses the same code as the node process (``dra_driver.node.policy``).
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dra_driver.config.policy import GpuPolicy
     from dra_driver.core.model.gpu import Gpu
     from dra_driver.core.model.health_rules import HealthRules
     from dra_driver.core.model.terms import GpuTerms
     from dra_driver.core.model.usage_rules import UsageRules
     from dra_driver.node.policy import PolicyFile
 
-DESCRIPTION: Final = """\
+_CHECK: Final = """\
 Check files or folders of GpuPolicy objects as the node process does (--policy-dir). With --gpus the policies are
 applied to simulated GPUs, which also finds policies that contradict each other.
 """
-EPILOG: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
+_STATUSES: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
 HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINTS", "ATTRIBUTES")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("policy", help="check GpuPolicy files", allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",
         help="check policy files",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        description=_CHECK,
+        epilog=_STATUSES,
     )
     check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as for --policy-dir")
     check.add_argument(
@@ -85,7 +83,7 @@ class GpuTrial(Struct, frozen=True, kw_only=True):
     gpu: "Gpu | None" = None
     problems: Sequence[str] = ()
     policy: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, object] = field(default_factory=dict)
     outranked: Sequence[tuple[str, int]] = ()
 
 
@@ -114,7 +112,7 @@ def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> 
     return GpuTrial(gpu=gpu, policy=applied, spec=written[applied] if applied else {}, outranked=outranked)
 
 
-def _try(policies: Any, spec: str, node_name: str) -> int:
+def _try(policies: "Sequence[GpuPolicy]", spec: str, node_name: str) -> int:
     from dra_driver.core.command_line.table import render
     from dra_driver.core.model.terms import terms_of
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend

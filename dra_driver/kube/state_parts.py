@@ -7,9 +7,9 @@ their opaque parameters, which `lint` checks.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-Wire = Mapping[str, Any]
+Wire = Mapping[str, object]
 
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_LAST_APPLIED: Final = 512 * 1024
@@ -75,7 +75,7 @@ _EVENT_OBJECTS: Final = frozenset(
 )
 
 
-def reduced(kind: str, item: Wire) -> dict[str, Any]:
+def reduced(kind: str, item: Wire) -> dict[str, object]:
     """A new dict with the kept fields of the object; deeper parts are shared with the original."""
     reduce = _REDUCERS.get(kind)
     body = reduce(item) if reduce is not None else {}
@@ -84,11 +84,11 @@ def reduced(kind: str, item: Wire) -> dict[str, Any]:
 
 def is_relevant_event(event: Wire) -> bool:
     """Whether an event is about scheduling, claims or devices."""
-    about = event.get("involvedObject") or {}
+    about = _mapping(event.get("involvedObject"))
     return event.get("reason") in _EVENT_REASONS or about.get("kind") in _EVENT_OBJECTS
 
 
-def _metadata(metadata: Any, *, with_last_applied: bool) -> dict[str, Any]:
+def _metadata(metadata: object, *, with_last_applied: bool) -> dict[str, object]:
     found = _pick(metadata, _METADATA)
     annotations = {
         name: value
@@ -100,20 +100,21 @@ def _metadata(metadata: Any, *, with_last_applied: bool) -> dict[str, Any]:
     return {**found, "annotations": annotations} if annotations else found
 
 
-def _applied_spec(note: Any) -> str:
+def _applied_spec(note: object) -> str:
     """The spec alone of an object as it was applied, without the metadata of a template; "{}" if it cannot be read."""
     try:
-        spec = _mapping(json.loads(note)).get("spec") if len(note) <= _MAX_LAST_APPLIED else None
-    except (ValueError, TypeError, RecursionError):
+        text = note if isinstance(note, str) and len(note) <= _MAX_LAST_APPLIED else ""
+        spec = _mapping(json.loads(text)).get("spec")
+    except (ValueError, RecursionError):
         spec = None
     return json.dumps({"spec": _without_metadata(spec)} if isinstance(spec, dict) else {})
 
 
-def _without_metadata(spec: Wire) -> dict[str, Any]:
+def _without_metadata(spec: Wire) -> dict[str, object]:
     return {name: value for name, value in spec.items() if name != "metadata"}
 
 
-def _pod(pod: Wire) -> dict[str, Any]:
+def _pod(pod: Wire) -> dict[str, object]:
     spec, status = _mapping(pod.get("spec")), _mapping(pod.get("status"))
     kept = _pick(spec, _POD_SPEC)
     for group in ("initContainers", "containers"):
@@ -128,13 +129,13 @@ def _pod(pod: Wire) -> dict[str, Any]:
     return {"spec": kept, "status": state}
 
 
-def _container(container: Wire) -> dict[str, Any]:
+def _container(container: Wire) -> dict[str, object]:
     kept = _pick(container, _CONTAINER)
     ports = [_pick(port, _PORT) for port in _dicts(container.get("ports")) if port.get("hostPort")]
     return {**kept, "ports": ports} if ports else kept
 
 
-def _volume(volume: Wire) -> dict[str, Any]:
+def _volume(volume: Wire) -> dict[str, object]:
     """Only volumes that a pod can wait for."""
     if volume.get("persistentVolumeClaim"):
         source = _pick(volume["persistentVolumeClaim"], ("claimName",))
@@ -142,7 +143,7 @@ def _volume(volume: Wire) -> dict[str, Any]:
     return {"name": volume.get("name"), "ephemeral": {}} if volume.get("ephemeral") else {}
 
 
-def _node(node: Wire) -> dict[str, Any]:
+def _node(node: Wire) -> dict[str, object]:
     status = _mapping(node.get("status"))
     kept = _pick(status, ("allocatable", "capacity"))
     kept["conditions"] = [_pick(item, _CONDITION) for item in _dicts(status.get("conditions"))]
@@ -150,13 +151,13 @@ def _node(node: Wire) -> dict[str, Any]:
     return {"spec": _pick(node.get("spec"), ("unschedulable", "taints")), "status": kept}
 
 
-def _event(event: Wire) -> dict[str, Any]:
+def _event(event: Wire) -> dict[str, object]:
     about = _pick(event.get("involvedObject"), ("kind", "namespace", "name", "uid"))
     component = _mapping(event.get("source")).get("component") or event.get("reportingComponent") or ""
     return {**_pick(event, _EVENT), "involvedObject": about, "source": {"component": component}}
 
 
-def _claim(claim: Wire) -> dict[str, Any]:
+def _claim(claim: Wire) -> dict[str, object]:
     """Without ``status.devices[].data``, which belongs to the driver that wrote it."""
     status = dict(_mapping(claim.get("status")))
     if status.get("devices"):
@@ -166,38 +167,38 @@ def _claim(claim: Wire) -> dict[str, Any]:
     return {**_spec(claim), "status": status} if status else _spec(claim)
 
 
-def _volume_claim(claim: Wire) -> dict[str, Any]:
+def _volume_claim(claim: Wire) -> dict[str, object]:
     spec = _pick(claim.get("spec"), ("storageClassName", "volumeName"))
     return {"spec": spec, "status": _pick(claim.get("status"), ("phase",))}
 
 
-def _storage_class(item: Wire) -> dict[str, Any]:
+def _storage_class(item: Wire) -> dict[str, object]:
     return _pick(item, ("volumeBindingMode",))
 
 
-def _spec(item: Wire) -> dict[str, Any]:
+def _spec(item: Wire) -> dict[str, object]:
     return {"spec": item.get("spec") or {}}
 
 
-def _template(item: Wire) -> dict[str, Any]:
+def _template(item: Wire) -> dict[str, object]:
     """Without the annotations and labels that claims get from it."""
     return {"spec": _without_metadata(_mapping(item.get("spec")))}
 
 
-def _pick(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _pick(value: object, names: tuple[str, ...]) -> dict[str, object]:
     found = _mapping(value)
     return {name: found[name] for name in names if found.get(name) is not None}
 
 
-def _mapping(value: Any) -> Wire:
+def _mapping(value: object) -> Wire:
     return value if isinstance(value, dict) else {}
 
 
-def _dicts(value: Any) -> list[Wire]:
+def _dicts(value: object) -> list[Wire]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-_REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, Any]]]] = {
+_REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, object]]]] = {
     "Node": _node,
     "Pod": _pod,
     "ResourceClaim": _claim,

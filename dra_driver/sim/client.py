@@ -1,17 +1,15 @@
-"""Manifests, and a client with two implementations: the embedded cluster through its store, a real one through REST.
+"""Manifests, and the client through which examples and their expectations reach a cluster.
 
-Examples and their expectations use only this interface, so the same ones run on both clusters.
+`StoreClient` is the embedded cluster's. Tests have one over REST, so the same examples run on real clusters.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Protocol
 
 import yaml
 
 from dra_driver.core.errors import ConfigurationError, NotFoundError
-from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
@@ -89,39 +87,3 @@ class StoreClient:
     def log(self, namespace: str, pod: str, container: str) -> str:
         lines = self._store.logs.read(namespace, pod, container)
         return "".join(f"{text}\n" for _, text in lines)
-
-
-class RestClusterClient:
-    def __init__(self, rest: RestClient) -> None:
-        self._rest = rest
-
-    def create(self, obj: Obj, namespace: str) -> Obj:
-        kind = kind_of(obj)
-        return self._rest.create(_path(kind, namespace), obj)
-
-    def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None:
-        try:
-            return self._rest.get(_path(kind, namespace, name))
-        except NotFoundError:
-            return None
-
-    def list(self, kind: ResourceKind, namespace: str) -> list[Obj]:
-        items: list[Any] = self._rest.list(_path(kind, namespace))["items"]
-        return items
-
-    def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
-        """Delete the object and its dependents, as kubectl does. Does nothing if the object does not exist."""
-        try:
-            self._rest.delete(_path(kind, namespace, name), propagation="Background")
-        except NotFoundError:
-            return
-
-    def log(self, namespace: str, pod: str, container: str) -> str:
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
-        return self._rest.get_text(path, {"container": container})
-
-
-def _path(kind: ResourceKind, namespace: str, name: str = "") -> str:
-    root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
-    inside = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
-    return f"{root}{inside}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -43,6 +43,16 @@ def owned_by(obj: Obj, owner: Obj) -> bool:
     )
 
 
+def is_reserved(claim: Obj, pod: Obj) -> bool:
+    """Whether the claim is reserved for the pod."""
+    return any(user.get("uid") == uid(pod) for user in entries(claim, "status", "reservedFor"))
+
+
+def generated_claims(pod: Obj) -> set[str]:
+    """Names in the pod of the claims that are made from templates."""
+    return {item["name"] for item in entries(pod, "spec", "resourceClaims") if item.get("resourceClaimTemplateName")}
+
+
 def owner_reference(owner: Obj, *, blocks_deletion: bool = True) -> Obj:
     """An ownerReferences entry that makes ``owner`` the controller; the garbage collector then deletes dependents."""
     return {

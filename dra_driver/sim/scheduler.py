@@ -36,7 +36,18 @@ from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE
 from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller
-from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
+from dra_driver.sim.objects import (
+    FINALIZER,
+    claim_names,
+    generated_claims,
+    is_deleted,
+    is_finished,
+    is_reserved,
+    key,
+    owned_by,
+    set_condition,
+    uid,
+)
 
 
 class ExtendedClaims:
@@ -124,12 +135,17 @@ class SchedulingSnapshot:
     def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> NodeChoice:
         """Of the nodes that fit, the one with the fewest pods. Raises UnschedulableError, or allocation's errors."""
         reasons: Counter[str] = Counter()
-        questions = _AllocationQuestions(self._allocator, unallocated)
+        # The extended claim depends on which resources the node offers itself; most nodes share one question.
+        questions: dict[str, Question] = {}
         for node in sorted(self._nodes, key=lambda item: (self._usage_of(item).pods, item["metadata"]["name"])):
             extended = extended_claim(pod, node, self._by_resource)
             reason = self._why_not(pod, node, claims, extended)
             if not reason:
-                allocations = questions.about(extended).on(node).allocations
+                asked = str(extended.claim["spec"]) if extended else ""
+                if asked not in questions:
+                    more: Sequence[Mapping[str, object]] = [extended.claim] if extended else []
+                    questions[asked] = self._allocator.question([*unallocated, *more])
+                allocations = questions[asked].on(node).allocations
                 if allocations is not None:
                     name = node["metadata"]["name"]
                     if extended is None:
@@ -143,36 +159,13 @@ class SchedulingSnapshot:
     def _why_not(self, pod: Obj, node: Obj, claims: Sequence[Obj], extended: ExtendedClaim | None) -> str:
         served = {mapping["resourceName"] for mapping in extended.mappings} if extended else ()
         reason = unfit_reason(pod, node, self._usage_of(node), served)
-        if not reason and not all(_is_reachable(claim, node) for claim in claims):
+        selectors = (dig(claim, "status", "allocation", "nodeSelector") for claim in claims)
+        if not reason and any(selector is not None and not node_matches(selector, node) for selector in selectors):
             reason = "resourceclaim not available on the node"
         return reason
 
     def _usage_of(self, node: Obj) -> NodeUsage:
         return self._usage.get(node["metadata"]["name"]) or NodeUsage()
-
-
-class _AllocationQuestions:
-    """The pod's claims as allocator questions, one per different extended claim.
-
-    The extended claim depends on which resources the node offers itself; most nodes share one question.
-    """
-
-    def __init__(self, allocator: Allocator, unallocated: Sequence[Obj]) -> None:
-        self._allocator = allocator
-        self._unallocated = unallocated
-        self._asked: dict[str, Question] = {}
-
-    def about(self, extended: ExtendedClaim | None) -> Question:
-        more: Sequence[Mapping[str, object]] = [extended.claim] if extended else []
-        key = str(extended.claim["spec"]) if extended else ""
-        if key not in self._asked:
-            self._asked[key] = self._allocator.question([*self._unallocated, *more])
-        return self._asked[key]
-
-
-def _is_reachable(claim: Obj, node: Obj) -> bool:
-    selector = dig(claim, "status", "allocation", "nodeSelector")
-    return selector is None or node_matches(selector, node)
 
 
 def _summary(nodes: int, reasons: Counter[str]) -> str:
@@ -247,14 +240,11 @@ class EmbeddedScheduler(Controller):
 
     def _relevant_state(self) -> int:
         """A hash of everything that decides whether a pod fits. Conditions of pending pods are not part of it."""
-        parts: list[object] = []
-        for kind in (NODES, RESOURCE_SLICES, DEVICE_CLASSES, RESOURCE_CLAIMS):
-            records, _ = self._store.read_all(kind)
-            parts.append(tuple(record.revision for record in records))
-        pods, _ = self._store.read_all(PODS)
-        parts.append(tuple(dig(pod.obj, "spec", "nodeName") for pod in pods))
-        parts.append(tuple(str(entries(pod.obj, "status", "resourceClaimStatuses")) for pod in pods))
-        return hash(tuple(parts))
+        kinds = (NODES, RESOURCE_SLICES, DEVICE_CLASSES, RESOURCE_CLAIMS)
+        revisions = [tuple(record.revision for record in self._store.read_all(kind)[0]) for kind in kinds]
+        pods = [record.obj for record in self._store.read_all(PODS)[0]]
+        nodes = tuple(dig(pod, "spec", "nodeName") for pod in pods)
+        return hash((*revisions, nodes, str([entries(pod, "status", "resourceClaimStatuses") for pod in pods])))
 
     def _try(self, pod: Obj, attempts: _Attempts, state: int) -> None:
         try:
@@ -294,9 +284,7 @@ class EmbeddedScheduler(Controller):
 
     def _claims(self, pod: Obj) -> list[Obj]:
         found: list[Obj] = []
-        generated = {
-            item["name"] for item in entries(pod, "spec", "resourceClaims") if item.get("resourceClaimTemplateName")
-        }
+        generated = generated_claims(pod)
         for name, claim_name in claim_names(pod):
             if claim_name is None:
                 raise _WaitingError
@@ -308,7 +296,7 @@ class EmbeddedScheduler(Controller):
             if name in generated and not owned_by(claim, pod):
                 raise UnschedulableError(f"ResourceClaim {claim_name} was not created for pod {'/'.join(key(pod))}")
             users = entries(claim, "status", "reservedFor")
-            if len(users) >= MAX_RESERVED and not _is_reserved(claim, pod):
+            if len(users) >= MAX_RESERVED and not is_reserved(claim, pod):
                 raise UnschedulableError(f'resourceclaim "{claim_name}" is in use by {MAX_RESERVED} pods')
             if all(claim["metadata"]["uid"] != other["metadata"]["uid"] for other in found):
                 found.append(claim)
@@ -325,7 +313,7 @@ class EmbeddedScheduler(Controller):
         status = claim.setdefault("status", {})
         if allocation is not None:
             status["allocation"] = allocation
-        if not _is_reserved(claim, pod):
+        if not is_reserved(claim, pod):
             user = {"resource": "pods", "name": key(pod)[1], "uid": uid(pod)}
             status["reservedFor"] = [*entries(claim, "status", "reservedFor"), user]
         self._store.update_status(RESOURCE_CLAIMS, claim)
@@ -338,14 +326,5 @@ class EmbeddedScheduler(Controller):
 
 def _is_pending(pod: Obj) -> bool:
     spec = pod["spec"]
-    return not (
-        spec.get("nodeName")
-        or spec.get("schedulingGates")
-        or spec.get("schedulerName", DEFAULT_NAME) != DEFAULT_NAME
-        or is_deleted(pod)
-        or is_finished(pod)
-    )
-
-
-def _is_reserved(claim: Obj, pod: Obj) -> bool:
-    return any(user.get("uid") == uid(pod) for user in entries(claim, "status", "reservedFor"))
+    ours = spec.get("schedulerName", DEFAULT_NAME) == DEFAULT_NAME
+    return ours and not (spec.get("nodeName") or spec.get("schedulingGates") or is_deleted(pod) or is_finished(pod))

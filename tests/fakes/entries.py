@@ -3,14 +3,17 @@
 from typing import Any
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Strategy
 from dra_driver.node.claims.entry import (
     AssignedDevice,
+    AssignedPartition,
     AssignedShare,
     AssignedSharing,
     AttemptToken,
     Entry,
+    InstanceIds,
     OwnerId,
     State,
 )
@@ -49,3 +52,11 @@ def sharing(memory: int, percent: int = 20) -> AssignedSharing:
     """A share of a GPU, by time slicing."""
     share = AssignedShare(memory=memory, percent=percent, count=1, total_memory=2**36, max_shares=None)
     return AssignedSharing(strategy=Strategy.TIME_SLICING, share=share)
+
+
+def partition(start: int = 0, *, gpu: GpuUuid = GPU, gi_id: int | None = None) -> AssignedPartition:
+    """A partition of 1g.10gb; ``gi_id`` is that of its GPU instance, once it exists."""
+    live = None if gi_id is None else InstanceIds(gi_id=gi_id, ci_id=0, uuid=MigUuid("MIG-x"))
+    return AssignedPartition(
+        id=PartitionId(gpu, 19, start), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
+    )

@@ -34,20 +34,10 @@ def run_pod(store: Store, name: str, number: int, **metadata: Any) -> Obj:
     container = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     body = {"metadata": {"name": name, **metadata}, "spec": {"nodeName": "a", "containers": [container]}}
     pod = store.create(PODS, body, namespace="default")
-    claim = store.create(RESOURCE_CLAIMS, _claim(pod), namespace="default")
-    result = {"request": REQUEST, "driver": DRIVER, "pool": POOL, "device": f"gpu-{number}"}
-    user = {"resource": "pods", "name": name, "uid": uid(pod)}
-    claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+    claim = store.create(RESOURCE_CLAIMS, special_claim(pod), namespace="default")
+    claim["status"] = claim_status(pod, POOL, f"gpu-{number}")
     store.update_status(RESOURCE_CLAIMS, claim)
-    mapping = {"containerName": "c", "resourceName": "nvidia.com/gpu", "requestName": REQUEST}
-    pod["status"] = {
-        "phase": "Running",
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "extendedResourceClaimStatus": {
-            "resourceClaimName": claim["metadata"]["name"],
-            "requestMappings": [mapping],
-        },
-    }
+    pod["status"] = pod_status(claim)
     return store.update_status(PODS, pod)
 
 
@@ -57,11 +47,28 @@ def is_leaving(store: Store, name: str) -> bool:
     return pod is None or dig(pod, "metadata", "deletionTimestamp") is not None
 
 
-def _claim(pod: Obj) -> Obj:
+def special_claim(pod: Obj) -> Obj:
+    """The claim that the scheduler makes for the pod."""
     metadata = {
         "generateName": f"{pod['metadata']['name']}-extended-resources-",
         "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
         "ownerReferences": [owner_reference(pod)],
     }
     requests = [{"name": REQUEST, "exactly": {"deviceClassName": DRIVER}}]
-    return {"metadata": metadata, "spec": {"devices": {"requests": requests}}}
+    body: Obj = {"metadata": metadata, "spec": {"devices": {"requests": requests}}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **body}
+
+
+def claim_status(pod: Obj, pool: str, device: str) -> Obj:
+    """Allocated and reserved for the pod."""
+    result = {"request": REQUEST, "driver": DRIVER, "pool": pool, "device": device}
+    user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": uid(pod)}
+    return {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+
+
+def pod_status(claim: Obj) -> Obj:
+    """Running with the special claim in its container ``c``."""
+    mapping = {"containerName": "c", "resourceName": "nvidia.com/gpu", "requestName": REQUEST}
+    extended = {"resourceClaimName": claim["metadata"]["name"], "requestMappings": [mapping]}
+    ready = [{"type": "Ready", "status": "True"}]
+    return {"phase": "Running", "conditions": ready, "extendedResourceClaimStatus": extended}

@@ -1,8 +1,16 @@
-"""Passes a fake where the driver names a class that has only one implementation of its own."""
+"""What tests tell the type checker: a fake stands in for a class of the driver, and a value is there."""
 
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def stand_in(fake: object) -> Any:
     """The fake, for a parameter whose type is the real class; the fake has the part of it that is called."""
     return fake
+
+
+def present(value: T | None) -> T:
+    """The value, which must not be None."""
+    assert value is not None
+    return value

@@ -1,16 +1,14 @@
 """Pods with an ill GPU by an extended resource, made on a real API server as scheduler and kubelet would leave them."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
-from tests.fakes.dra_objects import DRIVER, gpu, resource_slice
+from tests.fakes.dra_objects import gpu, resource_slice
+from tests.fakes.extended_pods import claim_status, pod_status, special_claim
 from tests.rights.accounts import pod_on
 
-Obj = dict[str, Any]
-REQUEST = "container-0-request-0"
 GPUS = 20  # one ill GPU of these is below the brake's share
 
 
@@ -24,15 +22,18 @@ def evictable_pods(admin: RestClient, namespace: str, node: str, goes: str, stay
     devices[1]["taints"] = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoExecute", "timeAdded": added}]
     made = resource_slice(node, *devices, name=f"rights-ill-{node}")
     made["spec"]["pool"]["name"] = pool = f"{node}/ill"
-    budget = {"selector": {"matchLabels": {"name": stays}}, "minAvailable": 1}
-    admin.create(
-        f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
-        {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "b"}, "spec": budget},
-    )
+    protect(admin, namespace, stays)
     for name in (goes, stays):
         run_pod(admin, namespace, node, name, pool)
     kept = admin.create(paths.resource_slices(), made)
     return "taints" in kept["spec"]["devices"][1]
+
+
+def protect(admin: RestClient, namespace: str, pod: str) -> None:
+    """Make a PodDisruptionBudget that keeps the pod."""
+    budget = {"selector": {"matchLabels": {"name": pod}}, "minAvailable": 1}
+    body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "kept"}, "spec": budget}
+    admin.create(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", body)
 
 
 def run_pod(admin: RestClient, namespace: str, node: str, name: str, pool: str) -> None:
@@ -41,29 +42,9 @@ def run_pod(admin: RestClient, namespace: str, node: str, name: str, pool: str) 
     body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     pod = admin.create(paths.pods(namespace), body)
     claim = admin.create(paths.resource_claims(namespace), special_claim(pod))
-    result = {"request": REQUEST, "driver": DRIVER, "pool": pool, "device": "gpu-1"}
-    user = {"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}
-    claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
-    path = paths.resource_claim(namespace, claim["metadata"]["name"])
-    admin.update(f"{path}/status", claim)
-    mapping = {"containerName": "c", "resourceName": "nvidia.com/gpu", "requestName": REQUEST}
-    extended = {"resourceClaimName": claim["metadata"]["name"], "requestMappings": [mapping]}
-    ready = [{"type": "Ready", "status": "True"}]
-    status = {"phase": "Running", "conditions": ready, "extendedResourceClaimStatus": extended}
-    admin.merge_patch(f"{paths.pod(namespace, name)}/status", {"status": status})
-
-
-def special_claim(pod: Obj) -> Obj:
-    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid, "controller": True}
-    metadata = {
-        "generateName": f"{name}-extended-resources-",
-        "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
-        "ownerReferences": [owner],
-    }
-    request = {"name": REQUEST, "exactly": {"deviceClassName": DRIVER}}
-    body: Obj = {"metadata": metadata, "spec": {"devices": {"requests": [request]}}}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **body}
+    claim["status"] = claim_status(pod, pool, "gpu-1")
+    admin.update(f"{paths.resource_claim(namespace, claim['metadata']['name'])}/status", claim)
+    admin.merge_patch(f"{paths.pod(namespace, name)}/status", {"status": pod_status(claim)})
 
 
 def is_leaving(admin: RestClient, namespace: str, name: str) -> bool:

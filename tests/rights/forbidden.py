@@ -46,35 +46,29 @@ def slices(world: World) -> Iterator[Request]:
     path, own, other = paths.resource_slices(), world.own, world.other
     own_pool, other_pool = f"{own}/{DRIVER}", f"{other}/{DRIVER}"
     selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [other]}]}]}
-    yield from (
-        Request(what=what, verb="POST", path=path, body=body)
-        for what, body in (
-            ("a slice of another node", slice_of(other, other_pool)),
-            ("a slice of the own node in another node's pool", slice_of(own, other_pool)),
-            ("a slice of another node in the own pool", slice_of(other, own_pool)),
-            ("a slice of another driver", slice_of(own, f"{own}/x.example", driver="x.example")),
-            ("a slice of another driver in the own pool", slice_of(own, own_pool, driver="x.example")),
-            ("a slice for all nodes", slice_of(own, own_pool, nodeName=None, allNodes=True)),
-            ("a slice for the nodes of a selector", slice_of(own, own_pool, nodeName=None, nodeSelector=selector)),
-            ("a slice in a second own pool", slice_of(own, f"{own_pool}/2")),
-            ("a canary that stays", slice_of(own, f"{own_pool}/canary")),
-        )
-    )
+    for what, body in (
+        ("a slice of another node", slice_of(other, other_pool)),
+        ("a slice of the own node in another node's pool", slice_of(own, other_pool)),
+        ("a slice of another node in the own pool", slice_of(other, own_pool)),
+        ("a slice of another driver", slice_of(own, f"{own}/x.example", driver="x.example")),
+        ("a slice of another driver in the own pool", slice_of(own, own_pool, driver="x.example")),
+        ("a slice for all nodes", slice_of(own, own_pool, nodeName=None, allNodes=True)),
+        ("a slice for the nodes of a selector", slice_of(own, own_pool, nodeName=None, nodeSelector=selector)),
+        ("a slice in a second own pool", slice_of(own, f"{own_pool}/2")),
+        ("a canary that stays", slice_of(own, f"{own_pool}/canary")),
+    ):
+        yield Request(what, "POST", path, body)
     for version in ("v1beta1", "v1beta2"):
         body = old_version(slice_of(own, other_pool), version)
-        what = f"a slice in another node's pool, by {version}"
-        yield Request(what=what, verb="POST", path=f"{RESOURCE}/{version}/resourceslices", body=body)
+        collection = f"{RESOURCE}/{version}/resourceslices"
+        yield Request(f"a slice in another node's pool, by {version}", "POST", collection, body)
     others, foreign = f"{path}/rights-{other}", f"{path}/rights-x-{own}"
-    yield Request(
-        what="change another node's slice",
-        verb="PUT",
-        path=others,
-        body=slice_of(other, other_pool, name=f"rights-{other}"),
-    )
-    yield Request(what="patch another node's slice", verb="PATCH", path=others, body={"spec": {"devices": []}})
-    yield Request(what="delete another node's slice", verb="DELETE", path=others)
-    yield Request(what="delete another driver's slice", verb="DELETE", path=foreign)
-    yield Request(what="delete all slices", verb="DELETE", path=path)
+    changed = slice_of(other, other_pool, name=f"rights-{other}")
+    yield Request("change another node's slice", "PUT", others, changed)
+    yield Request("patch another node's slice", "PATCH", others, {"spec": {"devices": []}})
+    yield Request("delete another node's slice", "DELETE", others)
+    yield Request("delete another driver's slice", "DELETE", foreign)
+    yield Request("delete all slices", "DELETE", path)
 
 
 def claims(world: World) -> Iterator[Request]:
@@ -83,37 +77,23 @@ def claims(world: World) -> Iterator[Request]:
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [world.own]}]}
     allocation = {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [term]}}
     status = {"status": {"allocation": allocation}}
-    body: Obj = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "x", "namespace": tenant},
-        "spec": {},
-    }
-    yield Request(what="list all claims", verb="GET", path=paths.resource_claims(), query={"limit": "1"})
-    yield Request(
-        what="watch all claims",
-        verb="GET",
-        path=paths.resource_claims(),
-        query={"watch": "true", "timeoutSeconds": "1"},
-    )
-    yield Request(
-        what="list the claims of a namespace", verb="GET", path=paths.resource_claims(tenant), query={"limit": "1"}
-    )
-    yield Request(
-        what="create a claim", verb="POST", path=paths.resource_claims(tenant), body={**body, "metadata": {"name": "y"}}
-    )
-    yield Request(what="patch a claim", verb="PATCH", path=one, body={"metadata": {"finalizers": []}})
-    yield Request(what="delete a claim", verb="DELETE", path=one)
-    yield Request(what="allocate a claim to the own node", verb="PATCH", path=f"{one}/status", body=status)
-    yield Request(what="replace a claim's status", verb="PUT", path=f"{one}/status", body={**body, **status})
-    yield Request(what="patch a claim's binding", verb="PATCH", path=f"{one}/binding", body=status)
-    templates = f"{RESOURCE}/v1/namespaces/{tenant}/resourceclaimtemplates"
-    yield Request(what="list claim templates", verb="GET", path=templates)
+    named = {"metadata": {"name": "x", "namespace": tenant}, "spec": {}}
+    body: Obj = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **named}
+    watch = {"watch": "true", "timeoutSeconds": "1"}
+    here, everywhere = paths.resource_claims(tenant), paths.resource_claims()
     classes = f"{RESOURCE}/v1/deviceclasses"
-    yield Request(
-        what="create a device class", verb="POST", path=classes, body={"metadata": {"name": "rights"}, "spec": {}}
-    )
-    yield Request(what="patch a device class", verb="PATCH", path=f"{classes}/{DRIVER}", body={"spec": {}})
+    yield Request("list all claims", "GET", everywhere, query={"limit": "1"})
+    yield Request("watch all claims", "GET", everywhere, query=watch)
+    yield Request("list the claims of a namespace", "GET", here, query={"limit": "1"})
+    yield Request("create a claim", "POST", here, {**body, "metadata": {"name": "y"}})
+    yield Request("patch a claim", "PATCH", one, {"metadata": {"finalizers": []}})
+    yield Request("delete a claim", "DELETE", one)
+    yield Request("allocate a claim to the own node", "PATCH", f"{one}/status", status)
+    yield Request("replace a claim's status", "PUT", f"{one}/status", {**body, **status})
+    yield Request("patch a claim's binding", "PATCH", f"{one}/binding", status)
+    yield Request("list claim templates", "GET", f"{RESOURCE}/v1/namespaces/{tenant}/resourceclaimtemplates")
+    yield Request("create a device class", "POST", classes, {"metadata": {"name": "rights"}, "spec": {}})
+    yield Request("patch a device class", "PATCH", f"{classes}/{DRIVER}", {"spec": {}})
 
 
 def core(world: World) -> Iterator[Request]:
@@ -123,37 +103,32 @@ def core(world: World) -> Iterator[Request]:
     new_pod = {"metadata": {"name": "rights"}, "spec": {"containers": [container]}}
     evict = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "x", "namespace": world.tenant}}
     ask_token = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    yield from (
-        Request(what=what, verb=verb, path=path, body=body)
-        for what, verb, path, body in (
-            ("read a secret of the own namespace", "GET", f"{space}/secrets/x", None),
-            ("list all secrets", "GET", "/api/v1/secrets", None),
-            ("list the secrets of kube-system", "GET", f"{system}/secrets", None),
-            ("read ConfigMaps of the own namespace", "GET", f"{space}/configmaps", None),
-            ("read ConfigMaps of kube-system", "GET", f"{system}/configmaps", None),
-            ("list all pods", "GET", "/api/v1/pods", None),
-            ("create a pod", "POST", f"{space}/pods", new_pod),
-            ("delete a pod", "DELETE", pod, None),
-            ("change a pod's status", "PATCH", f"{pod}/status", {"status": {"phase": "Failed"}}),
-            ("change a pod", "PATCH", pod, {"metadata": {"labels": {"a": "b"}}}),
-            ("run a command in a pod", "POST", f"{pod}/exec", {}),
-            ("read a pod's log", "GET", f"{pod}/log", None),
-            ("evict a pod", "POST", paths.eviction(world.tenant, "x"), evict),
-            ("label the own Node", "PATCH", paths.node(world.own), {"metadata": {"labels": {"a": "b"}}}),
-            ("change the own Node's status", "PATCH", f"{paths.node(world.own)}/status", {"status": {}}),
-            ("delete another Node", "DELETE", paths.node(world.other), None),
-            ("reach another kubelet", "GET", f"{paths.node(world.other)}/proxy/pods", None),
-            ("a token of its own account", "POST", f"{space}/serviceaccounts/dra-driver-node/token", ask_token),
-            ("a token of kube-system", "POST", f"{system}/serviceaccounts/default/token", ask_token),
-            ("delete its own account", "DELETE", f"{space}/serviceaccounts/dra-driver-node", None),
-            ("list events of default", "GET", paths.events("default"), None),
-            ("delete the events of default", "DELETE", paths.events("default"), None),
-            ("an event in a tenant's namespace", "POST", paths.events(world.tenant), event(world.tenant)),
-            ("an event in kube-system", "POST", paths.events("kube-system"), event("kube-system")),
-            ("list all namespaces", "GET", "/api/v1/namespaces", None),
-            ("label a namespace", "PATCH", tenant, {"metadata": {"labels": {"a": "b"}}}),
-        )
-    )
+    yield Request("read a secret of the own namespace", "GET", f"{space}/secrets/x")
+    yield Request("list all secrets", "GET", "/api/v1/secrets")
+    yield Request("list the secrets of kube-system", "GET", f"{system}/secrets")
+    yield Request("read ConfigMaps of the own namespace", "GET", f"{space}/configmaps")
+    yield Request("read ConfigMaps of kube-system", "GET", f"{system}/configmaps")
+    yield Request("list all pods", "GET", "/api/v1/pods")
+    yield Request("create a pod", "POST", f"{space}/pods", new_pod)
+    yield Request("delete a pod", "DELETE", pod)
+    yield Request("change a pod's status", "PATCH", f"{pod}/status", {"status": {"phase": "Failed"}})
+    yield Request("change a pod", "PATCH", pod, {"metadata": {"labels": {"a": "b"}}})
+    yield Request("run a command in a pod", "POST", f"{pod}/exec", {})
+    yield Request("read a pod's log", "GET", f"{pod}/log")
+    yield Request("evict a pod", "POST", paths.eviction(world.tenant, "x"), evict)
+    yield Request("label the own Node", "PATCH", paths.node(world.own), {"metadata": {"labels": {"a": "b"}}})
+    yield Request("change the own Node's status", "PATCH", f"{paths.node(world.own)}/status", {"status": {}})
+    yield Request("delete another Node", "DELETE", paths.node(world.other))
+    yield Request("reach another kubelet", "GET", f"{paths.node(world.other)}/proxy/pods")
+    yield Request("a token of its own account", "POST", f"{space}/serviceaccounts/dra-driver-node/token", ask_token)
+    yield Request("a token of kube-system", "POST", f"{system}/serviceaccounts/default/token", ask_token)
+    yield Request("delete its own account", "DELETE", f"{space}/serviceaccounts/dra-driver-node")
+    yield Request("list events of default", "GET", paths.events("default"))
+    yield Request("delete the events of default", "DELETE", paths.events("default"))
+    yield Request("an event in a tenant's namespace", "POST", paths.events(world.tenant), event(world.tenant))
+    yield Request("an event in kube-system", "POST", paths.events("kube-system"), event("kube-system"))
+    yield Request("list all namespaces", "GET", "/api/v1/namespaces")
+    yield Request("label a namespace", "PATCH", tenant, {"metadata": {"labels": {"a": "b"}}})
 
 
 def event(namespace: str) -> Obj:
@@ -169,32 +144,23 @@ def rest_of_the_cluster(world: World) -> Iterator[Request]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
     }
     policy = f"{ADMISSION}/validatingadmissionpolicies/dra-driver-own-slices"
+    binding = f"{ADMISSION}/validatingadmissionpolicybindings/dra-driver-own-slices"
     webhook = f"{ADMISSION}/mutatingwebhookconfigurations"
     apps = f"/apis/apps/v1/namespaces/{world.namespace}/daemonsets/dra-driver-node"
     signing = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-    yield from (
-        Request(what=what, verb=verb, path=path, body=body)
-        for what, verb, path, body in (
-            ("a ClusterRole", "POST", f"{RBAC}/clusterroles", role),
-            ("become cluster-admin", "POST", f"{RBAC}/clusterrolebindings", bind),
-            ("read roles", "GET", f"{RBAC}/clusterroles", None),
-            ("delete the admission policy", "DELETE", policy, None),
-            (
-                "unbind the admission policy",
-                "DELETE",
-                f"{ADMISSION}/validatingadmissionpolicybindings/dra-driver-own-slices",
-                None,
-            ),
-            ("a webhook", "POST", webhook, {"metadata": {"name": "rights"}, "webhooks": []}),
-            ("change its own DaemonSet", "PATCH", apps, {"spec": {}}),
-            ("ask for a certificate", "POST", signing, {"metadata": {"name": "rights"}, "spec": {}}),
-            ("the API server's metrics", "GET", "/metrics", None),
-            ("create a GpuPolicy", "POST", f"{OWN_API}/gpupolicies", {"metadata": {"name": "rights"}, "spec": {}}),
-            ("change a GpuPolicy", "PATCH", f"{OWN_API}/gpupolicies/x", {"spec": {}}),
-            ("change a GpuPolicy's status", "PATCH", f"{OWN_API}/gpupolicies/x/status", {"status": {}}),
-            ("delete all GpuPolicies", "DELETE", f"{OWN_API}/gpupolicies", None),
-        )
-    )
+    yield Request("a ClusterRole", "POST", f"{RBAC}/clusterroles", role)
+    yield Request("become cluster-admin", "POST", f"{RBAC}/clusterrolebindings", bind)
+    yield Request("read roles", "GET", f"{RBAC}/clusterroles")
+    yield Request("delete the admission policy", "DELETE", policy)
+    yield Request("unbind the admission policy", "DELETE", binding)
+    yield Request("a webhook", "POST", webhook, {"metadata": {"name": "rights"}, "webhooks": []})
+    yield Request("change its own DaemonSet", "PATCH", apps, {"spec": {}})
+    yield Request("ask for a certificate", "POST", signing, {"metadata": {"name": "rights"}, "spec": {}})
+    yield Request("the API server's metrics", "GET", "/metrics")
+    yield Request("create a GpuPolicy", "POST", f"{OWN_API}/gpupolicies", {"metadata": {"name": "rights"}, "spec": {}})
+    yield Request("change a GpuPolicy", "PATCH", f"{OWN_API}/gpupolicies/x", {"spec": {}})
+    yield Request("change a GpuPolicy's status", "PATCH", f"{OWN_API}/gpupolicies/x/status", {"status": {}})
+    yield Request("delete all GpuPolicies", "DELETE", f"{OWN_API}/gpupolicies")
 
 
 def gpu_nodes(world: World) -> Iterator[Request]:
@@ -205,12 +171,12 @@ def gpu_nodes(world: World) -> Iterator[Request]:
     summary = {"summary": {"gpus": 0, "problems": 0}}
     forged: Obj = {"status": {"observedAt": "2026-01-01T00:00:00Z", "driverName": DRIVER, **summary, **lists}}
     owned = {**gpu_node(world.own), "metadata": {"name": world.own, "ownerReferences": [owner]}}
-    yield Request(what="another node's GpuNode", verb="POST", path=path, body=gpu_node(world.other))
-    yield Request(what="a GpuNode that goes with a pod", verb="POST", path=path, body=owned)
-    yield Request(what="another GpuNode's status", verb="PATCH", path=f"{other}/status", body=forged)
-    yield Request(what="change another GpuNode", verb="PUT", path=other, body=gpu_node(world.other))
-    yield Request(what="delete another GpuNode", verb="DELETE", path=other)
-    yield Request(what="delete all GpuNodes", verb="DELETE", path=path)
+    yield Request("another node's GpuNode", "POST", path, gpu_node(world.other))
+    yield Request("a GpuNode that goes with a pod", "POST", path, owned)
+    yield Request("another GpuNode's status", "PATCH", f"{other}/status", forged)
+    yield Request("change another GpuNode", "PUT", other, gpu_node(world.other))
+    yield Request("delete another GpuNode", "DELETE", other)
+    yield Request("delete all GpuNodes", "DELETE", path)
 
 
 def gpu_node(name: str) -> Obj:
@@ -219,11 +185,11 @@ def gpu_node(name: str) -> Obj:
 
 def leases(world: World) -> Iterator[Request]:
     own = paths.leases(world.namespace, "dra-driver-controller")
-    yield Request(what="take the controller's Lease", verb="PATCH", path=own, body={"spec": {"holderIdentity": "x"}})
+    yield Request("take the controller's Lease", "PATCH", own, {"spec": {"holderIdentity": "x"}})
     kube = paths.leases("kube-system", "kube-scheduler")
-    yield Request(what="take the scheduler's Lease", verb="PATCH", path=kube, body={"spec": {"holderIdentity": "x"}})
+    yield Request("take the scheduler's Lease", "PATCH", kube, {"spec": {"holderIdentity": "x"}})
     heartbeat = paths.leases("kube-node-lease", world.other)
-    yield Request(what="another Node's heartbeat", verb="PATCH", path=heartbeat, body={"spec": {"holderIdentity": "x"}})
+    yield Request("another Node's heartbeat", "PATCH", heartbeat, {"spec": {"holderIdentity": "x"}})
 
 
 def of_a_node(world: World) -> list[Request]:
@@ -240,23 +206,15 @@ def of_a_controller(world: World) -> list[Request]:
         *("an event in a tenant's namespace", "an event in kube-system"),
     }
     new = [request for request in of_a_node(world) if request.what not in may]
-    node = Request(what="read a Node", verb="GET", path=paths.node(world.own))
+    node = Request("read a Node", "GET", paths.node(world.own))
     return [*new, node]
 
 
 def of_a_kubelet(world: World) -> list[Request]:
     """What the credentials of the kubelet on ``own`` must not do to this driver's objects."""
     wanted = {
-        *(
-            "a slice of another node",
-            "a slice of the own node in another node's pool",
-            "a slice of another node in the own pool",
-        ),
-        *(
-            "a slice for all nodes",
-            "a slice in a second own pool",
-            "change another node's slice",
-            "delete another node's slice",
-        ),
+        *("a slice of another node", "a slice of the own node in another node's pool"),
+        *("a slice of another node in the own pool", "a slice for all nodes", "a slice in a second own pool"),
+        *("change another node's slice", "delete another node's slice"),
     }
     return [*(request for request in slices(world) if request.what in wanted), *gpu_nodes(world)]

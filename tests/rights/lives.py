@@ -1,7 +1,8 @@
 """Processes that do all that they do in their lives, through a proxy that records their requests."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,68 @@ spec: {priority: 1}
 """
 
 
-class NodeLife:
+class Life:
+    """A process behind a proxy that records its requests."""
+
+    def __init__(self, process: DriverProcess, proxy: RecordingProxy) -> None:
+        self._process, self._proxy = process, proxy
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """The process runs until the end of the block, and ends well; it is killed when a step fails."""
+        try:
+            self._process.start()
+            yield
+            assert self._process.end()[0] == 0
+        finally:
+            self._process.kill()
+
+    def _wait(self, condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+        self._process.wait_for(condition, timeout_s)
+
+    def _asked(self, method: str, part: str) -> int:
+        """The number of requests with this in their path."""
+        return sum(verb == method and part in path for verb, path in self._proxy.requests)
+
+
+def controller(folder: Path, proxy: RecordingProxy, namespace: str, **flags: str) -> DriverProcess:
+    """A controller behind the proxy, with its Lease in the namespace."""
+    own = {"namespace": namespace, "pod_name": "rights", "lease_duration": "3", **flags}
+    return DriverProcess("controller", folder, {"kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")), **own})
+
+
+def prepared_claim(process: NodeProcess, admin: RestClient, node: str) -> dict[str, str]:
+    """A claim for the first GPU, allocated as a scheduler does and prepared as a kubelet does."""
+    process.wait_for(process.registration.exists, WAIT_S)
+    register(process.registration)
+    process.wait_for(lambda: "gpu-1" in json.dumps(slices_of(admin, node)), WAIT_S)
+    ensure_namespace(admin)
+    claim = ClaimMaker(admin, node=node, driver=DRIVER).make(0)
+    with dial(process.dra) as channel:
+        answer = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
+    assert answer.claims[claim["uid"]].error == ""
+    return claim
+
+
+def slices_of(admin: RestClient, node: str) -> list[Obj]:
+    listed = admin.list(SLICES, {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"})
+    found: list[Obj] = listed["items"]
+    return found
+
+
+class NodeLife(Life):
     """A node process: it replaces an earlier run's slices, prepares a claim, loses its journal, and warns twice."""
 
+    _process: NodeProcess
+
     def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, node: str) -> None:
-        self._admin, self._proxy, self._node = admin, proxy, node
+        self._admin, self._node = admin, node
         self._policies = folder / "policies"
         self._policies.mkdir()
-        self._process = NodeProcess(
-            folder,
-            node_name=node,
-            kubeconfig=str(proxy.kubeconfig(folder / "proxied.conf")),
-            policy_dir=str(self._policies),
-            poll_interval="1",
-        )
+        config = str(proxy.kubeconfig(folder / "proxied.conf"))
+        policies = str(self._policies)
+        process = NodeProcess(folder, node_name=node, kubeconfig=config, policy_dir=policies, poll_interval="1")
+        super().__init__(process, proxy)
 
     def live(self) -> list[tuple[str, str]]:
         """All requests. Waits at most a minute for each step."""
@@ -54,40 +103,19 @@ class NodeLife:
             leftover = resource_slice(self._node, gpu("gpu-0"), name=f"rights-{self._node}-{number}")
             self._admin.create(SLICES, leftover)
         try:
-            self._process.start()
-            claim = self._prepare()
-            self._edit_a_slice()
-            self._lose_the_journal(claim)
-            self._warn_twice()
-            self._wait(lambda: self._asked("PATCH", "/gpunodes/"))
-            self._process.end()
+            with self._running():
+                claim = prepared_claim(self._process, self._admin, self._node)
+                self._edit_a_slice()
+                self._lose_the_journal(claim)
+                self._warn_twice()
+                self._wait(lambda: self._asked("PATCH", "/gpunodes/"))
         finally:
-            self._process.kill()
             self._admin.delete(paths.gpu_policies(POLICY["metadata"]["name"]))
         return list(self._proxy.requests)
 
-    def _wait(self, condition: Callable[[], object]) -> None:
-        self._process.wait_for(condition, WAIT_S)
-
-    def _slices(self) -> list[Obj]:
-        listed = self._admin.list(SLICES, {"fieldSelector": f"spec.nodeName={self._node},spec.driver={DRIVER}"})
-        found: list[Obj] = listed["items"]
-        return found
-
-    def _prepare(self) -> dict[str, str]:
-        self._wait(self._process.registration.exists)
-        register(self._process.registration)
-        self._wait(lambda: "gpu-1" in json.dumps(self._slices()))
-        ensure_namespace(self._admin)
-        claim = ClaimMaker(self._admin, node=self._node, driver=DRIVER).make(0)
-        with dial(self._process.dra) as channel:
-            answer = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
-        assert answer.claims[claim["uid"]].error == ""
-        return claim
-
     def _edit_a_slice(self) -> None:
         """The driver puts back what another client changes."""
-        edited = next(item for item in self._slices() if item["spec"].get("devices"))
+        edited = next(item for item in slices_of(self._admin, self._node) if item["spec"].get("devices"))
         edited["spec"]["devices"].pop()
         self._admin.update(f"{SLICES}/{edited['metadata']['name']}", edited)
         self._wait(lambda: any(method == "PUT" and "slices" in path for method, path in self._proxy.requests))
@@ -116,43 +144,25 @@ class NodeLife:
         self._wait(lambda: self._process.text.count("policy problem") > told)
         self._wait(lambda: self._asked("PATCH", "/events"))
 
-    def _asked(self, method: str, part: str) -> bool:
-        return any(verb == method and part in path for verb, path in self._proxy.requests)
 
-
-class ControllerLife:
+class ControllerLife(Life):
     """A controller: it takes its Lease, evicts a pod, is refused another one, repeats that, and releases the Lease.
 
     In between it writes the status of a policy.
     """
 
     def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, namespace: str) -> None:
-        self._admin, self._proxy = admin, proxy
-        flags: dict[str, str | None] = {
-            "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
-            "namespace": namespace,
-            "pod_name": "rights",
-            "grace": "0",
-            "max_evictions_per_minute": "600",
-            "evict_extended_resource_pods": "true",
-            "lease_duration": "3",
-        }
-        self._process = DriverProcess("controller", folder, flags)
+        self._admin = admin
+        flags = {"grace": "0", "max_evictions_per_minute": "600", "evict_extended_resource_pods": "true"}
+        super().__init__(controller(folder, proxy, namespace, **flags), proxy)
 
     def live(self, done: Callable[[], bool]) -> list[tuple[str, str]]:
         self._admin.create(paths.gpu_policies(), POLICY)
         try:
-            self._process.start()
-            for condition in (done, self._repeated, self._wrote_status):
-                self._process.wait_for(condition, WAIT_S)
-            assert self._process.end()[0] == 0
+            with self._running():
+                self._wait(done)
+                self._wait(lambda: self._asked("PATCH", "/events"))
+                self._wait(lambda: self._asked("PUT", "gpupolicies"))
         finally:
-            self._process.kill()
             self._admin.delete(paths.gpu_policies(POLICY["metadata"]["name"]))
         return list(self._proxy.requests)
-
-    def _repeated(self) -> bool:
-        return any(method == "PATCH" and "/events" in path for method, path in self._proxy.requests)
-
-    def _wrote_status(self) -> bool:
-        return any(method == "PUT" and "gpupolicies" in path for method, path in self._proxy.requests)

@@ -1,58 +1,52 @@
 """Opt-in parts that do all that they do in their lives, through a proxy that records their requests."""
 
-import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dra_driver.core.errors import AlreadyExistsError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.health_events import RECOVERED, UNHEALTHY
 from tests.fakes.dra_objects import DRIVER
-from tests.fakes.kubelet import DraClient, dial, register
+from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.recording_proxy import RecordingProxy
-from tests.harness.claims_api import NAMESPACE, ClaimMaker, ensure_namespace
+from tests.harness.claims_api import NAMESPACE, ClaimMaker
 from tests.rights.accounts import pod_on
+from tests.rights.evictions import is_leaving
 from tests.rights.installation import until
+from tests.rights.lives import WAIT_S, Life, prepared_claim
 
 Obj = dict[str, Any]
 CLAIMS = f"/namespaces/{NAMESPACE}/"
-STEP_S = 60.0
 TWICE_S = 300.0
 """A device that falls ill twice: events about it are a minute apart, and a fault has to be over for a while."""
 
 
-class TellingNode:
+class TellingNode(Life):
     """A node process with the switches CLAIM_STATUS and CLAIM_EVENTS, and one prepared claim."""
 
+    _process: NodeProcess
+
     def __init__(self, folder: Path, admin: RestClient, proxy: RecordingProxy, node: str) -> None:
-        self._folder, self._admin, self._proxy, self._node = folder, admin, proxy, node
+        self._admin, self._node = admin, node
         self.claim: dict[str, str] = {}
-        self._process = NodeProcess(
-            folder,
-            node_name=node,
-            kubeconfig=str(proxy.kubeconfig(folder / "proxied.conf")),
-            claim_status="true",
-            claim_events="true",
-        )
+        config = str(proxy.kubeconfig(folder / "proxied.conf"))
+        process = NodeProcess(folder, node_name=node, kubeconfig=config, claim_status="true", claim_events="true")
+        super().__init__(process, proxy)
 
     def live(self) -> list[tuple[str, str]]:
         """All requests. The claim stays."""
-        try:
-            self._process.start()
+        with self._running():
             self.claim = prepared_claim(self._process, self._admin, self._node)
             self._wait(lambda: self._asked("PATCH", f"resourceclaims/{self.claim['name']}/status"))
             self._fall_ill_twice()
-            self._process.end()
-        finally:
-            self._process.kill()
         return list(self._proxy.requests)
 
     def _fall_ill_twice(self) -> None:
@@ -60,77 +54,52 @@ class TellingNode:
         state = self._process.dra.with_name("simulated-gpus.json")
         gpus = SimulatedBackend.from_spec(str(self._process.flags["simulate"]), self._node, state_file=state)
         ill = gpus.snapshot().gpus[0].uuid
-        while not self._events("PATCH"):
+        while not self._asked("PATCH", f"{CLAIMS}events"):
             sick, well = self._told(UNHEALTHY), self._told(RECOVERED)
             gpus.inject(ill, "xid=79")
             self._wait(lambda before=sick: self._told(UNHEALTHY) > before, TWICE_S)  # type: ignore[misc]
             gpus.recover(ill)
             self._wait(lambda before=well: self._told(RECOVERED) > before, TWICE_S)  # type: ignore[misc]
 
-    def _wait(self, condition: Callable[[], object], timeout_s: float = STEP_S) -> None:
-        self._process.wait_for(condition, timeout_s)
-
     def _told(self, reason: str) -> int:
         """How often, on the claim."""
         events = self._admin.list(paths.events(NAMESPACE))["items"]
         return sum(each.get("count", 1) for each in events if each["reason"] == reason)
 
-    def _events(self, method: str) -> int:
-        return sum(verb == method and f"{CLAIMS}events" in path for verb, path in self._proxy.requests)
 
-    def _asked(self, method: str, part: str) -> bool:
-        return any(verb == method and part in path for verb, path in self._proxy.requests)
-
-
-def prepared_claim(process: NodeProcess, admin: RestClient, node: str) -> dict[str, str]:
-    """A claim for the first GPU, allocated as a scheduler does and prepared as a kubelet does."""
-    process.wait_for(process.registration.exists, STEP_S)
-    register(process.registration)
-    selector = {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"}
-    process.wait_for(lambda: "gpu-1" in json.dumps(admin.list(paths.resource_slices(), selector)["items"]), STEP_S)
-    ensure_namespace(admin)
-    claim = ClaimMaker(admin, node=node, driver=DRIVER).make(0)
-    with dial(process.dra) as channel:
-        answer = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
-    assert answer.claims[claim["uid"]].error == ""
-    return claim
-
-
-class Drainer:
+class Drainer(Life):
     """``kubectl dra drain --evict`` and ``undrain`` of a node with a pod that has a GPU, and whose driver is closed."""
 
+    _process: NodeProcess
+
     def __init__(self, folder: Path, admin: RestClient, admin_file: Path, proxy: RecordingProxy, node: str) -> None:
-        self._admin, self._proxy, self._node = admin, proxy, node
+        self._admin, self._node = admin, node
         self._config = proxy.kubeconfig(folder / "drainer.conf")
-        self._process = NodeProcess(folder, node_name=node, kubeconfig=str(admin_file))
+        super().__init__(NodeProcess(folder, node_name=node, kubeconfig=str(admin_file)), proxy)
 
     def live(self) -> list[tuple[str, str]]:
         """All requests of the two commands."""
-        try:
-            self._process.start()
+        with self._running():
             claim = prepared_claim(self._process, self._admin, self._node)
             pod = self._user_of(claim)
             with self._as_a_cluster_would(claim, pod):
                 self._run("drain", self._node, "--evict", "--force", "--timeout", "120")
             self._run("undrain", self._node, "--timeout", "120")
-            self._process.end()
-        finally:
-            self._process.kill()
         return list(self._proxy.requests)
 
     def _user_of(self, claim: dict[str, str]) -> str:
-        """The path of a pod for which the claim is reserved."""
-        pods = paths.pods(NAMESPACE)
+        """The name of a pod for which the claim is reserved."""
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
         with suppress(AlreadyExistsError):  # a controller makes it where one runs
             self._admin.create(f"/api/v1{CLAIMS}serviceaccounts", account)
-        pod = self._admin.create(pods, pod_on(self._node, "default", NAMESPACE, f"user-{claim['name']}"))
+        body = pod_on(self._node, "default", NAMESPACE, f"user-{claim['name']}")
+        pod = self._admin.create(paths.pods(NAMESPACE), body)
         path = paths.resource_claim(NAMESPACE, claim["name"])
         stored = self._admin.get(path)
         user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         stored["status"]["reservedFor"] = [user]
         self._admin.update(f"{path}/status", stored)
-        return f"{pods}/{pod['metadata']['name']}"
+        return str(pod["metadata"]["name"])
 
     @contextmanager
     def _as_a_cluster_would(self, claim: dict[str, str], pod: str) -> Iterator[None]:
@@ -140,7 +109,7 @@ class Drainer:
         def follow() -> None:
             try:
                 while not over.wait(0.2):
-                    if self._is_leaving(pod):
+                    if is_leaving(self._admin, NAMESPACE, pod):
                         self._take_back(claim)
                         return
             except BaseException as error:  # noqa: BLE001 - told by the test's own thread
@@ -152,14 +121,8 @@ class Drainer:
             yield
         finally:
             over.set()
-            thread.join(STEP_S)
+            thread.join(WAIT_S)
         assert failed == []
-
-    def _is_leaving(self, pod: str) -> bool:
-        try:
-            return "deletionTimestamp" in self._admin.get(pod)["metadata"]
-        except NotFoundError:
-            return True
 
     def _take_back(self, claim: dict[str, str]) -> None:
         with dial(self._process.dra) as channel:
@@ -173,13 +136,7 @@ class Drainer:
         until(dropped)  # where controllers run, they write it, too
 
     def _run(self, *arguments: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "dra_driver.kubectl.commands.kubectl",
-            *arguments,
-            "--kubeconfig",
-            str(self._config),
-        ]
+        command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments]
+        command += ["--kubeconfig", str(self._config)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -10,7 +10,7 @@ from dra_driver.kube.rest import RestClient
 Obj = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request. ``what`` says in a few words what it would do; ``verb`` is HTTP's."""
 

@@ -2,7 +2,6 @@
 and kubelet, this file: on a real API server or on the embedded one.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,15 @@ from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.dra_objects import DRIVER
-from tests.fakes.node_process import DriverProcess
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights.accounts import pod_on
+from tests.rights.evictions import is_leaving, protect
+from tests.rights.lives import Life, controller
 
 Obj = dict[str, Any]
-WAIT_S = 60.0
 
 
-class UsageControllerLife:
+class UsageControllerLife(Life):
     """It lists GpuNodes, warns a pod, evicts it, and releases its Lease.
 
     With ``protected``, the name of a second pod that a PodDisruptionBudget keeps, it says twice that it is refused.
@@ -35,49 +34,24 @@ class UsageControllerLife:
         node: str,
         protected: str = "",
     ) -> None:
-        self._admin, self._proxy, self._tenant, self._node = admin, proxy, tenant, node
-        self._protected = protected
-        flags: dict[str, str | None] = {
-            "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
-            "namespace": lease,
-            "pod_name": "rights",
-            "max_evictions_per_minute": "600",
-            "evict_over_grant": "true",
-            "policy_status": "false",
-            "lease_duration": "3",
-        }
-        self._process = DriverProcess("controller", folder, flags)
+        self._admin, self._tenant, self._node, self._protected = admin, tenant, node, protected
+        flags = {"max_evictions_per_minute": "600", "evict_over_grant": "true", "policy_status": "false"}
+        super().__init__(controller(folder, proxy, lease, **flags), proxy)
 
     def live(self) -> list[tuple[str, str]]:
         """All requests. Waits at most a minute for each step."""
         claims = [self._claim_in_use(name) for name in ("goes", self._protected) if name]
         if self._protected:
-            self._protect()
+            protect(self._admin, self._tenant, self._protected)
         self._ask(claims, "2026-07-01T12:00:00Z")
-        try:
-            self._process.start()
+        with self._running():
             self._wait(lambda: self._asked("POST", "/events") >= len(claims))
             self._ask(claims, "2026-07-01T12:01:00Z")
             self._wait(lambda: is_leaving(self._admin, self._tenant, "goes"))
             if self._protected:
                 self._wait(lambda: self._asked("POST", f"/pods/{self._protected}/eviction") >= 2)
                 self._wait(lambda: self._asked("PATCH", "/events"))
-            assert self._process.end()[0] == 0
-        finally:
-            self._process.kill()
         return list(self._proxy.requests)
-
-    def _wait(self, condition: Callable[[], object]) -> None:
-        self._process.wait_for(condition, WAIT_S)
-
-    def _asked(self, method: str, part: str) -> int:
-        return sum(verb == method and part in path for verb, path in self._proxy.requests)
-
-    def _protect(self) -> None:
-        budget = {"selector": {"matchLabels": {"name": self._protected}}, "minAvailable": 1}
-        kind = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "kept"}}
-        path = f"/apis/policy/v1/namespaces/{self._tenant}/poddisruptionbudgets"
-        self._admin.create(path, {**kind, "spec": budget})
 
     def _claim_in_use(self, pod: str) -> Obj:
         """A claim with a share of gpu-0 of the node, reserved for a pod that runs there."""
@@ -130,10 +104,3 @@ class UsageControllerLife:
         except NotFoundError:
             self._admin.create(paths.gpu_nodes(), head)
         self._admin.apply(f"{paths.gpu_nodes(self._node)}/status", {**head, "status": status}, "test")
-
-
-def is_leaving(admin: RestClient, namespace: str, name: str) -> bool:
-    try:
-        return "deletionTimestamp" in admin.get(paths.pod(namespace, name))["metadata"]
-    except NotFoundError:
-        return True

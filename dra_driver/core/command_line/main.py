@@ -16,7 +16,8 @@ from typing import Any, Final
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
 
 ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
-# Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its help line.
+# Name -> its module, and its help line. A module has `add_arguments(parser)`, `run(args) -> int`, and for the help
+# DESCRIPTION and EPILOG where it has something to say.
 SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.node.process.main", "run the driver on a node"),
     "mps-host": ("dra_driver.hardware.sharing.main", "run this node's MPS daemons"),
@@ -123,11 +124,12 @@ def parser_of(
     known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     loaded = {}
     for name, (path, line) in subcommands.items():
-        if name in wanted:
-            loaded[name] = importlib.import_module(path)
-            loaded[name].add_parser(known)
-        else:
+        if name not in wanted:
             known.add_parser(name, help=line)
+            continue
+        module = loaded[name] = importlib.import_module(path)
+        description, epilog = (getattr(module, part, None) for part in ("DESCRIPTION", "EPILOG"))
+        module.add_arguments(known.add_parser(name, help=line, description=description, epilog=epilog))
     return parser, loaded
 
 

@@ -2,13 +2,14 @@
 
 import argparse
 import platform
-from typing import Any
 
 from dra_driver import __version__
 
+DESCRIPTION = "Print the version of this program."
 
-def add_parser(subparsers: Any) -> None:
-    subparsers.add_parser("version", help="print the version", description="Print the version of this program.")
+
+def add_arguments(_parser: argparse.ArgumentParser) -> None:
+    """It has none."""
 
 
 def run(_args: argparse.Namespace) -> int:

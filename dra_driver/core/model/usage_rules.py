@@ -4,6 +4,7 @@
 evicts.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -50,3 +51,9 @@ class UsageRules(Struct, frozen=True, kw_only=True):
 
 DEFAULT_USAGE: Final = UsageRules()
 """Claims over their grant are told, and none counts as idle."""
+
+
+def idle_after_min(rules: Sequence[UsageRules]) -> int | None:
+    """The longest time of the GPUs of a claim; None if the policy of one of them says never."""
+    minutes = [each.idle_after_min for each in rules if each.idle_after_min is not None]
+    return max(minutes) if minutes and len(minutes) == len(rules) else None

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import sys
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.node_settings import add_flags, load_settings
@@ -26,15 +26,7 @@ exit status: 0 nothing is broken, 1 something is, 2 wrong usage, or not everythi
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        help="say which layer is broken on this node",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pod",
         metavar="NAMESPACE/NAME",

@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.diagnose.node_settings import add_flags, load_settings
 
@@ -15,15 +15,7 @@ as root on the node, see docs/operations.md.
 EPILOG: Final = "exit status: 0 everything is removed, 1 something stays, 2 wrong usage, or it refused."
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "cleanup",
-        help="remove every trace of the driver from this node",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be undone and removed")
     add_flags(parser)
 

@@ -25,15 +25,7 @@ EPILOG: Final = "exit status: 0 nothing disagrees, 1 something does, 2 wrong usa
 HEADINGS: Final = ("CLAIM", "STATE", "DEVICES", "CDI FILE", "UID")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "state",
-        help="show and check what the driver has on this node",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", action="store_true", help="compare with the GPUs, too")
     parser.add_argument("--repair", action="store_true", help="repair first, then show")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")
@@ -98,7 +90,7 @@ def _summary(state: "NodeState") -> dict[str, str]:
         "GPUs": gpus,
         "MPS": f"{daemons}; {_host(state)}",
         "sockets": ", ".join(f"{each.path.name}{'' if each.served else ' (dead)'}" for each in state.sockets) or "none",
-        "health": "none saved" if state.health is None else f"{len(state.health.get('gpus') or ())} GPUs with faults",
+        "health": "none saved" if state.sick_gpus is None else f"{state.sick_gpus} GPUs with faults",
     }
 
 

@@ -9,11 +9,9 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from dra_driver.config.common_options import absolute, log_format, log_level, one_of
-from dra_driver.config.flags import add_flags
-from dra_driver.config.options import Option, flags_of, load, setting
+from dra_driver.config.options import add_flags, flags_of, format_of_logs, level_of_logs, load, one_of, path, setting
 from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
@@ -63,98 +61,69 @@ def _files(text: str) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsHostSettings:
     driver_name: str = setting(
-        Option(NODE, "DRIVER_NAME", "NAME", "name of this driver, the same as for kubelet-plugin", _name),
-        "gpu.nvidia.com",
+        NODE, "NAME", "name of this driver, the same as for kubelet-plugin", "gpu.nvidia.com", parse=_name
     )
-    kubelet_plugins_dir: str = setting(
-        Option(NODE, "KUBELET_PLUGINS_DIR", "DIR", "as for kubelet-plugin; the same path on the host", absolute),
-        "/var/lib/kubelet/plugins",
+    kubelet_plugins_dir: str = path(
+        NODE, "DIR", "as for kubelet-plugin; the same path on the host", "/var/lib/kubelet/plugins"
     )
-    driver_root: str | None = setting(
-        Option(
-            NODE,
-            "DRIVER_ROOT",
-            "DIR",
-            "root of the NVIDIA driver, as this process sees it; default: search for it below the host root",
-            absolute,
-        ),
+    driver_root: str | None = path(
+        NODE,
+        "DIR",
+        "root of the NVIDIA driver, as this process sees it; default: search for it below the host root",
         None,
     )
-    host_root: str = setting(
-        Option(NODE, "HOST_ROOT", "DIR", "the host's / as this process sees it, searched for the driver", absolute),
-        "/",
-    )
-    shm_dir: str = setting(
-        Option(
-            MPS,
-            "MPS_SHM_DIR",
-            "DIR",
-            "with --namespaces none, a tmpfs in which the folder NAME-mps for the shared memory of all daemons is"
-            " created; otherwise, where an earlier version did so. The same path here and on the host",
-            absolute,
-        ),
+    host_root: str = path(NODE, "DIR", "the host's / as this process sees it, searched for the driver", "/")
+    shm_dir: str = path(
+        MPS,
+        "DIR",
+        "with --namespaces none, a tmpfs in which the folder NAME-mps for the shared memory of all daemons is"
+        " created; otherwise, where an earlier version did so. The same path here and on the host",
         "/dev/shm",  # noqa: S108 - the host's folder
+        env="MPS_SHM_DIR",
     )
-    run_dir: str = setting(
-        Option(
-            MPS,
-            "MPS_RUN_DIR",
-            "DIR",
-            "with --namespaces own, a folder on a shared mount in which the folder NAME-mps for the daemons' pipes and"
-            " shared memory is created, with a tmpfs for each daemon. The same path here and on the host",
-            absolute,
-        ),
+    run_dir: str = path(
+        MPS,
+        "DIR",
+        "with --namespaces own, a folder on a shared mount in which the folder NAME-mps for the daemons' pipes and"
+        " shared memory is created, with a tmpfs for each daemon. The same path here and on the host",
         "/run",
+        env="MPS_RUN_DIR",
     )
     tmpfs_size: int | None = setting(
-        Option(
-            MPS,
-            "MPS_TMPFS_SIZE",
-            "SIZE",
-            "the most that pipes and shared memory of one daemon and its clients hold, 16Mi to 1Ti, such as 4Gi;"
-            " default: a sixteenth of the machine's memory",
-            _size,
-        ),
+        MPS,
+        "SIZE",
+        "the most that pipes and shared memory of one daemon and its clients hold, 16Mi to 1Ti, such as 4Gi;"
+        " default: a sixteenth of the machine's memory",
         None,
+        parse=_size,
+        env="MPS_TMPFS_SIZE",
     )
     tmpfs_files: int = setting(
-        Option(MPS, "MPS_TMPFS_FILES", "COUNT", "the most files in these, 256 to 1048576", _files),
-        65536,
+        MPS, "COUNT", "the most files in these, 256 to 1048576", 65536, parse=_files, env="MPS_TMPFS_FILES"
     )
     namespaces: str = setting(
-        Option(
-            MPS,
-            "MPS_NAMESPACES",
-            "own|none",
-            "own: each daemon gets its own mount namespace and shared memory, which needs privileges; none: all daemons"
-            " and their clients share one folder",
-            one_of("own", "none"),
-        ),
+        MPS,
+        "own|none",
+        "own: each daemon gets its own mount namespace and shared memory, which needs privileges; none: all daemons"
+        " and their clients share one folder",
         "own",
+        parse=one_of("own", "none"),
+        env="MPS_NAMESPACES",
     )
     users: str = setting(
-        Option(
-            MPS,
-            "MPS_USERS",
-            "one|all",
-            "one: only processes of one user at a time can use a daemon; all: processes of all users can, and the MPS"
-            " server treats them as root's",
-            one_of("one", "all"),
-        ),
+        MPS,
+        "one|all",
+        "one: only processes of one user at a time can use a daemon; all: processes of all users can, and the MPS"
+        " server treats them as root's",
         "one",
+        parse=one_of("one", "all"),
+        env="MPS_USERS",
     )
-    log_format: LogFormat = setting(log_format(TELEMETRY), "text")
-    log_level: LogLevel = setting(log_level(TELEMETRY), "info")
+    log_format: LogFormat = format_of_logs(TELEMETRY)
+    log_level: LogLevel = level_of_logs(TELEMETRY)
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "mps-host",
-        help="run this node's MPS daemons",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",

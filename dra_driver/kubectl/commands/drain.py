@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
@@ -28,8 +28,7 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S: Final = 7 * 86_400.0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("drain", help="free a node's GPUs for maintenance", description=DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "drain this GPU alone, by UUID or by name such as gpu-3; repeatable (default: all)")
     parser.add_argument("--evict", action="store_true", help="evict the pods that have these GPUs")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods that no controller creates again")

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
@@ -19,10 +19,7 @@ Exit status as of `dra-driver hardware-check`; 1 also when the pod gives no repo
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "hardware-check", help="compare a node's GPUs with what the driver assumes", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", default="dra-driver", help="of the driver (default: dra-driver)"

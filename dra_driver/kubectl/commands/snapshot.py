@@ -6,7 +6,7 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.kube.opaque_parameters import shareable
 from dra_driver.kube.state import KINDS
@@ -21,10 +21,7 @@ other drivers are left out.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "snapshot", help="write the cluster's state to a file for offline use", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",

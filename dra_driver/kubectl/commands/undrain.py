@@ -1,7 +1,7 @@
 """``kubectl dra undrain NODE``: gives drained GPUs back to new claims."""
 
 import argparse
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.kubectl.commands.drain import add_target, finish, say_for, seconds
 from dra_driver.kubectl.commands.source import client, kubeconfig_of
@@ -14,8 +14,7 @@ stays), and wait until the taint is gone and, if the NVIDIA driver was given up,
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("undrain", help="give a node's drained GPUs back", description=DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "give this GPU back alone, by UUID or name; repeatable (default: all)")
 
 

@@ -6,11 +6,9 @@ Flags, environment variables, defaults and checks come from ``config.exporter_se
 import argparse
 import logging
 import os
-from typing import Any
 
 from dra_driver.config.exporter_settings import ExporterSettings
-from dra_driver.config.flags import add_flags
-from dra_driver.config.options import flags_of, load
+from dra_driver.config.options import add_flags, flags_of, load
 
 DESCRIPTION = """\
 Tell what each claim, container and device uses: memory against its grant, utilisation, energy, processes, idleness.
@@ -28,14 +26,7 @@ Example:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "exporter",
-        help="run the usage exporter of a node",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, flags_of(ExporterSettings), bare_switches=True)
 
 

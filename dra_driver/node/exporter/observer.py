@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from dra_driver.core.model.usage_findings import UsageFindings
-from dra_driver.node.exporter.log_links import LogLinks
 from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
-from dra_driver.node.exporter.pod_resources import PodResourcesReader
-from dra_driver.node.exporter.proc import ProcReader, since_boot_s
+from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
 from dra_driver.node.usage.foreign import ForeignState, watch_foreign
 from dra_driver.node.usage.idle import IdleState, claim_uses, idle_s, watch_idle
 from dra_driver.node.usage.join import join

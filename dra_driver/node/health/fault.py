@@ -9,11 +9,12 @@ Times are monotonic seconds since boot, which all processes of a node share; ``s
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from dra_driver.core.model.health import HealthCause, Severity
+from dra_driver.core.model.ids import GpuUuid
 
 MOST_ID: Final = 65535
 """The largest number of an XID or a GPU instance; what is larger comes from a damaged event or file."""
@@ -23,6 +24,14 @@ MOST_XIDS: Final = 64
 
 MOST_DETAIL: Final = 160
 """Characters of a detail; it comes from the hardware and is shown to users."""
+
+MOST_GPUS: Final = 64
+"""GPUs of a node; others are not remembered."""
+
+MOST_TIME: Final = 1e12
+Time = Annotated[float, Meta(ge=0, lt=MOST_TIME)]
+Id = Annotated[int, Meta(ge=0, le=MOST_ID)]
+"""What a file may contain; values that the process computes are not checked."""
 
 
 class FaultPhase(IntEnum):
@@ -53,14 +62,14 @@ class HealthFault(Struct, frozen=True, kw_only=True):
     """
 
     severity: Severity
-    since: float
-    opened: float
-    seen: float
+    since: Time
+    opened: Time
+    seen: Time
     detail: str = ""
-    recovered: float | None = None
+    recovered: Time | None = None
     evidence: str = ""
-    ended: float | None = None
-    repeats: int = 0
+    ended: Time | None = None
+    repeats: Id = 0
     passing: bool = False
 
     @property
@@ -72,6 +81,18 @@ class HealthFault(Struct, frozen=True, kw_only=True):
 
 Faults = Mapping[FaultKey, HealthFault]
 """All faults of one GPU."""
+
+
+class HealthRecord(Struct, frozen=True, kw_only=True):
+    """What is remembered of a node. ``boot_id`` is the boot whose monotonic clock the times are of.
+
+    ``forgotten`` are GPUs whose faults up to that time are dropped on purpose.
+    """
+
+    boot_id: str = ""
+    gpus: Mapping[GpuUuid, Faults] = field(default_factory=dict)
+    forgotten: Mapping[GpuUuid, float] = field(default_factory=dict)
+
 
 RANK: Final = {Severity.COUNTED: 0, Severity.NO_NEW_CLAIMS: 1, Severity.EVICT: 2}
 """Severities from weak to strong."""

@@ -14,8 +14,16 @@ from math import inf, nextafter
 from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.codec import MOST_GPUS, HealthRecord
-from dra_driver.node.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthFault, trimmed
+from dra_driver.node.health.fault import (
+    MOST_GPUS,
+    RANK,
+    FaultKey,
+    FaultPhase,
+    Faults,
+    HealthFault,
+    HealthRecord,
+    trimmed,
+)
 
 
 def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:

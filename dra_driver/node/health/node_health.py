@@ -12,9 +12,8 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.codec import MOST_GPUS, HealthRecord
 from dra_driver.node.health.conditions import conditions, unmonitored
-from dra_driver.node.health.fault import FaultKey, Faults
+from dra_driver.node.health.fault import MOST_GPUS, FaultKey, Faults, HealthRecord
 from dra_driver.node.health.machine import (
     Moment,
     after_boot,
@@ -56,11 +55,8 @@ class NodeHealth:
         calm_s: float | None,
         rules: Callable[[GpuUuid], HealthRules],
     ) -> None:
-        self._boot_id = boot_id
-        self._wall_clock = wall_clock
-        self._clock = clock
-        self._calm_s = calm_s
-        self._rules = rules
+        self._boot_id, self._calm_s, self._rules = boot_id, calm_s, rules
+        self._wall_clock, self._clock = wall_clock, clock
         self._save_lock = threading.Lock()  # guards the file; taken before the lock below, never waited for
         self._file = HealthFile(path)
         self._lock = threading.Lock()  # guards everything below
@@ -183,7 +179,6 @@ class NodeHealth:
             return self._conditions
 
     def status(self) -> HealthStatus:
-        """What metrics show."""
         with self._lock:
             return self._statistics.status(self._clock())
 

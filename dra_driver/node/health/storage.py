@@ -1,21 +1,45 @@
 """The file with the health of a node's GPUs, which two node processes may share during a rolling update.
 
+It is JSON that an earlier or later version of this driver wrote, or a damaged disk: everything is checked and bounded,
+and what is unknown is left out. Format 1 only grows: later versions add fields that this one does not read.
+
 Each process adds what it knows to what the file has and takes over the rest (`merge.py`), under a lock of a file of its
 own. The file is replaced in one step, with mode 0600. It is not synced: after a power failure the node boots again, and
 a boot heals most faults and readings show the others; what a crash of the disk makes of it is moved aside.
 """
 
+import json
 import logging
 import os
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec.structs import asdict
+
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import lock_file, remove_unfinished, replace_file
-from dra_driver.node.health.codec import MAX_BYTES, HealthRecord, decode, encode
+from dra_driver.core.model.health import HealthCause
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.node.health.fault import (
+    MOST_DETAIL,
+    MOST_GPUS,
+    MOST_TIME,
+    FaultKey,
+    Faults,
+    HealthFault,
+    HealthRecord,
+    Id,
+)
 from dra_driver.node.health.merge import merged_records, until
+from dra_driver.node.health.rules import MOST_DOUBLINGS
 
 log = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+MOST_FAULTS: Final = 1024
+"""Faults of one GPU in a file."""
+MAX_BYTES: Final = 8 * 1024 * 1024
 
 _LOCK_S: Final = 0.5
 """A process has the lock for as long as it takes to write some kilobytes."""
@@ -86,3 +110,67 @@ class HealthFile:
             self._path.replace(aside)
         except OSError as error:
             log.warning("cannot move a damaged file aside", extra={"path": self._path, "reason": error.strerror})
+
+
+class _Written(HealthFault, frozen=True, kw_only=True, omit_defaults=True):
+    """A fault in the file, with its key."""
+
+    cause: HealthCause
+    gi: Id | None = None
+    xid: Id = 0
+
+
+def encode(record: HealthRecord) -> bytes:
+    gpus = {
+        gpu: [
+            _Written(cause=key.cause, gi=key.gi_id, xid=key.xid, **asdict(fault))
+            for key, fault in sorted(faults.items(), key=lambda item: str(item[0]))
+        ]
+        for gpu, faults in sorted(record.gpus.items())
+        if faults
+    }
+    written = {"format": FORMAT, "bootID": record.boot_id, "gpus": gpus, "forgotten": dict(record.forgotten)}
+    return msgspec.json.encode(written)
+
+
+def decode(data: bytes) -> HealthRecord:
+    """The record. Raises ConfigurationError when the text is none; single faults that make no sense are left out."""
+    if len(data) > MAX_BYTES:
+        raise ConfigurationError(f"it has more than {MAX_BYTES // 2**20} MiB")
+    try:
+        written = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"it is not JSON: {error}") from error
+    if not isinstance(written, dict) or written.get("format") != FORMAT or not isinstance(written.get("gpus"), dict):
+        raise ConfigurationError(f"it does not have health of format {FORMAT}")
+    gpus = {GpuUuid(str(gpu)): _faults(faults) for gpu, faults in list(written["gpus"].items())[:MOST_GPUS]}
+    forgotten = written.get("forgotten")
+    times = forgotten.items() if isinstance(forgotten, dict) else ()
+    return HealthRecord(
+        boot_id=str(written.get("bootID") or "")[:64],
+        gpus={gpu: faults for gpu, faults in gpus.items() if faults},
+        forgotten={
+            GpuUuid(str(gpu)): time
+            for gpu, time in list(times)[:MOST_GPUS]
+            if isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < MOST_TIME
+        },
+    )
+
+
+def _faults(written: object) -> Faults:
+    items = written[:MOST_FAULTS] if isinstance(written, list) else ()
+    return dict(read for item in items if isinstance(item, dict) and (read := _fault(item)) is not None)
+
+
+def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
+    """The fault; a field that is null counts as absent. None for one that is damaged or of a later version."""
+    try:
+        read = msgspec.convert({name: value for name, value in item.items() if value is not None}, _Written)
+    except ValueError:
+        return None
+    if read.ended is not None and read.recovered is None:
+        return None
+    fields = {name: getattr(read, name) for name in HealthFault.__struct_fields__}
+    fields |= {"detail": read.detail[:MOST_DETAIL], "evidence": read.evidence[:MOST_DETAIL]}
+    fields["repeats"] = min(read.repeats, MOST_DOUBLINGS)
+    return FaultKey(read.gi, read.cause, read.xid), HealthFault(**fields)

@@ -2,15 +2,15 @@
 
 Line numbers let messages name the place of a wrong field. The parser is stricter than YAML and close to Kubernetes: no
 repeated keys, no anchors and aliases (a few lines of them expand to gigabytes), no tags, and scalars as in YAML 1.2's
-core schema, so that ``no`` and ``0000:17:00.0`` are text. It works on parser events, so nesting needs no stack.
+core schema, so that ``no`` and ``0000:17:00.0`` are text.
 
 PyYAML is loaded at the first YAML text and not with this module: most nodes have none.
 """
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
@@ -18,8 +18,11 @@ from dra_driver.config.schema import Step
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
 
+if TYPE_CHECKING:
+    from yaml import Event
+
 MAX_DEPTH: Final = 32
-_WORDS: Final[Mapping[str, Any]] = {
+_WORDS: Final[Mapping[str, object]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -70,8 +73,8 @@ def _json(text: str) -> Document:
         raise UnreadableError(f"not JSON: {printable(str(error))}") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
             raise ValueError(f"the key {key!r} is repeated in one object")
@@ -82,93 +85,60 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _yaml(text: str) -> list[Document]:
     import yaml  # noqa: PLC0415 - see above
 
-    builder = _Builder()
+    events = yaml.parse(text, Loader=yaml.SafeLoader)
+    documents: list[Document] = []
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            builder.take(type(event).__name__, event)
+        for event in events:
+            if isinstance(event, yaml.NodeEvent):
+                lines: dict[tuple[Step, ...], int] = {}
+                documents.append(Document(_value(event, events, (), lines), lines))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
         raise UnreadableError(f"not YAML: {printable(str(problem))}", mark.line + 1 if mark else 0) from error
-    return [document for document in builder.documents if document.value is not None]
+    return [document for document in documents if document.value is not None]
 
 
-class _Frame:
-    """A mapping or list that is being filled."""
+def _value(
+    event: "Event", events: "Iterator[Event]", path: tuple[Step, ...], lines: dict[tuple[Step, ...], int]
+) -> object:
+    """The value that begins with ``event``; ``lines`` gets its line and those of what is in it."""
+    import yaml  # noqa: PLC0415 - see above
 
-    def __init__(self, container: dict[str, Any] | list[Any], path: tuple[Step, ...]) -> None:
-        self.container = container
-        self.path = path
-        self.key: str | None = None
-
-
-class _Builder:
-    """Builds documents from parser events."""
-
-    def __init__(self) -> None:
-        self.documents: list[Document] = []
-        self._frames: list[_Frame] = []
-        self._lines: dict[tuple[Step, ...], int] = {}
-
-    def take(self, kind: str, event: Any) -> None:
-        """The next event, by the name of its class."""
-        line = event.start_mark.line + 1
-        if kind == "AliasEvent" or getattr(event, "anchor", None):
-            raise UnreadableError("anchors and aliases are not supported: write the value out", line)
-        tag = getattr(event, "tag", None)
-        if tag not in (None, "!", "tag:yaml.org,2002:str"):
-            raise UnreadableError(f"the tag {printable(str(tag)[:60])} is not supported", line)
-        match kind:
-            case "ScalarEvent":
-                self._scalar(event, line)
-            case "MappingStartEvent":
-                self._open({}, line)
-            case "SequenceStartEvent":
-                self._open([], line)
-            case "MappingEndEvent" | "SequenceEndEvent":
-                self._frames.pop()
-
-    def _scalar(self, event: Any, line: int) -> None:
-        frame = self._frames[-1] if self._frames else None
-        if frame is None or isinstance(frame.container, list) or frame.key is not None:
-            self._place(_resolved(event), line)
-            return
-        if event.value in frame.container:
-            raise UnreadableError(f"the key {event.value!r} is repeated in this mapping", line)
-        frame.key = event.value
-
-    def _open(self, container: dict[str, Any] | list[Any], line: int) -> None:
-        if len(self._frames) >= MAX_DEPTH:
-            raise UnreadableError(f"nested more than {MAX_DEPTH} levels deep", line)
-        path = self._place(container, line)
-        self._frames.append(_Frame(container, path))
-
-    def _place(self, value: Any, line: int) -> tuple[Step, ...]:
-        """Add a value to the open container; returns its path."""
-        if not self._frames:
-            self._lines = {(): line}
-            self.documents.append(Document(value, self._lines))
-            return ()
-        frame = self._frames[-1]
-        step: Step
-        if isinstance(frame.container, list):
-            step = len(frame.container)
-            frame.container.append(value)
-        elif frame.key is None:
+    line = lines[path] = _line(event)
+    if isinstance(event, yaml.ScalarEvent):
+        return _resolved(event.value) if event.implicit[0] else event.value
+    if len(path) >= MAX_DEPTH:
+        raise UnreadableError(f"nested more than {MAX_DEPTH} levels deep", line)
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[object] = []
+        while not isinstance(inner := next(events), yaml.SequenceEndEvent):
+            items.append(_value(inner, events, (*path, len(items)), lines))
+        return items
+    found: dict[str, object] = {}
+    while not isinstance(key := next(events), yaml.MappingEndEvent):
+        line = _line(key)
+        if not isinstance(key, yaml.ScalarEvent):
             raise UnreadableError("a key must be text", line)
-        else:
-            step, frame.key = frame.key, None
-            frame.container[step] = value
-        path = (*frame.path, step)
-        self._lines[path] = line
-        return path
+        if key.value in found:
+            raise UnreadableError(f"the key {key.value!r} is repeated in this mapping", line)
+        found[key.value] = _value(next(events), events, (*path, key.value), lines)
+    return found
 
 
-def _resolved(event: Any) -> Any:
-    """The scalar's value by YAML 1.2's core schema; a quoted one is text."""
-    text: str = event.value
-    if not event.implicit[0]:
-        return text
+def _line(event: "Event") -> int:
+    """The line of an event. Raises UnreadableError for one with an anchor, an alias or a tag."""
+    line = event.start_mark.line + 1 if event.start_mark is not None else 0
+    if getattr(event, "anchor", None):  # an alias has the name of its anchor
+        raise UnreadableError("anchors and aliases are not supported: write the value out", line)
+    tag = getattr(event, "tag", None)
+    if tag not in (None, "!", "tag:yaml.org,2002:str"):
+        raise UnreadableError(f"the tag {printable(str(tag)[:60])} is not supported", line)
+    return line
+
+
+def _resolved(text: str) -> object:
+    """The value of a plain scalar by YAML 1.2's core schema."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):

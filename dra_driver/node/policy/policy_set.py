@@ -1,24 +1,103 @@
-"""All policies of a node as one value: decoded, and as they were written.
+"""All policies of a node as one value: those of files and GpuPolicy objects of the API server (`merge`).
 
-In a set every document is a valid GpuPolicy and names are unique. Files and objects of the API server are one set
-(`merge`). Nothing here needs GPUs, so the command line can check files offline (`examine`).
+In a set every document is a valid GpuPolicy and names are unique. Nothing here needs GPUs, so the command line can
+check files offline (`examine`).
+
+Of each object a node keeps compact JSON. A policy whose ``select.nodeNames`` does not have this node is dropped before
+anything else is looked at, so that 1,000 policies of one node each are no flood. Of the rest a few hundred kilobytes
+are kept at most: more policies than a node accepts are kept by name alone, so that the message can name them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
+from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, Fields, GpuPolicy, policy_of, policy_problems
 from dra_driver.config.schema import FieldProblem
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
-from dra_driver.node.policy.document import Document, UnreadableError, read_documents
+from dra_driver.node.policy.document import UnreadableError, read_documents
 from dra_driver.node.policy.folder import PolicyFile
-from dra_driver.node.policy.objects import ReadObject
+from dra_driver.node.policy.resolve import first_of, like
 
 MAX_POLICIES: Final = 128
 _MAX_SHOWN: Final = 5
+MAX_KEPT_BYTES: Final = 1024 * 1024
+"""Limit of all objects of one node together; a ConfigMap with policy files has as much."""
+
+
+class PolicyObject(Struct, frozen=True, kw_only=True):
+    """One object. ``data`` is its JSON without status and without the metadata that nodes do not use.
+
+    ``data`` is None for an object of which only the name is kept, and ``size`` is then what it had, in bytes.
+    """
+
+    name: str
+    generation: int | None
+    data: bytes | None
+    size: int
+
+
+class ReadObject(Struct, frozen=True, kw_only=True):
+    """An object as a mapping, or the ``problem`` with it in one sentence."""
+
+    name: str
+    generation: int | None
+    written: Fields | None = None
+    problem: str | None = None
+
+
+def kept(item: Mapping[str, object], node_name: str, others: Iterable[PolicyObject], most: int) -> PolicyObject | None:
+    """What a node keeps of an object; None for one that is not for this node.
+
+    Beside ``most`` others with content, or more bytes than `MAX_KEPT_BYTES` in all, it is kept by name alone.
+    """
+    metadata = _mapping(item.get("metadata"))
+    name, generation = str(metadata.get("name", ""))[:253], metadata.get("generation")
+    patterns = _mapping(_mapping(item.get("spec")).get("select")).get("nodeNames")
+    # Only a list of patterns none of which is the node's: whatever makes no sense is judged later.
+    if isinstance(patterns, list) and all(isinstance(each, str) for each in patterns) and not like(node_name, patterns):
+        return None
+    whole = {
+        "apiVersion": item.get("apiVersion", API_VERSION),  # lists leave it out of their items in some versions
+        "kind": item.get("kind", KIND),
+        "metadata": {"name": name},
+        "spec": item.get("spec"),
+    }
+    data = json.dumps(whole, separators=(",", ":"), sort_keys=True).encode()
+    beside = [other for other in others if other.name != name and other.data is not None]
+    fits = len(beside) < most and sum(other.size for other in beside) + len(data) <= MAX_KEPT_BYTES
+    return PolicyObject(
+        name=name,
+        generation=generation if isinstance(generation, int) and not isinstance(generation, bool) else None,
+        data=data if fits and len(data) <= MAX_BYTES else None,
+        size=len(data),
+    )
+
+
+def read_objects(objects: Sequence[PolicyObject]) -> list[ReadObject]:
+    """The objects in order of their names, each valid or with its problem."""
+    return [_read(found) for found in sorted(objects, key=lambda found: found.name)]
+
+
+def _read(found: PolicyObject) -> ReadObject:
+    name, generation = printable(found.name), found.generation
+    if found.data is None:
+        problem = f"the object has {found.size} bytes, and is not kept: expected at most {MAX_BYTES}"
+        if found.size <= MAX_BYTES:
+            problem = "the object is not kept beside so many others"
+        return ReadObject(name=name, generation=generation, problem=problem)
+    written: Fields = json.loads(found.data)
+    if wrong := policy_problems(written):
+        more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return ReadObject(name=name, generation=generation, problem=f"{wrong[0]}{more}")
+    return ReadObject(name=name, generation=generation, written=written)
+
+
+def _mapping(found: object) -> Mapping[str, object]:
+    return found if isinstance(found, Mapping) else {}
 
 
 class PolicySet(Struct, frozen=True):
@@ -29,7 +108,7 @@ class PolicySet(Struct, frozen=True):
     """
 
     policies: tuple[GpuPolicy, ...] = ()
-    written: tuple[Mapping[str, Any], ...] = ()
+    written: tuple[Fields, ...] = ()
     generations: Mapping[str, int | None] | None = None
 
 
@@ -57,9 +136,7 @@ def read_set(files: Sequence[PolicyFile]) -> PolicySet:
     """The set of the files. Raises ConfigurationError with the first problems."""
     found, wrong = examine(files)
     if wrong:
-        more = len(wrong) - _MAX_SHOWN
-        shown = [str(complaint) for complaint in wrong[:_MAX_SHOWN]]
-        raise ConfigurationError("; ".join([*shown, *([f"and {more} more"] if more > 0 else [])]))
+        raise ConfigurationError(first_of([str(complaint) for complaint in wrong], _MAX_SHOWN))
     return found
 
 
@@ -70,7 +147,12 @@ def merge(files: PolicySet, objects: Sequence[ReadObject]) -> PolicySet:
     to objects; one that says something else is refused.
     """
     specs = {item["metadata"]["name"]: item["spec"] for item in files.written}
-    reasons = {found.name: reason for found in objects if (reason := _object_problem(found, specs))}
+    reasons: dict[str, str] = {}
+    for found in objects:
+        if found.written is not None and found.name in specs and specs[found.name] != found.written["spec"]:
+            reasons[found.name] = "a file on this node defines a policy of the same name otherwise: remove one of them"
+        elif found.problem is not None:
+            reasons[found.name] = found.problem
     good = [found.written for found in objects if found.written is not None and found.name not in reasons]
     named = {item["metadata"]["name"] for item in good}
     written = [*(item for item in files.written if item["metadata"]["name"] not in named), *good]
@@ -82,20 +164,13 @@ def merge(files: PolicySet, objects: Sequence[ReadObject]) -> PolicySet:
             reasons,
         )
     if reasons:
-        shown = [f"GpuPolicy {name}: {reason}" for name, reason in list(reasons.items())[:_MAX_SHOWN]]
-        more = len(reasons) - _MAX_SHOWN
-        raise RefusedSetError("; ".join([*shown, *([f"and {more} more"] if more > 0 else [])]), reasons)
+        shown = [f"GpuPolicy {name}: {reason}" for name, reason in reasons.items()]
+        raise RefusedSetError(first_of(shown, _MAX_SHOWN), reasons)
     return PolicySet(
         policies=tuple(policy_of(item) for item in written),
         written=tuple(written),
         generations={found.name: found.generation for found in objects},
     )
-
-
-def _object_problem(found: ReadObject, specs: Mapping[str, object]) -> str | None:
-    if found.written is not None and found.name in specs and specs[found.name] != found.written["spec"]:
-        return "a file on this node defines a policy of the same name otherwise: remove one of them"
-    return found.problem
 
 
 def decode_set(written: Sequence[object], generations: object = None) -> PolicySet:
@@ -117,37 +192,26 @@ def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
     """The valid policies and all problems, in order of files and documents."""
     wrong: list[Complaint] = []
     places: dict[str, str] = {}
-    written: list[Mapping[str, Any]] = []
+    written: list[Fields] = []
     for file in files:
-        for document in _documents(file, wrong):
-            if found := _problems(document, places):
-                places_of = [(document.line_of(problem.path), problem) for problem in found]
-                places_of.sort(key=lambda item: item[0] or 0)
-                wrong.extend(Complaint(file.name, line, problem) for line, problem in places_of)
+        try:
+            documents = read_documents(file.data, is_json=file.is_json)
+        except UnreadableError as error:
+            wrong.append(Complaint(file.name, error.line or None, FieldProblem((), str(error))))
+            continue
+        for document in documents:
+            found = policy_problems(document.value)
+            name = "" if found else document.value["metadata"]["name"]
+            if name in places:
+                twice = f"policy {name} is defined already in {places[name]}"
+                found = [FieldProblem(("metadata", "name"), twice)]
+            if found:
+                complaints = [Complaint(file.name, document.line_of(problem.path), problem) for problem in found]
+                wrong += sorted(complaints, key=lambda complaint: complaint.line or 0)
                 continue
-            places[document.value["metadata"]["name"]] = _place(file, document)
+            line = document.line_of(("metadata", "name"))
+            places[name] = printable(f"{file.name}:{line}" if line else file.name)
             written.append(document.value)
     if len(written) > MAX_POLICIES:
         wrong.append(Complaint(files[-1].name, None, FieldProblem((), f"more than {MAX_POLICIES} policies together")))
     return PolicySet(tuple(policy_of(item) for item in written), tuple(written)), wrong
-
-
-def _documents(file: PolicyFile, wrong: list[Complaint]) -> Iterator[Document]:
-    try:
-        yield from read_documents(file.data, is_json=file.is_json)
-    except UnreadableError as error:
-        wrong.append(Complaint(file.name, error.line or None, FieldProblem((), str(error))))
-
-
-def _problems(document: Document, places: Mapping[str, str]) -> list[FieldProblem]:
-    if found := policy_problems(document.value):
-        return found
-    name = document.value["metadata"]["name"]
-    if name in places:
-        return [FieldProblem(("metadata", "name"), f"policy {name} is defined already in {places[name]}")]
-    return []
-
-
-def _place(file: PolicyFile, document: Document) -> str:
-    line = document.line_of(("metadata", "name"))
-    return printable(f"{file.name}:{line}" if line else file.name)

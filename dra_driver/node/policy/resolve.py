@@ -17,7 +17,7 @@ from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, GRACE_ATTRIBUTE
-from dra_driver.core.model.terms import DEFAULT_TERMS, AttributeValue, GpuTerms, Taint, Terms, Use
+from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
 from dra_driver.core.quantity import Quantity
 from dra_driver.node.policy.in_use import keep_in_use
 
@@ -45,34 +45,41 @@ def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Us
     """
     terms, conflicts = survey(policies, snapshot, uses, node_name)
     if conflicts:
-        more = len(conflicts) - _MAX_SHOWN_CONFLICTS
-        raise ConfigurationError(
-            "; ".join([*conflicts[:_MAX_SHOWN_CONFLICTS], *([f"and {more} more GPUs"] if more > 0 else [])])
-        )
+        raise ConfigurationError(first_of(conflicts, _MAX_SHOWN_CONFLICTS, " GPUs"))
     return terms
+
+
+def first_of(sentences: Sequence[str], most: int, noun: str = "") -> str:
+    """The first ``most`` sentences, and how many more there are."""
+    more = len(sentences) - most
+    return "; ".join([*sentences[:most], *([f"and {more} more{noun}"] if more > 0 else [])])
 
 
 def survey(
     policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str
 ) -> tuple[Terms, tuple[str, ...]]:
     """As `resolve`, but a GPU with conflicting policies is not offered; also returns the conflicts as sentences."""
-    in_use = _by_gpu(uses)
-    terms: dict[str, GpuTerms] = {}
+    wanted: dict[str, GpuTerms] = {}
     conflicts: list[str] = []
     for gpu in snapshot.gpus:
         try:
-            wanted = wanted_terms(policies, gpu, node_name)
+            wanted[gpu.uuid] = wanted_terms(policies, gpu, node_name)
         except ConfigurationError as error:
             conflicts.append(str(error))
-            wanted = CLOSED_TERMS
-        terms[gpu.uuid] = keep_in_use(wanted, gpu, in_use.get(gpu.uuid, ()))
-    return {gpu.uuid: terms[gpu.uuid] for gpu in snapshot.gpus if terms[gpu.uuid] != DEFAULT_TERMS}, tuple(conflicts)
+            wanted[gpu.uuid] = CLOSED_TERMS
+    terms = _in_use(wanted, snapshot, uses)
+    return {gpu: found for gpu, found in terms.items() if found != DEFAULT_TERMS}, tuple(conflicts)
 
 
 def closed(snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-    """Terms that offer only what is in use."""
-    in_use = _by_gpu(uses)
-    return {gpu.uuid: keep_in_use(CLOSED_TERMS, gpu, in_use.get(gpu.uuid, ())) for gpu in snapshot.gpus}
+    return _in_use({gpu.uuid: CLOSED_TERMS for gpu in snapshot.gpus}, snapshot, uses)
+
+
+def _in_use(wanted: Mapping[str, GpuTerms], snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+    by_gpu: dict[str, list[Use]] = {}
+    for use in uses:
+        by_gpu.setdefault(use.gpu_uuid, []).append(use)
+    return {gpu.uuid: keep_in_use(wanted[gpu.uuid], gpu, by_gpu.get(gpu.uuid, ())) for gpu in snapshot.gpus}
 
 
 def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
@@ -90,9 +97,12 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
         if other.priority != first.priority:
             break
         if not agree((first, other), gpu):
+            # Two that reserve a GPU differ in the taint, which names the policy.
+            fields = {f"spec.{_SPEC[name]}" for name in _SPEC if getattr(first, name) != getattr(other, name)}
+            different = ", ".join(sorted(fields))
             raise ConfigurationError(
                 f"policies {first.name} and {other.name} both match {gpu.device_name} ({gpu.uuid}) with priority"
-                f" {first.priority} and differ in {_differences(first, other)}:"
+                f" {first.priority} and differ in {different or 'spec.availability'}:"
                 " give one of them a higher priority, or let only one match"
             )
     return terms
@@ -136,23 +146,19 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         if policy.mig_profiles is None
         else frozenset(p.profile_id for p in gpu.mig_profiles if like(p.name, policy.mig_profiles))
     )
+    attributes = policy.attributes
+    if policy.health.grace_s != DEFAULT_GRACE_S:  # the controller has to know it
+        attributes = MappingProxyType({**attributes, GRACE_ATTRIBUTE: int(policy.health.grace_s)})
     return GpuTerms(
         policy=policy.name,
         whole=policy.whole,
         profiles=profiles,
         sharing=policy.sharing,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
-        attributes=_attributes(policy),
+        attributes=attributes,
         health=policy.health,
         usage=policy.usage,
     )
-
-
-def _attributes(policy: GpuPolicy) -> Mapping[str, AttributeValue]:
-    """The policy's own, and what the controller has to know of it."""
-    if policy.health.grace_s == DEFAULT_GRACE_S:
-        return policy.attributes
-    return MappingProxyType({**policy.attributes, GRACE_ATTRIBUTE: int(policy.health.grace_s)})
 
 
 def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
@@ -164,16 +170,3 @@ def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
         f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
         f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory has to leave memory for claims"
     )
-
-
-def _differences(first: GpuPolicy, second: GpuPolicy) -> str:
-    """The fields of two policies that differ; two that reserve a GPU differ in the taint, which names the policy."""
-    found = {f"spec.{_SPEC[name]}" for name in _SPEC if getattr(first, name) != getattr(second, name)}
-    return ", ".join(sorted(found)) or "spec.availability"
-
-
-def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
-    found: dict[str, list[Use]] = {}
-    for use in uses:
-        found.setdefault(use.gpu_uuid, []).append(use)
-    return found

@@ -20,8 +20,15 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import Terms, Use
 from dra_driver.node.policy import last_good
 from dra_driver.node.policy.folder import Print, fingerprint, read_folder
-from dra_driver.node.policy.objects import PolicyObject, ReadObject, read_objects
-from dra_driver.node.policy.policy_set import PolicySet, RefusedSetError, merge, read_set
+from dra_driver.node.policy.policy_set import (
+    PolicyObject,
+    PolicySet,
+    ReadObject,
+    RefusedSetError,
+    merge,
+    read_objects,
+    read_set,
+)
 from dra_driver.node.policy.resolve import closed, resolve, survey
 from dra_driver.node.policy.standing import PolicySets
 
@@ -115,7 +122,8 @@ class PolicySource:
             if self._unsaved is not None and self._good is not None:
                 self._save(self._good)  # the disk may have space again
                 self._log_problem()
-            if not self._is_changed():
+            folder = fingerprint(self._folder) if self._folder is not None else None
+            if folder == self._seen and self._object_state() == self._seen_objects:
                 return False
             before = (self._newest, self._is_waiting, self._problem())
             self._read()
@@ -173,10 +181,6 @@ class PolicySource:
             self._saved = found
             self._unsaved = None
 
-    def _is_changed(self) -> bool:
-        folder = fingerprint(self._folder) if self._folder is not None else None
-        return folder != self._seen or self._object_state() != self._seen_objects
-
     def _object_state(self) -> tuple[object, bool]:
         """Differs when objects changed: they are the same value while they did not."""
         return (self._objects.current(), self._objects.is_absent) if self._objects is not None else (None, False)
@@ -190,7 +194,7 @@ class PolicySource:
         self._is_waiting = self._objects is not None and objects is None and self._good is None
         try:
             files = read_set(read_folder(self._folder)) if self._folder is not None else _NOTHING
-            self._newest = _one_set(files, objects) if self._objects is not None else files
+            self._newest = files if self._objects is None else merge(files, objects) if objects is not None else None
         except ConfigurationError as error:
             self._newest = None
             self._unreadable = str(error)
@@ -206,7 +210,12 @@ class PolicySource:
         if isinstance(listed, tuple):
             return read_objects(listed)
         if self._good is not None and self._good.generations is not None:
-            return _saved_objects(self._good)
+            named = {item["metadata"]["name"]: item for item in self._good.written}
+            return [
+                ReadObject(name=name, generation=generation, written=named[name])
+                for name, generation in self._good.generations.items()
+                if name in named
+            ]
         return [] if is_absent else None
 
     def _problem(self) -> str | None:
@@ -223,26 +232,9 @@ class PolicySource:
         return f"policies cannot be used, so the previous ones stay in force: {reason}"
 
     def _log_problem(self) -> None:
-        """Log a new problem once."""
         problem = self._problem()
         if self._is_waiting and self._objects is not None and self._objects.problem is None:
             return  # it was asked a moment ago
         if problem != self._logged and problem is not None:
             log.warning("policy problem", extra={"reason": problem})
         self._logged = problem
-
-
-def _one_set(files: PolicySet, objects: list[ReadObject] | None) -> PolicySet | None:
-    """Both as one set; None while objects are not known. Raises RefusedSetError."""
-    return None if objects is None else merge(files, objects)
-
-
-def _saved_objects(good: PolicySet) -> list[ReadObject]:
-    """The objects of a set."""
-    generations = good.generations or {}
-    named = {item["metadata"]["name"]: item for item in good.written}
-    return [
-        ReadObject(name=name, generation=generation, written=named[name])
-        for name, generation in generations.items()
-        if name in named
-    ]

@@ -39,32 +39,49 @@ def standing_of(
     """
     good = found.in_force or PolicySet()
     newest = found.newest if found.newest is not None else good
-    ranks = _ranks(newest, snapshot, node_name)
-    view = _View(
-        found=found,
-        generations=_generations(newest, good),
-        ranks=ranks,
-        good=ranks if newest == good else _ranks(good, snapshot, node_name),
-        snapshot=snapshot,
-        node_name=node_name,
-        terms=terms,
-        claims=claims,
-    )
+    named = {policy.name for policy in newest.policies}
+    generations = {name: value for name, value in (good.generations or {}).items() if name not in named}
+    generations |= newest.generations or {}
+    newest_ranks = _ranks(newest, snapshot, node_name)
+    good_ranks = newest_ranks if newest == good else _ranks(good, snapshot, node_name)
+
+    def entry(policy: GpuPolicy) -> NodePolicy:
+        selected = [gpu for gpu in snapshot.gpus if matches(policy.select, gpu, node_name)]
+        conflicting = [gpu for gpu in selected if newest_ranks[gpu.uuid].has(policy, agreed=False)]
+        is_applied = found.in_force is not None and policy in found.in_force.policies
+        applied = [gpu for gpu in selected if is_applied and good_ranks[gpu.uuid].has(policy, agreed=True)]
+        waiting = [gpu for gpu in applied if terms_of(terms, gpu.uuid).waiting is not None]
+        state, message = PolicyState.OUTRANKED, None
+        if conflicting:
+            state, message = PolicyState.CONFLICTING, found.problem
+        elif not is_applied:
+            state, message = PolicyState.REFUSED, found.problem
+        elif waiting:
+            state, message = PolicyState.WAITING, terms_of(terms, waiting[0].uuid).waiting
+        elif applied:
+            state = PolicyState.IN_FORCE
+        others = {name for gpu in conflicting for name in newest_ranks[gpu.uuid].first} - {policy.name}
+        return NodePolicy(
+            name=policy.name,
+            origin=PolicyOrigin.OBJECT if policy.name in generations else PolicyOrigin.FILE,
+            state=state,
+            generation=generations.get(policy.name),
+            gpus=_names(selected),
+            in_force=_names(gpu for gpu in applied if gpu not in waiting),
+            waiting=_names(waiting),
+            conflicting=_names(conflicting),
+            conflicts_with=tuple(sorted(others)),
+            waiting_for=tuple(dict.fromkeys(claim for gpu in waiting for claim in claims.get(gpu.uuid, ()))),
+            message=message,
+        )
+
     policies = {policy.name: policy for policy in (*good.policies, *newest.policies)}
-    kept = [entry for policy in policies.values() if (entry := view.entry(policy)).gpus]
+    shown = [each for policy in policies.values() if (each := entry(policy)).gpus and each.name not in found.refused]
     refused = [
         NodePolicy(name=name, origin=PolicyOrigin.OBJECT, state=PolicyState.REFUSED, message=reason)
         for name, reason in found.refused.items()
     ]
-    shown = [entry for entry in kept if entry.name not in found.refused]
-    return tuple(sorted([*shown, *refused], key=lambda entry: entry.name))
-
-
-def _generations(newest: PolicySet, good: PolicySet) -> Mapping[str, int | None]:
-    """Of the objects among the newest policies, and among those that only the good set has."""
-    names = {policy.name for policy in newest.policies}
-    only_good = {name: value for name, value in (good.generations or {}).items() if name not in names}
-    return {**only_good, **(newest.generations or {})}
+    return tuple(sorted([*shown, *refused], key=lambda each: each.name))
 
 
 class _Rank(Struct, frozen=True):
@@ -73,65 +90,18 @@ class _Rank(Struct, frozen=True):
     first: tuple[str, ...]
     agree: bool
 
+    def has(self, policy: GpuPolicy, *, agreed: bool) -> bool:
+        return policy.name in self.first and self.agree is agreed
+
 
 def _ranks(policies: PolicySet, snapshot: Snapshot, node_name: str) -> Mapping[GpuUuid, _Rank]:
-    return {gpu.uuid: _rank(policies.policies, gpu, node_name) for gpu in snapshot.gpus}
-
-
-def _rank(policies: Iterable[GpuPolicy], gpu: Gpu, node_name: str) -> _Rank:
-    matching = [policy for policy in policies if matches(policy.select, gpu, node_name)]
-    highest = max((policy.priority for policy in matching), default=0)
-    first = [policy for policy in matching if policy.priority == highest]
-    names = tuple(sorted(policy.name for policy in first))
-    return _Rank(names, agree(first, gpu))
-
-
-class _View(Struct, frozen=True, kw_only=True):
-    """``ranks`` are those of the newest policies, ``good`` of those in force."""
-
-    found: PolicySets
-    generations: Mapping[str, int | None]
-    ranks: Mapping[GpuUuid, _Rank]
-    good: Mapping[GpuUuid, _Rank]
-    snapshot: Snapshot
-    node_name: str
-    terms: Terms
-    claims: Mapping[GpuUuid, Sequence[str]]
-
-    def entry(self, policy: GpuPolicy) -> NodePolicy:
-        selected = [gpu for gpu in self.snapshot.gpus if matches(policy.select, gpu, self.node_name)]
-        conflicting = [gpu for gpu in selected if _is_first(policy, self.ranks[gpu.uuid], agreed=False)]
-        is_applied = self.found.in_force is not None and policy in self.found.in_force.policies
-        applied = [gpu for gpu in selected if is_applied and _is_first(policy, self.good[gpu.uuid], agreed=True)]
-        waiting = [gpu for gpu in applied if terms_of(self.terms, gpu.uuid).waiting is not None]
-        state = PolicyState.OUTRANKED
-        message = None
-        if conflicting:
-            state, message = PolicyState.CONFLICTING, self.found.problem
-        elif not is_applied:
-            state, message = PolicyState.REFUSED, self.found.problem
-        elif waiting:
-            state, message = PolicyState.WAITING, terms_of(self.terms, waiting[0].uuid).waiting
-        elif applied:
-            state = PolicyState.IN_FORCE
-        others = {name for gpu in conflicting for name in self.ranks[gpu.uuid].first} - {policy.name}
-        return NodePolicy(
-            name=policy.name,
-            origin=PolicyOrigin.OBJECT if policy.name in self.generations else PolicyOrigin.FILE,
-            state=state,
-            generation=self.generations.get(policy.name),
-            gpus=_names(selected),
-            in_force=_names(gpu for gpu in applied if gpu not in waiting),
-            waiting=_names(waiting),
-            conflicting=_names(conflicting),
-            conflicts_with=tuple(sorted(others)),
-            waiting_for=tuple(dict.fromkeys(claim for gpu in waiting for claim in self.claims.get(gpu.uuid, ()))),
-            message=message,
-        )
-
-
-def _is_first(policy: GpuPolicy, rank: _Rank, *, agreed: bool) -> bool:
-    return policy.name in rank.first and rank.agree is agreed
+    ranks = {}
+    for gpu in snapshot.gpus:
+        matching = [policy for policy in policies.policies if matches(policy.select, gpu, node_name)]
+        highest = max((policy.priority for policy in matching), default=0)
+        first = [policy for policy in matching if policy.priority == highest]
+        ranks[gpu.uuid] = _Rank(tuple(sorted(policy.name for policy in first)), agree(first, gpu))
+    return ranks
 
 
 def _names(gpus: Iterable[Gpu]) -> tuple[str, ...]:

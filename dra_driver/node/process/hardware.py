@@ -1,6 +1,11 @@
 """Chooses the GPUs that this process serves, NVML's or simulated ones, with their files and control tools.
 
 Snapshots are used in ``inventory_publisher.py``; ``node/claims/`` decides when a GPU is changed.
+
+A GPU does not record who created an instance (MIG UUIDs are derived from GPU and instance ids and repeat), so
+`OwnedBackend` compares it with the journal. The journal is read before and after the hardware: an intent is noted
+before an instance is created and removed after it is destroyed. An instance that is in neither reading is foreign,
+whatever this or another node process (a rolling update) did in between.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +33,14 @@ from dra_driver.node.process.gpu_changes import GpuChangeTracker, TrackedGpuCont
 
 if TYPE_CHECKING:
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+import threading
+
+from msgspec.structs import replace
+
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.hardware.gpu.backend import MIG_MODE, Backend
+from dra_driver.node.claims import Journal
 
 SIMULATED_ROOT = "simulated-root"
 KERNEL_DEVICES = "/proc/devices"
@@ -200,3 +213,60 @@ def _simulated(
         faulty=backend,
         changes=changes,
     )
+
+
+class OwnedBackend:
+    """A ``gpu.backend.Backend`` that marks what this driver created. Thread-safe.
+
+    Call ``use_journal`` before the first snapshot.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lock = threading.Lock()  # guards _journal
+        self._journal: Journal | None = None
+
+    def use_journal(self, journal: Journal) -> None:
+        """Compare with this journal from now on; before that, every instance counts as foreign."""
+        with self._lock:
+            self._journal = journal
+
+    def open(self) -> None:
+        self._backend.open()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def wait_for_event(self, timeout_s: float) -> bool:
+        return self._backend.wait_for_event(timeout_s)
+
+    def snapshot(self) -> Snapshot:
+        """See ``Backend.snapshot``. Raises DriverUnavailableError also when the journal cannot be read: the published
+        devices then stay, and this driver's own instances are not taken for foreign ones."""
+        with self._lock:
+            journal = self._journal
+        if journal is None:
+            return self._backend.snapshot()
+        try:
+            before = _own(journal)
+            snapshot = self._backend.snapshot()
+            after = _own(journal)
+        except StorageError as error:
+            raise DriverUnavailableError(f"it is not known which MIG devices this driver created: {error}") from error
+        own, modes = before[0] | after[0], before[1] | after[1]
+        return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
+
+
+def _own(journal: Journal) -> tuple[frozenset[PartitionId], frozenset[GpuUuid]]:
+    """One reading of the journal: the partitions that this driver created, and GPUs whose mode it switched."""
+    return journal.created_partitions(), frozenset(journal.gpus_with_note(MIG_MODE))
+
+
+def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) -> Gpu:
+    if not gpu.mig_instances and gpu.uuid not in modes:
+        return gpu
+    instances = (
+        replace(instance, owned=PartitionId(gpu.uuid, instance.profile_id, instance.start) in own)
+        for instance in gpu.mig_instances
+    )
+    return replace(gpu, mig_instances=tuple(instances), mig_mode_owned=gpu.uuid in modes)

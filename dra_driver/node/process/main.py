@@ -6,9 +6,8 @@ Flags, environment variables, defaults and checks come from ``config.settings``,
 import argparse
 import logging
 import os
-from typing import Any
 
-from dra_driver.config.flags import add_flags
+from dra_driver.config.options import add_flags
 from dra_driver.config.settings import load_node_settings, node_flags
 
 DESCRIPTION = """\
@@ -20,14 +19,7 @@ driver or API server; /readyz reports what is missing.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "kubelet-plugin",
-        help="run the driver on a node",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, node_flags())
 
 
@@ -40,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(settings.log_format, settings.log_level)
     # gRPC's core would write lines in its own format to stderr; its failures are also raised as exceptions here.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from dra_driver.node.process import free_memory, grpc_waits
+    from dra_driver.node.process import process_tuning
 
-    free_memory.keep_large_blocks_apart()
-    grpc_waits.sleep_long()
+    process_tuning.keep_large_blocks_apart()
+    process_tuning.sleep_long()
     from dra_driver.node.process import plugin
 
     plugin.run(settings)

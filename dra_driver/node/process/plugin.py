@@ -57,22 +57,21 @@ from dra_driver.node.process.claim_events import open_claim_events
 from dra_driver.node.process.claim_status import open_claim_status
 from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
-from dra_driver.node.process.endpoints import Endpoints, Probe, socket_problems
+from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
 from dra_driver.node.process.fabric_watch import FabricWatch
-from dra_driver.node.process.free_memory import trimmer
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_node import GpuNodeService
+from dra_driver.node.process.hardware import OwnedBackend
 from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.health_stream import HealthStreams
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
-from dra_driver.node.process.ownership import OwnedBackend
 from dra_driver.node.process.policy_watch import PolicyWatch
-from dra_driver.node.process.registration import Registration
+from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
+from dra_driver.node.process.process_tuning import trimmer
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
-from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
@@ -318,7 +317,7 @@ class NodeProcess:
             problem=lambda: publisher.problem or (None if publisher.published else _NOT_PUBLISHED),
         )
         if found.faulty is not None:
-            from dra_driver.node.process.simulated_faults import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
+            from dra_driver.node.process.simulated import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
 
             faults = SimulatedFaults(found.faulty, own_node.current, tell)
             own_node.subscribe(faults.worker.wake)
@@ -330,7 +329,10 @@ class NodeProcess:
         if status is not None:
             claims_changed.add(status.worker.wake)
             yield _threaded(status, status.worker, remarks=lambda: [status.problem] if status.problem else [])
-        held = partial(_held_gpus, claims)
+
+        def held() -> set[GpuUuid]:
+            return {use.gpu_uuid for use in journal.uses()}
+
         health = HealthService(
             settings,
             plugin_dir,
@@ -394,9 +396,9 @@ class NodeProcess:
             publish.add(assignments.worker.wake)
             yield _threaded(assignments, assignments.worker)
         if settings.simulate is not None:
-            from dra_driver.node.process import simulated_uses  # noqa: PLC0415 - real GPUs do not need it
+            from dra_driver.node.process import simulated  # noqa: PLC0415 - real GPUs do not need it
 
-            uses = simulated_uses.SimulatedUses(rest, journal.entries, plugin_dir / simulated_uses.NAME)
+            uses = simulated.SimulatedUses(rest, journal.entries, plugin_dir / simulated.NAME)
             claims_changed.add(uses.worker.wake)
             yield _threaded(uses, uses.worker)
         also_local: list[PeriodicTask] = []
@@ -422,11 +424,7 @@ class NodeProcess:
         # 7. Maintenance
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         yield Component(part=report, remarks=report.remarks)
-        yield Component(
-            part=node,
-            problem=lambda: node.problem,
-            remarks=lambda: node.remarks,
-        )
+        yield Component(part=node, problem=lambda: node.problem, remarks=lambda: node.remarks)
         files = ClaimFiles(settings.cdi_dir, claims.service.rewrite_missing_files)
         storage = StorageHealth(
             [
@@ -528,10 +526,6 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
     found = [claims.problem] if claims.problem else []
     # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
     return found if endpoints.problem else found + sockets.problems()
-
-
-def _held_gpus(claims: Claims) -> set[GpuUuid]:
-    return {use.gpu_uuid for use in claims.journal.uses()}
 
 
 def run(settings: NodeSettings) -> None:

@@ -1,11 +1,17 @@
-"""Reads the findings of the usage exporter, validates them, and reports them as events and in the GpuNode."""
+"""Reads the findings of the usage exporter, validates them, and reports them as events and in the GpuNode.
+
+The exporter reads what tenants' processes say, so its file is taken as a tenant's would be. A claim is named only if
+this node has prepared it; what it was granted comes from the journal, and what may follow from the policy of its GPU.
+So a file that lies can at most accuse a claim of this node whose GPU's policy evicts. The controller's eviction limit,
+PodDisruptionBudgets and the opt-out bound that.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -16,17 +22,26 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.files import ChangedFile
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node import NO_USAGE, ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
-from dra_driver.core.model.ids import ClaimUid
-from dra_driver.core.model.terms import Terms
-from dra_driver.core.model.usage_findings import UsageFindings
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.model.gpu_node import (
+    MAX_TOLD,
+    MAX_TOLD_PODS,
+    NO_USAGE,
+    ToldForeign,
+    ToldIdle,
+    ToldOverGrant,
+    ToldPod,
+    ToldUsage,
+)
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.terms import Terms, terms_of
+from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, idle_after_min
+from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.time import rfc3339
-from dra_driver.node.claims import Journal
+from dra_driver.node.claims import AssignedDevice, Entry, Journal
 from dra_driver.node.process.assignments_file import FOLDER
 from dra_driver.node.process.node_events import Kind, Tell
-from dra_driver.node.process.usage_validation import believed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +52,8 @@ OVER_GRANT: Final = "GpuMemoryOverGrant"
 UNATTRIBUTED: Final = "GpuUsedByOthers"
 IDLE: Final = "GpuClaimIdle"
 QUIET_S: Final = 600.0
+_Key = TypeVar("_Key", bound=Hashable)
+_Told = TypeVar("_Told")
 
 
 class FindingsFile:
@@ -131,33 +148,31 @@ class UsageEvents:
         metrics.usage_findings.labels("unattributed").set(len(told.unattributed))
         now, found = self._clock(), dict(_sentences(told))
         for key, notice in found.items():
-            if key not in self._told:
-                self._report(key, notice)
-                self._told[key] = now
+            if key in self._told:
+                continue
+            self._told[key] = now
+            named = f"claim {notice.claim.namespace}/{notice.claim.name}: " if notice.claim.uid else ""
+            self._tell("Warning", notice.reason, f"{named}{notice.message}")
+            if self._notify is not None and notice.claim.uid:
+                self._notify(notice)
         self._told = {key: at for key, at in self._told.items() if key in found or now - at < QUIET_S}
-
-    def _report(self, key: tuple[str, ...], notice: ClaimNotice) -> None:
-        named = f"claim {notice.claim.namespace}/{notice.claim.name}: " if notice.claim.uid else ""
-        self._tell("Warning", key[0], f"{named}{notice.message}")
-        if self._notify is not None and notice.claim.uid:
-            self._notify(notice)
 
 
 def _sentences(told: ToldUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
     for over in told.over_grant:
         claim = ClaimRef(namespace=over.namespace, name=over.claim, uid=ClaimUid(over.claim_uid))
-        notice = ClaimNotice(claim=claim, reason=OVER_GRANT, message=_over_grant(over))
+        notice = ClaimNotice(claim=claim, reason=OVER_GRANT, message=_over_grant_text(over))
         yield (OVER_GRANT, over.claim_uid, over.gpu, over.action), notice
     for idle in told.idle:
         claim = ClaimRef(namespace=idle.namespace, name=idle.claim, uid=ClaimUid(idle.claim_uid))
-        yield (IDLE, idle.claim_uid), ClaimNotice(claim=claim, reason=IDLE, message=_idle(idle))
+        yield (IDLE, idle.claim_uid), ClaimNotice(claim=claim, reason=IDLE, message=_idle_text(idle))
     for foreign in told.unattributed:
         nothing = ClaimRef(namespace="", name="", uid=ClaimUid(""))
-        notice = ClaimNotice(claim=nothing, reason=UNATTRIBUTED, message=_foreign(foreign))
+        notice = ClaimNotice(claim=nothing, reason=UNATTRIBUTED, message=_foreign_text(foreign))
         yield (UNATTRIBUTED, foreign.gpu), notice
 
 
-def _over_grant(told: ToldOverGrant) -> str:
+def _over_grant_text(told: ToldOverGrant) -> str:
     who = "its process has" if told.processes == 1 else f"its {told.processes} processes have"
     what = f"{who} {told.used} of {told.gpu}, and the claim was granted {told.granted}"
     then = "Other claims on the GPU may run out of memory"
@@ -166,14 +181,14 @@ def _over_grant(told: ToldOverGrant) -> str:
     return f"{what}. {then}. Ask for more memory in the claim, or limit what the program takes"
 
 
-def _idle(told: ToldIdle) -> str:
+def _idle_text(told: ToldIdle) -> str:
     then = ""
     if told.action is IdleAction.RECLAIM:
         then = f" Its pods are to be evicted if it stays so for {told.after_min} minutes more."
     return f"it has not used its GPU since {told.since}.{then} Delete the pods that do not need it"
 
 
-def _foreign(told: ToldForeign) -> str:
+def _foreign_text(told: ToldForeign) -> str:
     memory = f" with {told.memory}" if told.memory is not None else ""
     named = f" ({', '.join(told.commands)})" if told.commands else ""
     return (
@@ -225,3 +240,98 @@ class UsageReport:
         if told != self._told:
             self._told = told
         self._events.update(told)
+
+
+def believed(
+    findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
+) -> ToldUsage:
+    """What is told, each claim and GPU once. ``checked_at`` stands in it if the controller is asked to act."""
+    prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
+    over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
+    idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
+    foreign = _once((each.gpu_uuid, _foreign(each, snapshot)) for each in findings.unattributed)
+    told = ToldUsage(over_grant=over, idle=idle, unattributed=foreign)
+    if not told.asks:
+        return told
+    return ToldUsage(over_grant=over, idle=idle, unattributed=foreign, checked_at=checked_at)
+
+
+def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ToldOverGrant | None:
+    claim = _prepared(found.claim, prepared)
+    shares = [each for each in _used(claim) if each.device == found.device]
+    parts = [each.sharing.share for each in shares if each.sharing is not None]
+    grants = [part.memory for part in parts if part is not None and part.memory is not None]
+    if claim is None or not grants or len(grants) < len(shares):
+        return None
+    granted, rules = sum(grants), terms_of(terms, shares[0].gpu_uuid).usage
+    pods = tuple(ToldPod(name=pod.name, uid=pod.uid) for pod in found.pods if pod.namespace == claim.ref.namespace)
+    if not pods or found.used_bytes <= granted + found.processes * rules.overhead_bytes:
+        return None
+    both = found.action is OverGrantAction.EVICT and rules.over_grant is OverGrantAction.EVICT
+    return ToldOverGrant(
+        namespace=claim.ref.namespace,
+        claim=claim.ref.name,
+        claim_uid=claim.ref.uid,
+        gpu=found.device,
+        pods=pods[:MAX_TOLD_PODS],
+        used=_quantity(found.used_bytes),
+        granted=_quantity(granted),
+        processes=found.processes,
+        since=rfc3339(found.since),
+        action=OverGrantAction.EVICT if both else OverGrantAction.REPORT,
+        grace_s=rules.grace_s,
+    )
+
+
+def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> ToldIdle | None:
+    claim = _prepared(found.claim, prepared)
+    rules = [terms_of(terms, each.gpu_uuid).usage for each in _used(claim)]
+    after_min = idle_after_min(rules)
+    if claim is None or after_min is None:
+        return None
+    reclaims = all(each.idle is IdleAction.RECLAIM for each in rules)
+    return ToldIdle(
+        namespace=claim.ref.namespace,
+        claim=claim.ref.name,
+        claim_uid=claim.ref.uid,
+        since=rfc3339(found.since),
+        after_min=after_min,
+        action=IdleAction.RECLAIM if reclaims else IdleAction.REPORT,
+    )
+
+
+def _foreign(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
+    gpu = snapshot.gpu_by_uuid(GpuUuid(found.gpu_uuid))
+    if gpu is None:
+        return None
+    return ToldForeign(
+        gpu=gpu.device_name,
+        processes=found.processes,
+        memory=None if found.bytes_used is None else _quantity(found.bytes_used),
+        since=rfc3339(found.since),
+        commands=found.commands,
+    )
+
+
+def _prepared(ref: ClaimRef, prepared: Mapping[str, Entry]) -> Entry | None:
+    claim = prepared.get(ref.uid)
+    return claim if claim is not None and claim.ref == ref else None
+
+
+def _used(claim: Entry | None) -> list[AssignedDevice]:
+    """The claim's devices, without those of admin access."""
+    return [each for each in claim.devices if not each.admin_access] if claim is not None else []
+
+
+def _once(found: Iterable[tuple[_Key, _Told | None]]) -> tuple[_Told, ...]:
+    """The first of each key, at most `MAX_TOLD`."""
+    kept: dict[_Key, _Told] = {}
+    for key, told in found:
+        if told is not None and key not in kept and len(kept) < MAX_TOLD:
+            kept[key] = told
+    return tuple(kept.values())
+
+
+def _quantity(count: int) -> str:
+    """In whole MiB: the last bytes are noise."""
+    return str(Quantity.from_bytes(count // 2**20 * 2**20))

@@ -1,19 +1,19 @@
 """The answer to ``/usage``: one look with its window, as JSON. Pure. ``exporter_answer`` reads it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.time import rfc3339
-from dra_driver.node.usage.ledger import Row, RowKey, UsageLedger, device_of
-from dra_driver.node.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows
+from dra_driver.node.usage.ledger import Row, RowKey, RowUse, UsageLedger, device_of
+from dra_driver.node.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows, total
 
 VERSION: Final = 1
 Json = dict[str, Any]
 Readings = Mapping[GpuUuid, GpuUsage]
+Rows = Sequence[tuple[RowKey, Row]]
 
 
 def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Json:
@@ -28,15 +28,10 @@ def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Js
         "node": joined.node,
         "time": rfc3339(joined.at),
         "windowSeconds": int(window_s),
-        "knows": _knows(joined.knows),
+        "knows": {name: getattr(joined.knows, name) or True for name in Knows.__struct_fields__},  # True, or why not
         "gpus": [_gpu(gpu) for gpu in joined.gpus],
         "claims": [_claim(rows, ledger, readings) for rows in claims.values()],
     }
-
-
-def _knows(knows: Knows) -> Json:
-    """True, or why not."""
-    return {name: getattr(knows, name) or True for name in knows.__struct_fields__}
 
 
 def _gpu(gpu: GpuUse) -> Json:
@@ -63,7 +58,7 @@ def _gpu(gpu: GpuUse) -> Json:
     }  # fmt: skip
 
 
-def _claim(rows: Sequence[tuple[RowKey, Row]], ledger: UsageLedger, readings: Readings) -> Json:
+def _claim(rows: Rows, ledger: UsageLedger, readings: Readings) -> Json:
     key = rows[0][0]
     devices: dict[tuple[str, str, str], list[tuple[RowKey, Row]]] = {}
     for each, row in rows:
@@ -73,45 +68,30 @@ def _claim(rows: Sequence[tuple[RowKey, Row]], ledger: UsageLedger, readings: Re
         "namespace": key.namespace,
         "name": key.claim,
         "pods": list(dict.fromkeys(each.pod for each, _ in rows if each.pod)),
-        "devices": [
-            _device(
-                *names,
-                rows=found,
-                unused_s=ledger.unused_s.get(device_of(found[0][0])),
-                granted=_granted(found[0][1].assigned, readings),
-            )
-            for names, found in devices.items()
-        ],
+        "devices": [_device(found, ledger, readings) for found in devices.values()],
     }
 
 
-def _device(
-    request: str,
-    device: str,
-    share: str,
-    *,
-    rows: Sequence[tuple[RowKey, Row]],
-    unused_s: float | None,
-    granted: int | None,
-) -> Json:
-    assigned, each_of = rows[0][1].assigned, [row for _, row in rows]
+def _device(rows: Rows, ledger: UsageLedger, readings: Readings) -> Json:
+    key, assigned, each_of = rows[0][0], rows[0][1].assigned, [row for _, row in rows]
+    unused_s, percent = ledger.unused_s.get(device_of(key)), _sum(rows, lambda use: use.sm_percent)
     used = [row.last_used for row in each_of if row.last_used is not None]
     joules = [sum(row.window_joules.values()) for row in each_of if row.joules is not None]
     return {
-        "request": request,
-        "device": device,
+        "request": key.request,
+        "device": key.device,
         "uuid": assigned.uuid,
         "form": assigned.form.value,
         "profile": assigned.profile,
-        "share": share,
-        "usedBytes": _sum((key, row.use.used_bytes) for key, row in rows),
-        "grantBytes": granted,
+        "share": key.share,
+        "usedBytes": _sum(rows, lambda use: use.used_bytes),
+        "grantBytes": _granted(assigned, readings),
         "peakBytes": _peak(rows),
-        "percent": _percent(rows),
+        "percent": None if percent is None else min(100, percent),
         "energyJoules": round(sum(joules), 3) if joules else None,
         "estimated": any(row.estimated for row in each_of),
-        "processes": _sum((key, row.use.processes) for key, row in rows),
-        "lastUsed": _text(max(used, default=None)),
+        "processes": _sum(rows, lambda use: use.processes),
+        "lastUsed": rfc3339(max(used)) if used else None,
         "idleSeconds": None if unused_s is None else int(unused_s),
     }
 
@@ -126,11 +106,7 @@ def _granted(assigned: AssignedUse, readings: Readings) -> int | None:
     return next((each.memory_total for each in reading.instances if each.gi_id == assigned.gi_id), None)
 
 
-def _text(at: datetime | None) -> str | None:
-    return rfc3339(at) if at is not None else None
-
-
-def _peak(rows: Sequence[tuple[RowKey, Row]]) -> int | None:
+def _peak(rows: Rows) -> int | None:
     """The most that all containers, or the device as a whole, had within one piece of the window."""
     whole: dict[int, int] = {}
     parts: dict[int, int] = {}
@@ -141,16 +117,8 @@ def _peak(rows: Sequence[tuple[RowKey, Row]]) -> int | None:
     return max((*whole.values(), *parts.values()), default=None)
 
 
-def _percent(rows: Sequence[tuple[RowKey, Row]]) -> int | None:
-    total = _sum((key, row.use.sm_percent) for key, row in rows)
-    return None if total is None else min(100, total)
-
-
-def _sum(values: Iterable[tuple[RowKey, int | None]]) -> int | None:
+def _sum(rows: Rows, value: Callable[[RowUse], int | None]) -> int | None:
     """The device's own value if there is one, else the sum over its containers; None if that of one is not known."""
-    found = list(values)
-    own = next((value for key, value in found if not key.pod and value is not None), None)
-    parts = [value for key, value in found if key.pod]
-    if own is not None or not parts or None in parts:
-        return own
-    return sum(part for part in parts if part is not None)
+    own = next((found for key, row in rows if not key.pod and (found := value(row.use)) is not None), None)
+    parts = [value(row.use) for key, row in rows if key.pod]
+    return own if own is not None or not parts else total(parts)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, MAX_UNATTRIBUTED, Unattributed
-from dra_driver.node.usage.values import GpuUse, SeenProcess, began, step_s
+from dra_driver.node.usage.values import GpuUse, SeenProcess, began, step_s, total
 
 CONFIRM_S: Final = 30.0
 """A container's first processes are on the GPU before the kubelet tells whose they are."""
@@ -70,12 +70,11 @@ def _next(
 def _told(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
     by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
     commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
-    sizes = [each.memory_bytes for each in lasting]
     return Unattributed(
         gpu_uuid=gpu.gpu_uuid,
         device=gpu.device,
         processes=len(lasting),
-        bytes_used=None if None in sizes else sum(size for size in sizes if size is not None),
+        bytes_used=total(each.memory_bytes for each in lasting),
         since=since,
         commands=tuple(commands)[:MAX_COMMANDS],
     )

@@ -5,7 +5,7 @@ Where the driver does not tell (MIG without GPM, no rights), nothing is known, a
 begins again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from msgspec import Struct
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_findings import MAX_IDLE, IdleClaim
-from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, idle_after_min
 from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s
 
 
@@ -85,16 +85,10 @@ def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
         ClaimUse(
             claim=claim,
             used=used_any(device_used(use) for use in uses),
-            after_min=_after_min([rules.get(use.assigned.gpu_uuid, DEFAULT_USAGE) for use in uses]),
+            after_min=idle_after_min([rules.get(use.assigned.gpu_uuid, DEFAULT_USAGE) for use in uses]),
         )
         for claim, uses in claims.items()
     ]
-
-
-def _after_min(rules: Sequence[UsageRules]) -> int | None:
-    """The longest of its GPUs, and None if one of them says never."""
-    minutes = [each.idle_after_min for each in rules if each.idle_after_min is not None]
-    return max(minutes) if minutes and len(minutes) == len(rules) else None
 
 
 def watch_idle(

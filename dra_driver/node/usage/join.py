@@ -7,12 +7,11 @@
     assignments.json: GPU, GPU instance and grant of the device
 
 A process belongs to a claim if its container has a device of the claim on that GPU (and instance). One whose container
-has devices of several claims there is counted as used by claims, and by none of them. What belongs to no claim is
-unattributed. Where a step is missing altogether, nothing is attributed by guess: `Knows` says what is missing, and
-only a device that a claim has alone is still told, by all that is in use of it.
+has devices of several claims there counts as used by claims, and by none of them. The rest is unattributed. Where a
+step is missing, `Knows` says so, and only the use of a device that a claim has alone is reported.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -32,6 +31,7 @@ from dra_driver.node.usage.values import (
     JoinedUsage,
     Knows,
     SeenProcess,
+    total,
 )
 
 HIDDEN_BYTES: Final = 2**30
@@ -39,19 +39,29 @@ HIDDEN_BYTES: Final = 2**30
 
 
 def join(look: Look) -> JoinedUsage:
-    """The look with every process attributed, as far as that can be known."""
     knows = _knows(look)
     assigned = look.assignments
     if isinstance(assigned, Unread):
         assigned = Assignments(node=look.node, driver="", process_started=look.at)
     readings = {} if isinstance(look.readings, Unread) else {each.gpu_uuid: each for each in look.readings}
     attribution, named = _attribution(look, knows), {gpu.gpu_uuid: gpu for gpu in assigned.gpus}
-    held = _held(assigned)
+    claims = sorted(assigned.claims, key=lambda claim: (claim.ref.namespace, claim.ref.name, claim.prepared))
+    held = [
+        HeldPart(claim.ref, device)
+        for claim in claims
+        for device in sorted(claim.devices, key=lambda each: each.request)
+    ]
     gpus, devices = [], []
     for uuid in sorted({*named, *readings, *(each.device.gpu_uuid for each in held)}):
         here = [each for each in held if each.device.gpu_uuid == uuid]
         found = _Gpu(uuid=uuid, reading=readings.get(uuid), held=here, attribution=attribution)
-        uses, attributed = _devices(found)
+        attributed = _attributed(found)
+        uses = [
+            _use(found, each, attributed.by_device[at], attributed.shared[at])
+            if attributed is not None
+            else _use(found, each, None, 0)
+            for at, each in enumerate(here)
+        ]
         devices += uses
         gpus.append(_totals(found, named.get(uuid), uses, attributed))
     return JoinedUsage(
@@ -72,10 +82,6 @@ class _Gpu(Struct, frozen=True, kw_only=True):
     held: Sequence[HeldPart]
     attribution: Attribution | None
 
-    @property
-    def is_known(self) -> bool:
-        return self.attribution is not None and self.reading is not None and self.reading.processes is not None
-
 
 class _Attributed(Struct, frozen=True, kw_only=True):
     """The processes of one GPU: of each device (in the order of `_Gpu.held`), of several claims, and of none."""
@@ -84,15 +90,6 @@ class _Attributed(Struct, frozen=True, kw_only=True):
     shared: Sequence[int]
     foreign: Sequence[SeenProcess]
     claims_bytes: int | None
-
-
-def _held(assigned: Assignments) -> list[HeldPart]:
-    claims = sorted(assigned.claims, key=lambda claim: (claim.ref.namespace, claim.ref.name, claim.prepared))
-    return [
-        HeldPart(claim.ref, device)
-        for claim in claims
-        for device in sorted(claim.devices, key=lambda each: each.request)
-    ]
 
 
 def _order(use: DeviceUse) -> tuple[str, ...]:
@@ -112,10 +109,16 @@ def _attribution(look: Look, knows: Knows) -> Attribution | None:
 
 def _knows(look: Look) -> Knows:
     readings = () if isinstance(look.readings, Unread) else look.readings
+    percents = [process.sm_percent for each in readings for process in each.processes or ()]
+    unknown_utilisation = None
+    if percents and all(percent is None for percent in percents):
+        unknown_utilisation = (
+            "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
+        )
     return Knows(
         driver=_reason(look.readings),
-        processes=_reason(look.readings) or _reason(look.processes) or _unlisted(readings) or _hidden(look, readings),
-        utilisation=_reason(look.readings) or _no_utilisation(readings),
+        processes=_reason(look.readings) or _reason(look.processes) or _hidden(look, readings),
+        utilisation=_reason(look.readings) or unknown_utilisation,
         containers=_reason(look.logs) or _unlinked(look),
         claims=_reason(look.assignments) or _reason(look.pods) or _unnamed(look),
     )
@@ -149,16 +152,11 @@ def _unnamed(look: Look) -> str | None:
     )
 
 
-def _unlisted(readings: Sequence[GpuUsage]) -> str | None:
-    """Why no GPU's processes can be listed."""
-    if not readings or any(each.processes is not None for each in readings):
-        return None
-    problem = next((each.problem for each in readings if each.problem), "no reason is told")
-    return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
-
-
 def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
-    """Why the processes that are listed are not those of the node."""
+    """Why no GPU's processes are listed, or those that are listed are not the node's."""
+    if readings and all(each.processes is None for each in readings):
+        problem = next((each.problem for each in readings if each.problem), "no reason is told")
+        return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
     listed = [process.pid for each in readings for process in each.processes or ()]
     in_use = sum(each.memory_used or 0 for each in readings)
     if not listed and in_use > HIDDEN_BYTES and all(each.processes is not None for each in readings):
@@ -172,21 +170,6 @@ def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
             "is mounted, and without hidepid"
         )
     return None
-
-
-def _no_utilisation(readings: Sequence[GpuUsage]) -> str | None:
-    processes = [process for each in readings for process in each.processes or ()]
-    if not processes or any(process.sm_percent is not None for process in processes):
-        return None
-    return "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
-
-
-def _devices(gpu: _Gpu) -> tuple[list[DeviceUse], _Attributed | None]:
-    attributed = _attributed(gpu)
-    if attributed is None:
-        return [_use(gpu, each, None, 0) for each in gpu.held], None
-    each_of = zip(gpu.held, attributed.by_device, attributed.shared, strict=True)
-    return [_use(gpu, held, processes, shared) for held, processes, shared in each_of], attributed
 
 
 def _attributed(gpu: _Gpu) -> _Attributed | None:
@@ -207,13 +190,13 @@ def _attributed(gpu: _Gpu) -> _Attributed | None:
             continue
         for owner in owners:
             shared[place[id(owner)]] += 1
-    return _Attributed(by_device=by_device, shared=shared, foreign=foreign, claims_bytes=_sum(of_claims))
+    return _Attributed(by_device=by_device, shared=shared, foreign=foreign, claims_bytes=total(of_claims))
 
 
 def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, shared: int) -> DeviceUse:
     instance, whole = _instance(gpu, held), _alone(gpu, held)
-    basis, used = Basis.PROCESSES, _sum(each.memory_bytes for each in processes) if processes is not None else None
-    percent = _sum(each.sm_percent for each in processes) if processes is not None else None
+    basis, used = Basis.PROCESSES, total(each.memory_bytes for each in processes) if processes is not None else None
+    percent = total(each.sm_percent for each in processes) if processes is not None else None
     if used is None and not shared and (instance is not None or whole is not None):
         basis = Basis.DEVICE
         used = instance.memory_used if instance is not None else whole.memory_used if whole is not None else None
@@ -250,11 +233,10 @@ def _instance(gpu: _Gpu, held: HeldPart) -> InstanceUsage | None:
 def _totals(gpu: _Gpu, named: AssignedGpu | None, uses: Sequence[DeviceUse], found: _Attributed | None) -> GpuUse:
     in_use = gpu.reading.memory_used if gpu.reading is not None else None
     reserved = gpu.reading.memory_reserved if gpu.reading is not None else None
-    claims = found.claims_bytes if found is not None else _sum(
-        each.used_bytes for each in uses if not each.assigned.admin_access
-    )  # fmt: skip
-    if in_use is None:
-        claims = None
+    claims = None
+    if in_use is not None:
+        own = (each.used_bytes for each in uses if not each.assigned.admin_access)
+        claims = found.claims_bytes if found is not None else total(own)
     # Memory of processes is read after that of the GPU, and may have grown.
     rest = max(0, in_use - claims) if in_use is not None and claims is not None else None
     used = claims + rest if claims is not None and rest is not None else in_use
@@ -269,9 +251,3 @@ def _totals(gpu: _Gpu, named: AssignedGpu | None, uses: Sequence[DeviceUse], fou
         unattributed=tuple(found.foreign) if found is not None else None,
     )
     return plain if named is None else replace(plain, model=named.model, changing=named.changing, rules=named.rules)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    """None if one of them is."""
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)

@@ -1,19 +1,17 @@
 """Accumulates usage over time: peaks and energy of a window, totals, and when a claim used its devices last. No I/O.
 
-The ledger has a row for each container and device of a claim. A row whose claim has ended, or whose container no longer
-exists, stays for a stated time, so that a scrape sees its last values, and then leaves: the number of rows is bounded.
-Time is counted by a clock that does not jump; times of day are for people.
+The ledger has a row for each container and device of a claim. The row of an ended claim or container stays for a stated
+time, so that a scrape sees its last values. Time is counted by a clock that does not jump.
 
-Hardware counts only the energy of whole GPUs. A claim that has a GPU alone has all of it, what the GPU takes when idle
-too. Between several users of one GPU it is divided in proportion to their utilisation, those that belong to no claim
-included; where nothing computes, or utilisation is not known, by what each has of the GPU's memory, and the rest is no
-claim's. That is an estimate, and named so.
+Hardware counts only the energy of whole GPUs. A claim that has a GPU alone has all of it. Between several users it is
+divided in proportion to their utilisation, those that belong to no claim included; where nothing computes, or
+utilisation is unknown, by what each has of the GPU's memory. That is an estimate, and named so.
 
-A value that cannot be divided between several containers is in a row of its own without pod and container, so that the
-sum over a claim's rows is right.
+A value that cannot be divided between several containers is in a row without pod and container, so that the sum over a
+claim's rows is right.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -23,16 +21,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.node.usage.idle import device_used
-from dra_driver.node.usage.values import (
-    AssignedUse,
-    Basis,
-    ContainerRef,
-    DeviceUse,
-    GpuUse,
-    JoinedUsage,
-    SeenProcess,
-    step_s,
-)
+from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, step_s, total
 
 
 class RowKey(Struct, frozen=True, order=True):
@@ -60,22 +49,20 @@ class RowUse(Struct, frozen=True, kw_only=True):
 
 
 def rows_of(use: DeviceUse) -> dict[RowKey, RowUse]:
-    """The rows of a device; at least one."""
-    places = dict.fromkeys((each.pod.name, each.container) for each in _containers(use))
+    of_processes = [each.container for each in use.processes or () if each.container is not None]
+    places = dict.fromkeys((each.pod.name, each.container) for each in (*(use.containers or ()), *of_processes))
     if len(places) == 1 or (not places and use.shared_processes == 0):
         pod, container = next(iter(places), ("", ""))
-        return {_key(use, pod, container): _whole(use)}
-    found = {_key(use, *place): _part(use, place) for place in places}
+        processes = None if use.processes is None else len(use.processes) + use.shared_processes
+        used = device_used(use)
+        whole = RowUse(used_bytes=use.used_bytes, sm_percent=use.sm_percent, processes=processes, is_used=used)
+        return {_key(use, pod, container): whole}
+    found = {_key(use, *place): _part(use, *place) for place in places}
     if use.basis is Basis.DEVICE or use.assigned.form is Form.PARTITION:
         # Memory or utilisation is the device's alone.
-        used = use.used_bytes if use.basis is Basis.DEVICE else None
-        found[_key(use, "", "")] = RowUse(used_bytes=used, sm_percent=use.sm_percent)
+        used_bytes = use.used_bytes if use.basis is Basis.DEVICE else None
+        found[_key(use, "", "")] = RowUse(used_bytes=used_bytes, sm_percent=use.sm_percent)
     return found or {_key(use, "", ""): RowUse()}
-
-
-def _containers(use: DeviceUse) -> Iterable[ContainerRef]:
-    yield from use.containers or ()
-    yield from (each.container for each in use.processes or () if each.container is not None)
 
 
 def _key(use: DeviceUse, pod: str, container: str) -> RowKey:
@@ -86,36 +73,22 @@ def _key(use: DeviceUse, pod: str, container: str) -> RowKey:
     )
 
 
-def _whole(use: DeviceUse) -> RowUse:
-    return RowUse(
-        used_bytes=use.used_bytes,
-        sm_percent=use.sm_percent,
-        processes=None if use.processes is None else len(use.processes) + use.shared_processes,
-        is_used=device_used(use),
-    )
-
-
-def _part(use: DeviceUse, place: tuple[str, str]) -> RowUse:
+def _part(use: DeviceUse, pod: str, container: str) -> RowUse:
     if use.processes is None or use.shared_processes or use.basis is Basis.DEVICE:
         return RowUse()
-    own = [each for each in use.processes if each.container is not None and _place(each.container) == place]
+    own = [
+        each
+        for each in use.processes
+        if each.container is not None and (each.container.pod.name, each.container.container) == (pod, container)
+    ]
     percents = [each.sm_percent for each in own if each.sm_percent is not None]
     is_known = len(percents) == len(own) and use.assigned.form is not Form.PARTITION
     return RowUse(
-        used_bytes=_memory(own),
+        used_bytes=total(each.memory_bytes for each in own),
         sm_percent=min(100, sum(percents)) if is_known else None,
         processes=len(own),
         is_used=any(percents) if is_known else None,
     )
-
-
-def _place(container: ContainerRef) -> tuple[str, str]:
-    return container.pod.name, container.container
-
-
-def _memory(processes: Iterable[SeenProcess]) -> int | None:
-    sizes = [each.memory_bytes for each in processes]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 MOST_WATTS: Final = 5000.0
@@ -149,14 +122,13 @@ def divided(joules: float, users: Sequence[EnergyUser], foreign_weight: float) -
     weights = [user.weight for user in users]
     known = [weight for weight in weights if weight is not None]
     alone = [user.is_alone for user in users]
-    total = sum(known) + (0.0 if any(alone) else foreign_weight)
-    if len(known) == len(users) and total > 0:
-        return [joules * weight / total for weight in known]
+    weighed = sum(known) + (0.0 if any(alone) else foreign_weight)
+    if len(known) == len(users) and weighed > 0:
+        return [joules * weight / weighed for weight in known]
     if any(alone):
         return [joules / sum(alone) if is_alone else 0.0 for is_alone in alone]
-    parts = sum(user.part for user in users)
-    scale = 1.0 if parts <= 1.0 else 1.0 / parts
-    return [joules * user.part * scale for user in users]
+    parts = max(1.0, sum(user.part for user in users))
+    return [joules * user.part / parts for user in users]
 
 
 MAX_ROWS: Final = 4096
@@ -183,7 +155,6 @@ class Row(Struct, frozen=True, kw_only=True):
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory within the window."""
         return max(self.peaks.values(), default=None)
 
 
@@ -248,7 +219,6 @@ def fold(
 
 
 def device_of(key: RowKey) -> DeviceKey:
-    """The device, whatever container has it."""
     return key.uid, key.request, key.pool, key.device, key.share
 
 
@@ -313,19 +283,18 @@ def _joules(ledger: UsageLedger, joined: JoinedUsage, uses: Sequence[_Use]) -> d
         joules = joules_since(before, gpu.reading.energy_mj, gpu.reading.power_mw, joined.elapsed_s)
         if joules is None:
             continue
-        users = [_user(gpu, use, seen, len(rows_of(use))) for _, use, seen in here]
+        users = [_user(gpu, use, seen) for _, use, seen in here]
         is_estimate = len(here) > 1 or not users[0].is_alone or gpu.reading.energy_mj is None
-        for (key, _, _), part in zip(here, divided(joules, users, _foreign(gpu)), strict=True):
+        foreign = float(sum(each.sm_percent or 0 for each in gpu.unattributed or ()))
+        for (key, _, _), part in zip(here, divided(joules, users, foreign), strict=True):
             found[key] = part, is_estimate
     return found
 
 
-def _user(gpu: GpuUse, use: DeviceUse, seen: RowUse, rows: int) -> EnergyUser:
-    part = _memory_part(gpu, use) / rows
-    weight = None if seen.sm_percent is None else float(seen.sm_percent)
-    if weight is not None and use.assigned.form is Form.PARTITION:
-        weight *= _memory_part(gpu, use)
-    return EnergyUser(weight=weight, part=part, is_alone=use.assigned.form is Form.WHOLE)
+def _user(gpu: GpuUse, use: DeviceUse, seen: RowUse) -> EnergyUser:
+    part, form = _memory_part(gpu, use), use.assigned.form
+    weight = None if seen.sm_percent is None else seen.sm_percent * (part if form is Form.PARTITION else 1.0)
+    return EnergyUser(weight=weight, part=part / len(rows_of(use)), is_alone=form is Form.WHOLE)
 
 
 def _memory_part(gpu: GpuUse, use: DeviceUse) -> float:
@@ -333,14 +302,10 @@ def _memory_part(gpu: GpuUse, use: DeviceUse) -> float:
     reading, device = gpu.reading, use.assigned
     if device.form is Form.WHOLE:
         return 1.0
-    total = reading.memory_total if reading is not None else None
+    whole = reading.memory_total if reading is not None else None
     size = device.memory_bytes
     if device.form is Form.PARTITION and reading is not None:
         size = next((each.memory_total for each in reading.instances if each.gi_id == device.gi_id), None)
-    if not total or size is None:
+    if not whole or size is None:
         return (device.percent or 0) / 100
-    return min(1.0, size / total)
-
-
-def _foreign(gpu: GpuUse) -> float:
-    return float(sum(each.sm_percent or 0 for each in gpu.unattributed or ()))
+    return min(1.0, size / whole)

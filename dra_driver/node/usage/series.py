@@ -15,6 +15,7 @@ from dra_driver.node.usage.values import GpuUse, JoinedUsage
 
 Kind = Literal["gauge", "counter"]
 Sample = tuple[tuple[str, ...], float]
+Rows = list[tuple[RowKey, Row]]
 CLAIM_LABELS: Final = ("namespace", "claim", "pod", "container", "request", "device", "share")
 DEVICE_LABELS: Final = ("namespace", "claim", "request", "device", "share")
 GPU_LABELS: Final = ("device", "uuid", "model")
@@ -42,20 +43,12 @@ class Judged(Struct, frozen=True, kw_only=True):
 
 
 def families(joined: JoinedUsage, ledger: UsageLedger, judged: Judged, *, dcgm: bool = False) -> list[Family]:
-    """All metrics of one look, each with or without samples."""
-    rows = _once(ledger)
+    """All metrics of one look, each with or without samples. A claim created again replaces the one that has ended."""
+    by_age = sorted(ledger.rows.items(), key=lambda each: (each[1].ended_s is None, each[1].ended_s or 0.0, each[0]))
+    by_labels = {_labels(key): (key, row) for key, row in by_age}
+    rows = [by_labels[labels] for labels in sorted(by_labels)]
     found = [*_claims(rows), *_devices(rows, judged), *_gpus(joined), *_instances(joined)]
     return [*found, *_dcgm(joined)] if dcgm else found
-
-
-Rows = list[tuple[RowKey, Row]]
-
-
-def _once(ledger: UsageLedger) -> Rows:
-    """The rows, each with labels of its own: a claim that was made anew under its name stands for the ended one."""
-    by_age = sorted(ledger.rows.items(), key=lambda each: (each[1].ended_s is None, each[1].ended_s or 0.0, each[0]))
-    found = {_labels(key): (key, row) for key, row in by_age}
-    return [found[labels] for labels in sorted(found)]
 
 
 def _claims(rows: Rows) -> Iterator[Family]:
@@ -68,7 +61,7 @@ def _claims(rows: Rows) -> Iterator[Family]:
     yield family(
         "sm_utilization_ratio",
         "Utilisation of multiprocessors since the last look, 0 to 1: of the whole GPU, of a partition its own",
-        lambda row: _ratio(row.use.sm_percent),
+        lambda row: _divided(row.use.sm_percent, 100),
     )
     yield family("processes", "Processes of the claim on the device", lambda row: row.use.processes)
     yield family(
@@ -76,21 +69,18 @@ def _claims(rows: Rows) -> Iterator[Family]:
         "When the claim computed on the device last, in seconds since 1970; absent before that was seen",
         lambda row: row.last_used.timestamp() if row.last_used is not None else None,
     )
-    energy = tuple(
-        ((*_labels(key), str(row.estimated).lower()), row.joules) for key, row in rows if row.joules is not None
-    )
-    yield Family(
-        name="dra_claim_energy_joules_total",
-        about="Energy of the device while the claim had it; estimated=true: of a GPU with several users, divided",
-        kind="counter",
-        labels=(*CLAIM_LABELS, "estimated"),
-        samples=energy,
-    )
+    energy = (((*_labels(key), str(row.estimated).lower()), row.joules) for key, row in rows)
+    about = "Energy of the device while the claim had it; estimated=true: of a GPU with several users, divided"
+    yield _family("dra_claim_energy_joules_total", about, (*CLAIM_LABELS, "estimated"), energy, "counter")
 
 
 def _devices(rows: Rows, judged: Judged) -> Iterator[Family]:
     """Of a claim's device, whatever container has it."""
-    devices = {_device_labels(key): (key, row) for key, row in reversed(rows) if row.ended_s is None}
+    devices = {
+        (key.namespace, key.claim, key.request, key.device, key.share): (key, row)
+        for key, row in reversed(rows)
+        if row.ended_s is None
+    }
 
     def family(name: str, about: str, value: Callable[[RowKey, Row], float | None]) -> Family:
         samples = ((labels, value(*found)) for labels, found in sorted(devices.items()))
@@ -132,13 +122,14 @@ def _gpus(joined: JoinedUsage) -> Iterator[Family]:
         lambda gpu: None if gpu.unattributed is None else len(gpu.unattributed),
     )
     yield family(
-        "utilization_ratio", "Utilisation of the GPU, 0 to 1; absent in MIG mode",
-        lambda gpu: _ratio(_of(gpu, "gpu_percent")),
-    )  # fmt: skip
-    yield family("power_watts", "Power, averaged over a second", lambda gpu: _thousandth(_of(gpu, "power_mw")))
+        "utilization_ratio",
+        "Utilisation of the GPU, 0 to 1; absent in MIG mode",
+        lambda gpu: _divided(_of(gpu, "gpu_percent"), 100),
+    )
+    yield family("power_watts", "Power, averaged over a second", lambda gpu: _divided(_of(gpu, "power_mw"), 1000))
     yield family(
         "energy_joules_total", "Energy since the NVIDIA driver was loaded",
-        lambda gpu: _thousandth(_of(gpu, "energy_mj")), "counter",
+        lambda gpu: _divided(_of(gpu, "energy_mj"), 1000), "counter",
     )  # fmt: skip
 
 
@@ -159,8 +150,13 @@ def _instances(joined: JoinedUsage) -> Iterator[Family]:
 
 
 def _dcgm(joined: JoinedUsage) -> Iterator[Family]:
+    labels = {}
+    for gpu in joined.gpus:
+        number = gpu.device.removeprefix("gpu-")
+        labels[gpu.gpu_uuid] = (number, gpu.gpu_uuid, f"nvidia{number}" if number else "", gpu.model, joined.node)
+
     def family(name: str, about: str, value: Callable[[GpuUse], float | None], kind: Kind = "gauge") -> Family:
-        samples = ((_dcgm_labels(joined, gpu), value(gpu)) for gpu in joined.gpus)
+        samples = ((labels[gpu.gpu_uuid], value(gpu)) for gpu in joined.gpus)
         return _family(f"DCGM_FI_DEV_{name}", about, DCGM_LABELS, samples, kind)
 
     yield family("FB_USED", "Framebuffer memory used (in MiB)", lambda gpu: _mib(_of(gpu, "memory_used")))
@@ -168,7 +164,7 @@ def _dcgm(joined: JoinedUsage) -> Iterator[Family]:
     yield family("FB_FREE", "Framebuffer memory free (in MiB)", lambda gpu: _mib(_free(gpu)))
     yield family("GPU_UTIL", "GPU utilization (in %)", lambda gpu: _of(gpu, "gpu_percent"))
     yield family("MEM_COPY_UTIL", "Memory utilization (in %)", lambda gpu: _of(gpu, "memory_percent"))
-    yield family("POWER_USAGE", "Power draw (in W)", lambda gpu: _thousandth(_of(gpu, "power_mw")))
+    yield family("POWER_USAGE", "Power draw (in W)", lambda gpu: _divided(_of(gpu, "power_mw"), 1000))
     yield family(
         "TOTAL_ENERGY_CONSUMPTION",
         "Total energy consumption since boot (in mJ)",
@@ -178,11 +174,6 @@ def _dcgm(joined: JoinedUsage) -> Iterator[Family]:
     yield family("GPU_TEMP", "GPU temperature (in C)", lambda gpu: _of(gpu, "temperature_c"))
     yield family("SM_CLOCK", "SM clock frequency (in MHz)", lambda gpu: _of(gpu, "sm_clock_mhz"))
     yield family("MEM_CLOCK", "Memory clock frequency (in MHz)", lambda gpu: _of(gpu, "memory_clock_mhz"))
-
-
-def _dcgm_labels(joined: JoinedUsage, gpu: GpuUse) -> tuple[str, ...]:
-    number = gpu.device.removeprefix("gpu-")
-    return number, gpu.gpu_uuid, f"nvidia{number}" if number else "", gpu.model, joined.node
 
 
 def _family(
@@ -198,10 +189,6 @@ def _family(
 
 def _labels(key: RowKey) -> tuple[str, ...]:
     return key.namespace, key.claim, key.pod, key.container, key.request, key.device, key.share
-
-
-def _device_labels(key: RowKey) -> tuple[str, ...]:
-    return key.namespace, key.claim, key.request, key.device, key.share
 
 
 def _info(row: Row) -> tuple[str, ...]:
@@ -220,12 +207,8 @@ def _free(gpu: GpuUse) -> float | None:
     return None if total is None or used is None else max(0.0, total - used - (gpu.reserved_bytes or 0))
 
 
-def _ratio(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
-
-
-def _thousandth(value: float | None) -> float | None:
-    return None if value is None else value / 1000
+def _divided(value: float | None, by: float) -> float | None:
+    return None if value is None else value / by
 
 
 def _mib(value: float | None) -> float | None:

@@ -4,6 +4,7 @@
 ``/usage`` are made of them. None is never 0 here: it means that nothing tells.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Final
@@ -43,8 +44,6 @@ class AssignedUse(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AssignedClaim(Struct, frozen=True, kw_only=True):
-    """A prepared claim."""
-
     ref: ClaimRef
     prepared: datetime
     devices: tuple[AssignedUse, ...] = ()
@@ -170,7 +169,6 @@ class JoinedUsage(Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> dict[str, UsageRules]:
-        """The rules of each GPU."""
         return {gpu.gpu_uuid: gpu.rules for gpu in self.gpus}
 
 
@@ -182,6 +180,12 @@ grace time."""
 def step_s(elapsed_s: float) -> float:
     """How much of the time since the last look counts. A clock that goes back counts as nothing."""
     return min(max(elapsed_s, 0.0), LONGEST_STEP_S)
+
+
+def total(values: Iterable[int | None]) -> int | None:
+    """The sum; None if one of the values is unknown."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def began(now: datetime, observed_s: float) -> datetime:

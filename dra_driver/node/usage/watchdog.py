@@ -20,7 +20,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, MAX_PODS, OverGrant, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules
-from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s
+from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s, total
 
 CONFIRM_S: Final = 10.0
 CALM_S: Final = 30.0
@@ -67,13 +67,12 @@ def share_uses(joined: JoinedUsage) -> list[ShareUse]:
 
 def _share(uses: Sequence[DeviceUse], rules: Mapping[str, UsageRules]) -> ShareUse:
     first = uses[0]
-    known = [use.used_bytes for use in uses if use.used_bytes is not None]
     processes = [process for use in uses for process in use.processes or ()]
     return ShareUse(
         claim=first.claim,
         device=first.assigned.device,
         grant_bytes=sum(use.assigned.memory_bytes or 0 for use in uses),
-        used_bytes=sum(known) if len(known) == len(uses) else None,
+        used_bytes=total(use.used_bytes for use in uses),
         processes=len(processes),
         pods=_pods(processes),
         rules=rules.get(first.assigned.gpu_uuid, DEFAULT_USAGE),
@@ -135,8 +134,11 @@ def _next(former: Watched | None, use: ShareUse, counted_s: float, now: datetime
         return Watched()  # seen once; how long it has been so is not known
     over_s = former.over_s + counted_s
     told = former.told
-    if told is not None:
-        told = _told_anew(told, use)
+    if told is not None:  # who it is follows immediately; how much, when it has grown
+        fresh = _first_told(use, told.since)
+        if fresh.used_bytes <= told.used_bytes * GROWTH:
+            fresh = replace(fresh, used_bytes=told.used_bytes, processes=told.processes)
+        told = fresh
     elif over_s >= CONFIRM_S:
         told = _first_told(use, began(now, over_s))
     return Watched(over_s=over_s, told=told)
@@ -163,11 +165,3 @@ def _first_told(use: ShareUse, since: datetime) -> OverGrant:
         since=since,
         action=use.rules.over_grant,
     )
-
-
-def _told_anew(told: OverGrant, use: ShareUse) -> OverGrant:
-    """Who it is follows at once; how much, when it has grown."""
-    fresh = _first_told(use, told.since)
-    if fresh.used_bytes > told.used_bytes * GROWTH:
-        return fresh
-    return replace(fresh, used_bytes=told.used_bytes, processes=told.processes)

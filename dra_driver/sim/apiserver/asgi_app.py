@@ -9,7 +9,6 @@ import hmac
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -77,15 +76,9 @@ class ApiApplication:
         query: dict[str, str] = {}
         for key, value in request.query_params.multi_items():
             query.setdefault(key, value)
-        return self._router.answer(
-            ApiRequest(
-                method=request.method,
-                path=request.url.path,
-                query=query,
-                headers=request.headers,
-                body=await _body(request),
-            )
-        )
+        headers, body = request.headers, await _body(request)
+        asked = ApiRequest(method=request.method, path=request.url.path, query=query, headers=headers, body=body)
+        return self._router.answer(asked)
 
     async def _stream(self, receive: Receive, send: Send, media_type: str, chunks: AsyncIterator[bytes]) -> None:
         """Send chunks until they end, the client disconnects or the server stops."""
@@ -185,6 +178,6 @@ def _respond(reply: Reply) -> Response:
 
 async def _disconnected(receive: Receive) -> None:
     while True:
-        message: Any = await receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             return

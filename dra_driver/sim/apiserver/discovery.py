@@ -13,19 +13,21 @@ from functools import cache
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
-from dra_driver.sim.apiserver.messages import Reply
 from dra_driver.sim.apiserver.patching import PATCH_TYPES
 from dra_driver.sim.apiserver.schema import FieldType, fields_of, type_of
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-_REVIEWS = (("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews"),)
+_REVIEW_GROUP = ("authorization.k8s.io", "v1")
+_REVIEW = {
+    "name": "selfsubjectaccessreviews",
+    "singularName": "selfsubjectaccessreview",
+    "namespaced": False,
+    "kind": "SelfSubjectAccessReview",
+    "verbs": ["create"],
+}
 
 
-def _subresource_verbs(subresource: str) -> list[str]:
-    only = {"log": ["get"], "proxy": ["get"], "binding": ["create"], "eviction": ["create"], "finalize": ["update"]}
-    return only.get(subresource, ["get", "patch", "update"])
-
-
+_SUBRESOURCE_VERBS = {"log": "get", "proxy": "get", "binding": "create", "eviction": "create", "finalize": "update"}
 # Subresources with another kind than their object. Clients of a scale or an eviction read its group here.
 _SUBRESOURCE_KINDS: dict[str, Obj] = {
     "binding": {"kind": "Binding"},
@@ -39,8 +41,7 @@ def _groups() -> dict[tuple[str, str], list[ResourceKind]]:
     found: dict[tuple[str, str], list[ResourceKind]] = {}
     for kind in ALL_KINDS:
         found.setdefault((kind.group, kind.version), []).append(kind)
-    for group, version, *_ in _REVIEWS:
-        found.setdefault((group, version), [])
+    found.setdefault(_REVIEW_GROUP, [])
     return dict(sorted(found.items()))
 
 
@@ -68,7 +69,7 @@ def _legacy_rows(kind: ResourceKind) -> Iterable[Obj]:
             "singularName": "",
             "namespaced": kind.namespaced,
             **_SUBRESOURCE_KINDS.get(name, {"kind": kind.kind}),
-            "verbs": _subresource_verbs(name),
+            "verbs": [_SUBRESOURCE_VERBS[name]] if name in _SUBRESOURCE_VERBS else ["get", "patch", "update"],
         }
 
 
@@ -77,23 +78,16 @@ def _legacy_resources(group: str, version: str) -> Obj | None:
     if kinds is None:
         return None
     rows = [row for kind in kinds for row in _legacy_rows(kind)]
-    rows += [
-        {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
-        for review_group, review_version, kind, plural in _REVIEWS
-        if (review_group, review_version) == (group, version)
-    ]
+    if (group, version) == _REVIEW_GROUP:
+        rows.append(_REVIEW)
     group_version = f"{group}/{version}" if group else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": rows}
 
 
-def discovery(path: str) -> Reply | None:
-    """The reply for ``/api``, ``/apis`` and the paths of groups and versions; None for other paths."""
-    document = _document_at([part for part in path.split("/") if part])
-    return None if document is None else Reply.of(document)
-
-
-def _document_at(parts: list[str]) -> Obj | None:
-    groups = sorted({group_version for group_version in _groups() if group_version[0]})
+def discovery(path: str) -> Obj | None:
+    """The document for ``/api``, ``/apis`` and the paths of groups and versions; None for other paths."""
+    parts = [part for part in path.split("/") if part]
+    groups = sorted(group_version for group_version in _groups() if group_version[0])
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if parts == ["apis"]:
@@ -117,20 +111,15 @@ _SCALARS: dict[str, Obj] = {
 }
 
 
-def _ref(name: str) -> Obj:
-    if name in _SCALARS:
-        return dict(_SCALARS[name])
-    return {"$ref": f"#/components/schemas/{name}"} if fields_of(name) else {"type": name}
-
-
 def _field(field: FieldType) -> Obj:
     if field.is_list:
         schema: Obj = {"type": "array", "items": _field(field.inner)}
     elif field.is_map:
         schema = {"type": "object", "additionalProperties": _field(field.inner)}
+    elif fields_of(field.name):
+        schema = {"allOf": [{"$ref": f"#/components/schemas/{field.name}"}]}
     else:
-        reference = _ref(field.name)
-        schema = {"allOf": [reference]} if "$ref" in reference else reference
+        schema = _SCALARS.get(field.name, {"type": field.name})
     options = {
         "x-kubernetes-list-type": field.list_type,
         "x-kubernetes-list-map-keys": list(field.keys),
@@ -149,11 +138,6 @@ def _reachable(names: Iterable[str]) -> list[str]:
             found.add(name)
             waiting += [field.name for field in fields_of(name).values()]
     return sorted(found)
-
-
-def _path_of(kind: ResourceKind) -> str:
-    root = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
-    return f"{root}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}/{{name}}"
 
 
 def _operations(kind: ResourceKind, group_version_kind: Obj) -> Obj:
@@ -184,7 +168,8 @@ def _document(group: str, version: str) -> bytes:
     for kind in kinds:
         group_version_kind = {"group": group, "version": version, "kind": kind.kind}
         schemas[type_of(kind).name]["x-kubernetes-group-version-kind"] = [group_version_kind]
-        paths[_path_of(kind)] = _operations(kind, group_version_kind)
+        inside = "namespaces/{namespace}/" if kind.namespaced else ""
+        paths[f"/{_root(group, version)}/{inside}{kind.plural}/{{name}}"] = _operations(kind, group_version_kind)
     info = {"title": "Kubernetes", "version": "v1.36.2"}
     return dump({"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}})
 

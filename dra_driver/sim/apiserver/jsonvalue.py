@@ -26,11 +26,11 @@ def copy_json(value: Any) -> Any:
     return value
 
 
-def dump(value: Any) -> bytes:
+def dump(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def dig(value: Any, *path: str | int, default: Any = None) -> Any:
+def dig(value: object, *path: str | int, default: object = None) -> Any:
     """The value at ``path`` through dicts and lists, ``default`` where a step is missing or null."""
     for step in path:
         if isinstance(value, dict):
@@ -42,16 +42,22 @@ def dig(value: Any, *path: str | int, default: Any = None) -> Any:
     return default if value is None else value
 
 
-def entries(value: Any, *path: str | int) -> list[Any]:
+def entries(value: object, *path: str | int) -> list[Any]:
     """The list at ``path``, an empty one if it does not exist."""
     found = dig(value, *path)
     return found if isinstance(found, list) else []
 
 
-def mapping(value: Any, *path: str | int) -> Obj:
+def mapping(value: object, *path: str | int) -> Obj:
     """The object at ``path``, an empty one if it does not exist."""
     found = dig(value, *path)
     return found if isinstance(found, dict) else {}
+
+
+def fill(value: Obj, /, **defaults: object) -> None:
+    """Set the fields that ``value`` does not have."""
+    for field, default in defaults.items():
+        value.setdefault(field, default)
 
 
 def child(value: Obj, *path: str) -> Obj:

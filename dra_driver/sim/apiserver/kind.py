@@ -49,7 +49,6 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     """
 
     kind: str
-    plural: str
     group: str = ""
     version: str = "v1"
     name_rule: Callable[[str], list[str]] = dns_subdomain
@@ -70,6 +69,13 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
     def api_version(self) -> str:
         """The apiVersion of objects, ``v1`` or ``group/version``."""
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def plural(self) -> str:
+        """The name in paths, as Kubernetes derives it from the kind (k8s.io/apimachinery UnsafeGuessKindToResource)."""
+        if self.singular.endswith("s"):
+            return f"{self.singular}es"
+        return f"{self.singular[:-1]}ies" if self.singular.endswith("y") else f"{self.singular}s"
 
     @property
     def singular(self) -> str:

@@ -32,11 +32,7 @@ _apps = partial(ResourceKind, group="apps", categories=("all",), generation=True
 _dra = partial(ResourceKind, group="resource.k8s.io", returns_deleted=True)
 _rbac = partial(ResourceKind, group="rbac.authorization.k8s.io", name_rule=path_segment, create_on_update=True)
 _admission = partial(
-    ResourceKind,
-    group="admissionregistration.k8s.io",
-    namespaced=False,
-    generation=True,
-    needs_resource_version=True,
+    ResourceKind, group="admissionregistration.k8s.io", namespaced=False, generation=True, needs_resource_version=True
 )
 # Kinds of this project, which CustomResourceDefinitions describe in a real cluster.
 _own = partial(
@@ -51,7 +47,6 @@ _own = partial(
 
 NAMESPACES = ResourceKind(
     kind="Namespace",
-    plural="namespaces",
     short_names=("ns",),
     namespaced=False,
     subresources=("status", "finalize"),
@@ -61,61 +56,42 @@ NAMESPACES = ResourceKind(
 )
 NODES = ResourceKind(
     kind="Node",
-    plural="nodes",
     short_names=("no",),
     namespaced=False,
     subresources=("status",),
     keeps_status_on_create=True,
     selectable=("spec.unschedulable",),
 )
+_POD_SPEC = ("nodeName", "restartPolicy", "schedulerName", "serviceAccountName", "hostNetwork")
 PODS = ResourceKind(
     kind="Pod",
-    plural="pods",
     short_names=("po",),
     categories=("all",),
     subresources=("status", "log", "proxy", "binding", "eviction"),
     generation=True,
     selectable=(
-        "spec.nodeName",
-        "spec.restartPolicy",
-        "spec.schedulerName",
-        "spec.serviceAccountName",
-        "spec.hostNetwork",
-        "status.phase",
-        "status.podIP",
-        "status.nominatedNodeName",
+        *(f"spec.{field}" for field in _POD_SPEC),
+        *("status.phase", "status.podIP", "status.nominatedNodeName"),
     ),
     returns_deleted=True,
     rules=POD_RULES,
 )
+_INVOLVED = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 EVENTS = ResourceKind(
     kind="Event",
-    plural="events",
     short_names=("ev",),
     create_on_update=True,
     selectable=(
-        "involvedObject.kind",
-        "involvedObject.namespace",
-        "involvedObject.name",
-        "involvedObject.uid",
-        "involvedObject.apiVersion",
-        "involvedObject.resourceVersion",
-        "involvedObject.fieldPath",
-        "reason",
-        "reportingComponent",
-        "source",
-        "type",
+        *(f"involvedObject.{field}" for field in _INVOLVED),
+        *("reason", "reportingComponent", "source", "type"),
     ),
     rules=EVENT_RULES,
 )
-SERVICE_ACCOUNTS = ResourceKind(
-    kind="ServiceAccount", plural="serviceaccounts", short_names=("sa",), returns_deleted=True
-)
-SECRETS = ResourceKind(kind="Secret", plural="secrets", selectable=("type",), rules=SECRET_RULES)
-CONFIG_MAPS = ResourceKind(kind="ConfigMap", plural="configmaps", short_names=("cm",))
+SERVICE_ACCOUNTS = ResourceKind(kind="ServiceAccount", short_names=("sa",), returns_deleted=True)
+SECRETS = ResourceKind(kind="Secret", selectable=("type",), rules=SECRET_RULES)
+CONFIG_MAPS = ResourceKind(kind="ConfigMap", short_names=("cm",))
 SERVICES = ResourceKind(
     kind="Service",
-    plural="services",
     short_names=("svc",),
     categories=("all",),
     subresources=("status",),
@@ -126,27 +102,19 @@ SERVICES = ResourceKind(
     rules=SERVICE_RULES,
 )
 DEPLOYMENTS = _apps(
-    kind="Deployment",
-    plural="deployments",
-    short_names=("deploy",),
-    subresources=("status", "scale"),
-    rules=DEPLOYMENT_RULES,
+    kind="Deployment", short_names=("deploy",), subresources=("status", "scale"), rules=DEPLOYMENT_RULES
 )
 REPLICA_SETS = _apps(
     kind="ReplicaSet",
-    plural="replicasets",
     short_names=("rs",),
     subresources=("status", "scale"),
     selectable=("status.replicas",),
     rules=REPLICA_SET_RULES,
 )
-DAEMON_SETS = _apps(
-    kind="DaemonSet", plural="daemonsets", short_names=("ds",), subresources=("status",), rules=DAEMON_SET_RULES
-)
+DAEMON_SETS = _apps(kind="DaemonSet", short_names=("ds",), subresources=("status",), rules=DAEMON_SET_RULES)
 JOBS = ResourceKind(
     group="batch",
     kind="Job",
-    plural="jobs",
     categories=("all",),
     subresources=("status",),
     generation=True,
@@ -156,43 +124,32 @@ JOBS = ResourceKind(
 )
 RESOURCE_SLICES = _dra(
     kind="ResourceSlice",
-    plural="resourceslices",
     namespaced=False,
     generation=True,
     selectable=("spec.nodeName", "spec.driver"),
     rules=SLICE_RULES,
 )
-RESOURCE_CLAIMS = _dra(kind="ResourceClaim", plural="resourceclaims", subresources=("status",), rules=CLAIM_RULES)
-RESOURCE_CLAIM_TEMPLATES = _dra(kind="ResourceClaimTemplate", plural="resourceclaimtemplates", rules=TEMPLATE_RULES)
-DEVICE_CLASSES = _dra(kind="DeviceClass", plural="deviceclasses", namespaced=False, generation=True, rules=CLASS_RULES)
-LEASES = ResourceKind(
-    group="coordination.k8s.io", kind="Lease", plural="leases", needs_resource_version=True, create_on_update=True
-)
+RESOURCE_CLAIMS = _dra(kind="ResourceClaim", subresources=("status",), rules=CLAIM_RULES)
+RESOURCE_CLAIM_TEMPLATES = _dra(kind="ResourceClaimTemplate", rules=TEMPLATE_RULES)
+DEVICE_CLASSES = _dra(kind="DeviceClass", namespaced=False, generation=True, rules=CLASS_RULES)
+LEASES = ResourceKind(group="coordination.k8s.io", kind="Lease", needs_resource_version=True, create_on_update=True)
 POD_DISRUPTION_BUDGETS = ResourceKind(
     group="policy",
     kind="PodDisruptionBudget",
-    plural="poddisruptionbudgets",
     short_names=("pdb",),
     subresources=("status",),
     generation=True,
     rules=BUDGET_RULES,
 )
-
-
-ROLES = _rbac(kind="Role", plural="roles")
-ROLE_BINDINGS = _rbac(kind="RoleBinding", plural="rolebindings")
-CLUSTER_ROLES = _rbac(kind="ClusterRole", plural="clusterroles", namespaced=False)
-CLUSTER_ROLE_BINDINGS = _rbac(kind="ClusterRoleBinding", plural="clusterrolebindings", namespaced=False)
-VALIDATING_ADMISSION_POLICIES = _admission(
-    kind="ValidatingAdmissionPolicy", plural="validatingadmissionpolicies", subresources=("status",)
-)
-VALIDATING_ADMISSION_POLICY_BINDINGS = _admission(
-    kind="ValidatingAdmissionPolicyBinding", plural="validatingadmissionpolicybindings"
-)
+ROLES = _rbac(kind="Role")
+ROLE_BINDINGS = _rbac(kind="RoleBinding")
+CLUSTER_ROLES = _rbac(kind="ClusterRole", namespaced=False)
+CLUSTER_ROLE_BINDINGS = _rbac(kind="ClusterRoleBinding", namespaced=False)
+VALIDATING_ADMISSION_POLICIES = _admission(kind="ValidatingAdmissionPolicy", subresources=("status",))
+VALIDATING_ADMISSION_POLICY_BINDINGS = _admission(kind="ValidatingAdmissionPolicyBinding")
 CUSTOM_RESOURCE_DEFINITIONS = ResourceKind(
     group="apiextensions.k8s.io",
     kind="CustomResourceDefinition",
-    plural="customresourcedefinitions",
     short_names=("crd", "crds"),
     categories=("api-extensions",),
     namespaced=False,
@@ -200,8 +157,8 @@ CUSTOM_RESOURCE_DEFINITIONS = ResourceKind(
     generation=True,
     needs_resource_version=True,
 )
-GPU_POLICIES = _own(kind="GpuPolicy", plural="gpupolicies", short_names=("gpupol",), rules=POLICY_OBJECT_RULES)
-GPU_NODES = _own(kind="GpuNode", plural="gpunodes", short_names=("gpuno",), rules=GPU_NODE_RULES)
+GPU_POLICIES = _own(kind="GpuPolicy", short_names=("gpupol",), rules=POLICY_OBJECT_RULES)
+GPU_NODES = _own(kind="GpuNode", short_names=("gpuno",), rules=GPU_NODE_RULES)
 
 ALL_KINDS: tuple[ResourceKind, ...] = tuple(
     sorted(

@@ -4,8 +4,7 @@ Paths: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import yaml
 from msgspec import Struct, field
@@ -47,34 +46,29 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
         Shapes are Table, PartialObjectMetadata and PartialObjectMetadataList.
         """
         for choice in self.accept.split(","):
-            options = [option.strip() for option in choice.split(";")]
-            if options[0] == JSON:
-                shapes = [option.removeprefix("as=") for option in options if option.startswith("as=")]
-                known = shapes and shapes[0] in {"Table", "PartialObjectMetadata", "PartialObjectMetadataList"}
-                if not shapes or known:
-                    return bool(shapes) and shapes[0] == shape
+            media_type, *options = [option.strip() for option in choice.split(";")]
+            wanted = next((option.removeprefix("as=") for option in options if option.startswith("as=")), "")
+            if media_type == JSON and wanted in {"", "Table", "PartialObjectMetadata", "PartialObjectMetadataList"}:
+                return wanted == shape
         return False
 
     def check_accept(self) -> None:
         choices = [choice.partition(";")[0].strip() for choice in self.accept.split(",")]
         if self.accept and not any(choice in _ACCEPTABLE for choice in choices):
-            listed = ", ".join(_ACCEPTABLE[:3])
-            text = f"only the following media types are accepted: {listed}"
+            text = f"only the following media types are accepted: {', '.join(_ACCEPTABLE[:3])}"
             raise status_error(406, "NotAcceptable", text)
 
     def flag(self, name: str) -> bool:
         """A boolean query parameter: ``watch``, ``watch=1`` and ``watch=true`` are true."""
         return name in self.query and self.query[name].lower() not in {"0", "false"}
 
-    def document(self) -> Any:
+    def document(self) -> object:
         """The decoded body. Raises InvalidObjectError (400) if it cannot be decoded, 415 for other media types."""
         kind = self.content_type
         if kind == PROTOBUF:
             return decode_body(self.body)
         if kind not in {*_YAML_TYPES, JSON} and not kind.endswith("+json"):
-            accepted = f"{JSON}, application/yaml"
-            text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
-            raise status_error(415, "UnsupportedMediaType", text)
+            raise unsupported_media_type([JSON, "application/yaml"])
         try:
             return yaml.safe_load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
         except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -95,8 +89,13 @@ class Reply(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, value: Any, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
+    def of(cls, value: object, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
         return cls(body=dump(value), status=status, warnings=warnings)
+
+
+def unsupported_media_type(accepted: Sequence[str]) -> Exception:
+    text = f"the body of the request was in an unknown format - accepted media types include: {', '.join(accepted)}"
+    return status_error(415, "UnsupportedMediaType", text)
 
 
 _KINDS = {(kind.group, kind.version, kind.plural): kind for kind in ALL_KINDS}

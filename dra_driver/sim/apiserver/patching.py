@@ -5,8 +5,6 @@ merge by the keys in the schema; directives follow k8s.io/apimachinery pkg/util/
 has server-side apply.
 """
 
-from typing import Any
-
 from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
@@ -18,7 +16,7 @@ from dra_driver.sim.apiserver.serverapply import apply
 MAX_OPERATIONS = 10_000  # k8s.io/apiserver pkg/endpoints/handlers/patch.go maxJSONPatchOperations
 
 
-def apply_json_patch(target: Any, operations: object) -> Any:
+def apply_json_patch(target: object, operations: object) -> object:
     """``target`` after all operations; changes it in place. Raises 400 or 422 if one fails."""
     if not isinstance(operations, list):
         raise bad_request("a JSON patch must be a list of operations")
@@ -36,7 +34,7 @@ def _failed(message: str) -> Exception:
     return status_error(422, "Invalid", f"the server rejected our request due to an error in our request: {message}")
 
 
-def _apply(target: Any, operation: Obj) -> Any:
+def _apply(target: object, operation: Obj) -> object:
     op, path = operation["op"], _pointer(operation["path"])
     if op == "add":
         return _set(target, path, copy_json(operation.get("value")), insert=True)
@@ -65,13 +63,13 @@ def _pointer(text: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
 
 
-def _index(container: list[Any], step: str, *, end: int) -> int:
+def _index(container: list[object], step: str, *, end: int) -> int:
     if not step.isdigit() or int(step) >= end:
         raise _failed(f"invalid array index {step!r}: the list has {len(container)} items")
     return int(step)
 
 
-def _step(container: Any, step: str) -> Any:
+def _step(container: object, step: str) -> object:
     if isinstance(container, list):
         return container[_index(container, step, end=len(container))]
     if isinstance(container, dict) and step in container:
@@ -79,13 +77,13 @@ def _step(container: Any, step: str) -> Any:
     raise _failed(f"nonexistent path: {step!r} is missing")
 
 
-def _get(target: Any, path: list[str]) -> Any:
+def _get(target: object, path: list[str]) -> object:
     for step in path:
         target = _step(target, step)
     return target
 
 
-def _set(target: Any, path: list[str], value: Any, *, insert: bool) -> Any:
+def _set(target: object, path: list[str], value: object, *, insert: bool) -> object:
     if not path:
         return value
     parent, last = _get(target, path[:-1]), path[-1]
@@ -100,27 +98,25 @@ def _set(target: Any, path: list[str], value: Any, *, insert: bool) -> Any:
     return target
 
 
-def _remove(target: Any, path: list[str]) -> None:
+def _remove(target: object, path: list[str]) -> None:
     if not path:
         raise _failed("the whole object cannot be removed")
     parent, last = _get(target, path[:-1]), path[-1]
     _step(parent, last)
     if isinstance(parent, list):
         del parent[int(last)]
-    else:
+    elif isinstance(parent, dict):
         del parent[last]
 
 
-def merge(target: Any, patch: Any) -> Any:
+def merge(target: object, patch: Obj) -> Obj:
     """``target`` with ``patch`` merged into it; changes ``target`` in place where it is an object."""
-    if not isinstance(patch, dict):
-        return copy_json(patch)
-    result = target if isinstance(target, dict) else {}
+    result: Obj = target if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = merge(result.get(key), value)
+            result[key] = merge(result.get(key), value) if isinstance(value, dict) else copy_json(value)
     return result
 
 
@@ -131,7 +127,7 @@ _DELETE_PRIMITIVES = "$deleteFromPrimitiveList/"
 _UNTYPED = FieldType(name="any")
 
 
-def strategic_merge(target: Any, patch: Obj, field: FieldType) -> Obj:
+def strategic_merge(target: object, patch: Obj, field: FieldType) -> Obj:
     """``target`` with ``patch`` merged into it; ``field`` is the type of both. Changes ``target`` in place."""
     result: Obj = target if isinstance(target, dict) else {}
     directive = patch.get(_DIRECTIVE)
@@ -161,20 +157,18 @@ def strategic_merge(target: Any, patch: Obj, field: FieldType) -> Obj:
     return result
 
 
-def _merged(target: Any, value: Any, field: FieldType) -> Any:
+def _merged(target: object, value: object, field: FieldType) -> object:
     if isinstance(value, dict):
         return strategic_merge(target, value, field)
     if isinstance(value, list) and "merge" in field.patch:
         current = target if isinstance(target, list) else []
-        return _merge_list(current, value, field) if field.patch_key else _union(current, value)
+        if field.patch_key:
+            return _merge_list(current, value, field)
+        return current + [item for item in value if item not in current]
     return copy_json(value)
 
 
-def _union(current: list[Any], added: list[Any]) -> list[Any]:
-    return current + [item for item in added if item not in current]
-
-
-def _merge_list(current: list[Any], patch: list[Any], field: FieldType) -> list[Any]:
+def _merge_list(current: list[Obj], patch: list[Obj], field: FieldType) -> list[Obj]:
     key = field.patch_key
     if any(isinstance(item, dict) and item.get(_DIRECTIVE) == "replace" for item in patch):
         return [copy_json(item) for item in patch if _DIRECTIVE not in item]
@@ -191,20 +185,20 @@ def _merge_list(current: list[Any], patch: list[Any], field: FieldType) -> list[
     return current
 
 
-def _delete_primitives(result: Obj, name: str, values: list[Any]) -> None:
+def _delete_primitives(result: Obj, name: str, values: list[object]) -> None:
     if isinstance(result.get(name), list):
         result[name] = [item for item in result[name] if item not in values]
 
 
-def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
+def _ordered(items: list[object], order: list[object], key: str) -> list[object]:
     """Items in the given order; items that it lacks stay behind the item that they followed."""
 
-    def identity(item: Any) -> Any:
+    def identity(item: object) -> object:
         return item.get(key) if isinstance(item, dict) else item
 
     wanted = [identity(entry) for entry in order]
-    named = sorted((item for item in items if identity(item) in wanted), key=lambda item: wanted.index(identity(item)))
-    result = list(named)
+    named = (item for item in items if identity(item) in wanted)
+    result = sorted(named, key=lambda item: wanted.index(identity(item)))
     for at, item in enumerate(items):
         if identity(item) not in wanted:
             before = items[at - 1] if at else None
@@ -225,7 +219,7 @@ class Patch(Struct, frozen=True, kw_only=True):
     ``manager`` and ``force`` are for apply patches: the owner of the fields, and whether to take over others' fields.
     """
 
-    body: Any
+    body: object
     type: str = MERGE_PATCH
     manager: str = ""
     force: bool = False

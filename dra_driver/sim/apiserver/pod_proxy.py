@@ -8,7 +8,6 @@ and what cannot be reached is 503. Unlike it, only GET and http are served, and 
 
 import http.client
 import re
-from collections.abc import Iterable
 from time import monotonic
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -94,18 +93,13 @@ def _port(pod: Obj, asked: str) -> int:
 
 def _read(answer: http.client.HTTPResponse, deadline: float, most_bytes: int) -> bytes:
     body = bytearray()
-    for chunk in _chunks(answer):
+    while chunk := answer.read1(_CHUNK):
         body += chunk
         if len(body) > most_bytes:
             raise _unreachable(f"the answer has more than {most_bytes} bytes")
         if monotonic() > deadline:
             raise _unreachable("the answer took too long")
     return bytes(body)
-
-
-def _chunks(answer: http.client.HTTPResponse) -> Iterable[bytes]:
-    while chunk := answer.read1(_CHUNK):
-        yield chunk
 
 
 def _unreachable(why: str) -> KubernetesApiError:

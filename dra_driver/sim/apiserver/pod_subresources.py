@@ -52,11 +52,13 @@ def plan_log(store: Store, request: ApiRequest, target: Target) -> LogPlan:
     container = request.query.get("container", "") or (main[0] if len(names) == 1 else "")
     if not container:
         listed = " ".join(main)
-        text = f"a container name must be specified for pod {target.name}, choose one of: [{listed}]"
-        raise bad_request(text)
+        raise bad_request(f"a container name must be specified for pod {target.name}, choose one of: [{listed}]")
     if container not in names:
         raise bad_request(f"container {container} is not valid for pod {target.name}")
-    _check_started(pod, container, target.name)
+    state = mapping(_container_status(pod, container), "state")
+    if "waiting" in state:
+        reason = dig(state, "waiting", "reason", default="ContainerCreating")
+        raise bad_request(f'container "{container}" in pod "{target.name}" is waiting to start: {reason}')
     return LogPlan(
         target=target,
         container=container,
@@ -68,12 +70,9 @@ def plan_log(store: Store, request: ApiRequest, target: Target) -> LogPlan:
     )
 
 
-def _check_started(pod: Obj, container: str, name: str) -> None:
+def _container_status(pod: Obj, container: str) -> Obj:
     statuses = entries(pod, "status", "containerStatuses") + entries(pod, "status", "initContainerStatuses")
-    state: Obj = next((item.get("state", {}) for item in statuses if item.get("name") == container), {})
-    if "waiting" in state:
-        reason = dig(state, "waiting", "reason", default="ContainerCreating")
-        raise bad_request(f'container "{container}" in pod "{name}" is waiting to start: {reason}')
+    return next((item for item in statuses if item.get("name") == container), {})
 
 
 def log_text(lines: Sequence[Line], plan: LogPlan, clock: Clock) -> bytes:
@@ -92,8 +91,7 @@ def is_over(store: Store, plan: LogPlan) -> bool:
     pod = store.find(PODS, plan.target.name, plan.target.namespace)
     if pod is None or dig(pod, "status", "phase") in {"Succeeded", "Failed"}:
         return True
-    statuses = entries(pod, "status", "containerStatuses") + entries(pod, "status", "initContainerStatuses")
-    return any(item.get("name") == plan.container and dig(item, "state", "terminated") for item in statuses)
+    return bool(dig(_container_status(pod, plan.container), "state", "terminated"))
 
 
 def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
@@ -120,11 +118,8 @@ def accepted() -> Reply:
 
 def read_scale(store: Store, target: Target) -> Obj:
     obj = store.get(target.kind, target.name, target.namespace)
-    metadata = {
-        key: obj["metadata"][key]
-        for key in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-        if key in obj["metadata"]
-    }
+    shown = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    metadata = {key: obj["metadata"][key] for key in shown if key in obj["metadata"]}
     selector = selector_text(mapping(obj, "spec", "selector"))
     return {
         "kind": "Scale",
@@ -162,27 +157,18 @@ def before_eviction(store: Store, target: Target, options: Obj) -> None:
     wanted, dry_run = dig(options, "preconditions", "uid", default=""), "All" in entries(options, "dryRun")
     if wanted and pod["metadata"]["uid"] != wanted:
         return  # the deletion answers with the conflict
-    if not _needs_no_budget(pod):
+    over = dig(pod, "status", "phase") in {"Succeeded", "Failed", "Pending"}
+    if not over and dig(pod, "metadata", "deletionTimestamp") is None:
         _take_from_budget(store, pod, dry_run=dry_run)
     if not dry_run:
         _mark(store, target, pod["metadata"]["uid"])
 
 
-def _needs_no_budget(pod: Obj) -> bool:
-    over = dig(pod, "status", "phase", default="") in {"Succeeded", "Failed", "Pending"}
-    return over or dig(pod, "metadata", "deletionTimestamp") is not None
-
-
-def _budgets(store: Store, pod: Obj) -> Sequence[Obj]:
-    namespace = pod["metadata"]["namespace"]
-    budgets = store.list(POD_DISRUPTION_BUDGETS, namespace).items
-    return [item for item in budgets if object_match(dig(item, "spec", "selector"))(pod)]
-
-
 def _take_from_budget(store: Store, pod: Obj, *, dry_run: bool) -> None:
     """Count the disruption in the pod's budget, if it has one and needs it."""
     for _ in range(_ATTEMPTS):
-        budgets = _budgets(store, pod)
+        budgets = store.list(POD_DISRUPTION_BUDGETS, pod["metadata"]["namespace"]).items
+        budgets = [item for item in budgets if object_match(dig(item, "spec", "selector"))(pod)]
         if len(budgets) > 1:
             raise status_error(500, "InternalError", _SEVERAL)
         if not budgets or _unready_pod_may_go(pod, budgets[0]):
@@ -197,7 +183,7 @@ def _take_from_budget(store: Store, pod: Obj, *, dry_run: bool) -> None:
         except ConflictError:
             continue
         return
-    raise _too_many(f"The disruption budget {budget['metadata']['name']} is still being processed by the server.", 10)
+    raise _unprocessed(budget)
 
 
 def _unready_pod_may_go(pod: Obj, budget: Obj) -> bool:
@@ -215,16 +201,20 @@ def _unready_pod_may_go(pod: Obj, budget: Obj) -> bool:
 def _check_allowed(budget: Obj) -> None:
     name, status = budget["metadata"]["name"], mapping(budget, "status")
     if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 1):
-        raise _too_many(f"The disruption budget {name} is still being processed by the server.", 10)
+        raise _unprocessed(budget)
     if status.get("disruptionsAllowed", 0) > 0:
         return
     healthy, desired = status.get("currentHealthy", 0), status.get("desiredHealthy", 0)
     if healthy <= desired:
-        raise _too_many(f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently", 0)
-    raise _too_many(f"The disruption budget {name} does not allow evicting pods currently", 0)
+        raise _too_many(f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently")
+    raise _too_many(f"The disruption budget {name} does not allow evicting pods currently")
 
 
-def _too_many(why: str, seconds: int) -> Exception:
+def _unprocessed(budget: Obj) -> Exception:
+    return _too_many(f"The disruption budget {budget['metadata']['name']} is still being processed by the server.", 10)
+
+
+def _too_many(why: str, seconds: int = 0) -> Exception:
     cause = {"reason": "DisruptionBudget", "message": why}
     details = {"causes": [cause]} | ({"retryAfterSeconds": seconds} if seconds else {})
     return status_error(429, "TooManyRequests", _REFUSED, details)

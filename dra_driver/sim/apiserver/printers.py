@@ -4,10 +4,10 @@ Texts follow k8s.io/apimachinery pkg/util/duration and kubernetes/kubernetes
 pkg/printers/internalversion/printers.go. This project's own kinds have the columns of their CustomResourceDefinitions.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
 
 from msgspec import Struct
 
@@ -34,34 +34,29 @@ class Column(Struct, frozen=True):
 
 Printer = Sequence[Column]
 
+_SECONDS = {"y": 365 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNITS_BELOW = (
+    (120, "s"),
+    (600, "ms"),
+    (3 * 3600, "m"),
+    (8 * 3600, "hm"),
+    (48 * 3600, "h"),
+    (8 * 86400, "dh"),
+    (2 * 365 * 86400, "d"),
+    (8 * 365 * 86400, "yd"),
+    (math.inf, "y"),
+)
+
 
 def duration(seconds: float) -> str:
     """A duration as ``5s``, ``3m20s``, ``26h`` or ``3d4h``: at most two units."""
-    total = int(seconds)
-    if total < -1:
+    if int(seconds) < -1:
         return "<invalid>"
-    if total < 120:
-        return f"{max(total, 0)}s"
-    minutes = total // 60
-    if minutes < 10:
-        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    return _hours(total // 3600, minutes % 60)
-
-
-def _hours(hours: int, minutes: int) -> str:
-    if hours < 8:
-        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    days = hours // 24
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    if days < 730:
-        return f"{days}d"
-    years = days // 365
-    return f"{years}y{days % 365}d" if years < 8 and days % 365 else f"{years}y"
+    total = max(int(seconds), 0)
+    units = next(units for below, units in _UNITS_BELOW if total < below)
+    count, rest = divmod(total, _SECONDS[units[0]])
+    smaller = [f"{rest // _SECONDS[unit]}{unit}" for unit in units[1:] if rest >= _SECONDS[unit]]
+    return "".join([f"{count}{units[0]}", *smaller])
 
 
 def since(stamp: object, now: datetime) -> str:
@@ -89,10 +84,6 @@ NAME = Column("Name", lambda obj, _now: name(obj), format="name")
 AGE = Column("Age", age)
 
 
-def label_text(labels: Obj) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or NONE
-
-
 def selector_text(selector: Obj) -> str:
     operators = {"In": "in", "NotIn": "notin"}
     parts = [f"{key}={value}" for key, value in sorted(mapping(selector, "matchLabels").items())]
@@ -115,19 +106,19 @@ def _number(title: str, *path: str) -> Column:
     return Column(title, lambda obj, _now: _count(obj, *path), "integer")
 
 
-_ROLE_PREFIX = "node-role.kubernetes.io/"
-
-
-def _node_roles(obj: Obj) -> str:
+def _node_roles(obj: Obj, _now: datetime) -> str:
     labels = mapping(obj, "metadata", "labels")
-    roles = {key.removeprefix(_ROLE_PREFIX) for key in labels if key.startswith(_ROLE_PREFIX)}
-    roles.add(labels.get("kubernetes.io/role", ""))
-    return ",".join(sorted(roles - {""})) or NONE
+    named = (key.partition("node-role.kubernetes.io/") for key in labels)
+    roles = {role for before, found, role in named if found and not before}
+    return ",".join(sorted({*roles, labels.get("kubernetes.io/role", "")} - {""})) or NONE
 
 
-def _address(obj: Obj, wanted: str) -> str:
-    found = [item.get("address", "") for item in entries(obj, "status", "addresses") if item.get("type") == wanted]
-    return found[0] if found else NONE
+def _address(wanted: str) -> Cell:
+    def cell(obj: Obj, _now: datetime) -> str:
+        addresses = entries(obj, "status", "addresses")
+        return next((item.get("address", "") for item in addresses if item.get("type") == wanted), NONE)
+
+    return cell
 
 
 def _node_status(obj: Obj, _now: datetime) -> str:
@@ -145,11 +136,11 @@ def _kernel(obj: Obj, _now: datetime) -> str:
 NODES_PRINTER = (
     NAME,
     Column("Status", _node_status),
-    Column("Roles", lambda obj, _now: _node_roles(obj)),
+    Column("Roles", _node_roles),
     AGE,
     Column("Version", _at("status", "nodeInfo", "kubeletVersion")),
-    _wide("Internal-IP", lambda obj, _now: _address(obj, "InternalIP")),
-    _wide("External-IP", lambda obj, _now: _address(obj, "ExternalIP")),
+    _wide("Internal-IP", _address("InternalIP")),
+    _wide("External-IP", _address("ExternalIP")),
     _wide("OS-Image", _at("status", "nodeInfo", "osImage", default=UNKNOWN)),
     _wide("Kernel-Version", _kernel),
     _wide("Container-Runtime", _at("status", "nodeInfo", "containerRuntimeVersion", default=UNKNOWN)),
@@ -161,13 +152,8 @@ def _first_seen(obj: Obj, now: datetime) -> str:
 
 
 def _last_seen(obj: Obj, now: datetime) -> str:
-    if series := obj.get("series"):
-        return since(series.get("lastObservedTime"), now)
-    return since(obj["lastTimestamp"], now) if obj.get("lastTimestamp") else _first_seen(obj, now)
-
-
-def _times(obj: Obj, _now: datetime) -> int:
-    return int(obj["series"].get("count", 1) if obj.get("series") else obj.get("count") or 1)
+    last = dig(obj, "series", "lastObservedTime") if obj.get("series") else obj.get("lastTimestamp")
+    return since(last, now) if last or obj.get("series") else _first_seen(obj, now)
 
 
 def _involved(obj: Obj, _now: datetime) -> str:
@@ -190,12 +176,12 @@ EVENTS_PRINTER = (
     _wide("Source", _event_source),
     Column("Message", lambda obj, _now: obj.get("message", "").strip()),
     _wide("First Seen", _first_seen),
-    _wide("Count", _times),
+    _wide("Count", lambda obj, _now: int((obj.get("series") or obj).get("count") or 1)),
     Column("Name", lambda obj, _now: name(obj), priority=1, format="name"),
 )
 
 
-def claim_state(obj: Obj) -> str:
+def claim_state(obj: Obj, _now: datetime) -> str:
     """``pending``, ``allocated``, ``allocated,reserved``, with ``deleted`` in front during deletion."""
     deleted = bool(dig(obj, "metadata", "deletionTimestamp"))
     states = ["deleted"] if deleted else []
@@ -206,6 +192,11 @@ def claim_state(obj: Obj) -> str:
     elif not deleted:
         states.append("pending")
     return ",".join(states)
+
+
+def _node_selector(obj: Obj, _now: datetime) -> str:
+    labels = mapping(obj, "spec", "template", "spec", "nodeSelector")
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or NONE
 
 
 def _listed(field: str) -> Cell:
@@ -222,17 +213,12 @@ _TEMPLATE = (
 )
 
 
-def _job_status(obj: Obj) -> str:
+def _job_status(obj: Obj, _now: datetime) -> str:
     true = {item.get("type") for item in entries(obj, "status", "conditions") if item.get("status") == "True"}
-    for condition in ("Complete", "Failed"):
-        if condition in true:
-            return condition
     if dig(obj, "metadata", "deletionTimestamp"):
-        return "Terminating"
-    for condition in ("Suspended", "FailureTarget", "SuccessCriteriaMet"):
-        if condition in true:
-            return condition
-    return "Running"
+        true.add("Terminating")
+    order = ("Complete", "Failed", "Terminating", "Suspended", "FailureTarget", "SuccessCriteriaMet")
+    return next((condition for condition in order if condition in true), "Running")
 
 
 def _completions(obj: Obj, _now: datetime) -> str:
@@ -247,10 +233,6 @@ def _job_duration(obj: Obj, now: datetime) -> str:
     started = parse_time(dig(obj, "status", "startTime"))
     ended = parse_time(dig(obj, "status", "completionTime")) or now
     return duration((ended - started).total_seconds()) if started else ""
-
-
-def _is_sidecar(container: Obj) -> bool:
-    return container.get("restartPolicy") == "Always"
 
 
 def _has_condition(obj: Obj, wanted: str) -> bool:
@@ -288,12 +270,17 @@ class _Row:
         self.reason = str(dig(pod, "status", "reason") or dig(pod, "status", "phase", default=""))
         if any(dig(item, "reason") == "SchedulingGated" for item in entries(pod, "status", "conditions")):
             self.reason = "SchedulingGated"
-        sidecars = {item.get("name"): item for item in entries(pod, "spec", "initContainers") if _is_sidecar(item)}
+        init = entries(pod, "spec", "initContainers")
+        sidecars = {item.get("name") for item in init if item.get("restartPolicy") == "Always"}
         self.total = len(entries(pod, "spec", "containers")) + len(sidecars)
-        initializing = self._init_containers(sidecars)
+        initializing = self._init_containers(sidecars, len(init))
         if not initializing or _has_condition(pod, "Initialized"):
             self._containers(sidecars)
-        self._deletion()
+        if dig(pod, "metadata", "deletionTimestamp"):
+            if dig(pod, "status", "reason") == "NodeLost":
+                self.reason = "Unknown"
+            elif dig(pod, "status", "phase") not in {"Succeeded", "Failed"}:
+                self.reason = "Terminating"
 
     def _count(self, status: Obj) -> None:
         self.restarts += int(status.get("restartCount", 0))
@@ -301,8 +288,8 @@ class _Row:
         if finished and (self.last_restart is None or self.last_restart < finished):
             self.last_restart = finished
 
-    def _init_containers(self, sidecars: Obj) -> bool:
-        total = len(entries(self.pod, "spec", "initContainers"))
+    def _init_containers(self, sidecars: set[str], total: int) -> bool:
+        """Whether one has not completed."""
         for at, status in enumerate(entries(self.pod, "status", "initContainerStatuses")):
             self._count(status)
             if dig(status, "state", "terminated", "exitCode") == 0:
@@ -314,7 +301,7 @@ class _Row:
             return True
         return False
 
-    def _containers(self, sidecars: Obj) -> None:
+    def _containers(self, sidecars: set[str]) -> None:
         self.restarts, self.last_restart = 0, None
         for status in entries(self.pod, "status", "initContainerStatuses"):
             if status.get("name") in sidecars:
@@ -332,25 +319,13 @@ class _Row:
                 running = True
                 self.ready += 1
         if self.reason == "Completed":
-            self._completed(running=running, failure=failure)
-
-    def _completed(self, *, running: bool, failure: str) -> None:
-        if running and _has_condition(self.pod, "Ready"):
-            self.reason = "Running"
-        elif failure:
-            self.reason = failure
-        elif running:
-            self.reason = "NotReady"
-
-    def _deletion(self) -> None:
-        if dig(self.pod, "metadata", "deletionTimestamp"):
-            if dig(self.pod, "status", "reason") == "NodeLost":
-                self.reason = "Unknown"
-            elif dig(self.pod, "status", "phase") not in {"Succeeded", "Failed"}:
-                self.reason = "Terminating"
+            if running and _has_condition(self.pod, "Ready"):
+                self.reason = "Running"
+            elif failure or running:
+                self.reason = failure or "NotReady"
 
 
-def _gates(pod: Obj) -> str:
+def _gates(pod: Obj, _now: datetime) -> str:
     gates = [item.get("conditionType", "") for item in entries(pod, "spec", "readinessGates")]
     return f"{sum(_has_condition(pod, gate) for gate in gates)}/{len(gates)}" if gates else NONE
 
@@ -371,14 +346,14 @@ PODS_PRINTER = (
     _wide("IP", _at("status", "podIPs", 0, "ip", default=NONE)),
     _wide("Node", _at("spec", "nodeName", default=NONE)),
     _wide("Nominated Node", _at("status", "nominatedNodeName", default=NONE)),
-    _wide("Readiness Gates", lambda pod, _now: _gates(pod)),
+    _wide("Readiness Gates", _gates),
 )
 
 
 _STEP = re.compile(r'\.(\w+)|\[(\d+)\]|\[\?\(@\.(\w+)=="(\w+)"\)\]')
 
 
-def value_at(obj: Any, path: str) -> Any:
+def value_at(obj: object, path: str) -> object:
     """The value at a JSONPath; None where there is none."""
     for field, index, key, wanted in _STEP.findall(path):
         if field:
@@ -422,7 +397,7 @@ _PRINTERS: dict[str, Printer] = {
         _number("Ready", "status", "numberReady"),
         _number("Up-to-date", "status", "updatedNumberScheduled"),
         _number("Available", "status", "numberAvailable"),
-        Column("Node Selector", lambda obj, _now: label_text(mapping(obj, "spec", "template", "spec", "nodeSelector"))),
+        Column("Node Selector", _node_selector),
         AGE,
         *_TEMPLATE,
     ),
@@ -441,7 +416,7 @@ _PRINTERS: dict[str, Printer] = {
     "GpuPolicy": _own(POLICY_COLUMNS, POLICY_WIDE),
     "Job": (
         NAME,
-        Column("Status", lambda obj, _now: _job_status(obj)),
+        Column("Status", _job_status),
         Column("Completions", _completions),
         Column("Duration", _job_duration),
         AGE,
@@ -466,7 +441,7 @@ _PRINTERS: dict[str, Printer] = {
         AGE,
         *_TEMPLATE,
     ),
-    "ResourceClaim": (NAME, Column("State", lambda obj, _now: claim_state(obj)), AGE),
+    "ResourceClaim": (NAME, Column("State", claim_state), AGE),
     "ResourceClaimTemplate": _NAME_AND_AGE,
     "ResourceSlice": (
         NAME,

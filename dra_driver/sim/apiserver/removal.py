@@ -7,6 +7,7 @@ until their kubelet deletes them with grace period 0.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from dra_driver.sim.apiserver.api_errors import forbidden, not_found, preconditi
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
-from dra_driver.sim.apiserver.state import Key, ObjectState, Record
+from dra_driver.sim.apiserver.state import Key, ObjectState, Record, object_key
 
 FOREGROUND = "foregroundDeletion"
 UNDELETABLE_NAMESPACES = frozenset({"default", "kube-system", "kube-public"})
@@ -58,22 +59,22 @@ class Removal:
             return record
         policy = options.propagation or kind.default_propagation
         if policy == "Orphan":
-            self._orphan_dependents(record)
+            uid = record.obj["metadata"]["uid"]
+            for dependent_kind, dependent in self._state.owned_by(uid):
+                self._drop_owners(dependent_kind, dependent, {uid})
         if kind is NAMESPACES:
             return self._delete_namespace(key, record)
         grace_s = self._grace_s(kind, record, options)
         waits_for = self._blocking_dependents(record) if policy == "Foreground" else []
         if grace_s or waits_for or entries(record.obj, "metadata", "finalizers"):
             record = self._mark(kind, record, grace_s, foreground=bool(waits_for))
-            if waits_for:
-                self._delete_dependents(record, options.propagation)
+            for dependent_kind, dependent in self._state.owned_by(record.obj["metadata"]["uid"]) if waits_for else ():
+                self._delete_quietly(dependent_kind, dependent, options.propagation)
             return self._state.get(kind, key) or record
-        return self._with_grace(kind, self.remove(kind, key))
-
-    def _with_grace(self, kind: ResourceKind, record: Record) -> Record:
-        """The last version as the reply shows it: deleted pods have a grace period of 0."""
+        record = self.remove(kind, key)
         if kind is not PODS:
             return record
+        # The reply shows a deleted pod with a grace period of 0.
         ended = {"deletionTimestamp": rfc3339(self._clock()), "deletionGracePeriodSeconds": 0}
         return Record(record.obj | {"metadata": record.obj["metadata"] | ended}, record.revision)
 
@@ -91,12 +92,10 @@ class Removal:
         record = self._state.get(kind, key)
         if record is None or not dig(record.obj, "metadata", "deletionTimestamp"):
             return
-        held = entries(record.obj, "metadata", "finalizers") or dig(
-            record.obj, "metadata", "deletionGracePeriodSeconds"
-        )
+        metadata = record.obj["metadata"]
         if kind is NAMESPACES:
             self._finish_namespace(key[1])
-        elif not held:
+        elif not entries(metadata, "finalizers") and not metadata.get("deletionGracePeriodSeconds"):
             self.remove(kind, key)
 
     def collect_if_orphaned(self, kind: ResourceKind, key: Key) -> None:
@@ -154,22 +153,10 @@ class Removal:
             if owner.get("uid") == uid and owner.get("blockOwnerDeletion")
         ]
 
-    def _delete_dependents(self, record: Record, propagation: str) -> None:
-        for kind, dependent in self._state.owned_by(record.obj["metadata"]["uid"]):
-            self._delete_quietly(kind, dependent, propagation)
-
     def _delete_quietly(self, kind: ResourceKind, record: Record, propagation: str) -> None:
-        metadata = record.obj["metadata"]
-        key = (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
-        try:
-            self.delete(kind, key, DeleteOptions(uid=metadata["uid"], propagation=propagation))
-        except NotFoundError:
-            return  # deleted together with another dependent
-
-    def _orphan_dependents(self, record: Record) -> None:
-        uid = record.obj["metadata"]["uid"]
-        for kind, dependent in self._state.owned_by(uid):
-            self._drop_owners(kind, dependent, {uid})
+        options = DeleteOptions(uid=record.obj["metadata"]["uid"], propagation=propagation)
+        with suppress(NotFoundError):  # deleted together with another dependent
+            self.delete(kind, object_key(kind, record.obj), options)
 
     def _drop_owners(self, kind: ResourceKind, record: Record, uids: set[str]) -> None:
         obj: Obj = copy_json(record.obj)

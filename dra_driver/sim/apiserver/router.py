@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dra_driver.sim.apiserver import pod_subresources
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.discovery import discovery, openapi_document, openapi_index
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target, is_known_group, target_of
 from dra_driver.sim.apiserver.patching import JSON_PATCH, merge
 from dra_driver.sim.apiserver.pod_proxy import ProxyPlan, is_proxy, plan_proxy
@@ -67,57 +67,49 @@ class Router:
         if path.startswith("/openapi/v3/"):
             body = openapi_document(path.removeprefix("/openapi/v3/"))
             return None if body is None else Reply(body=body)
-        if path == _REVIEWS_PATH and request.method == "POST":
-            return self._review(request)
-        return discovery(request.path)
-
-    def _review(self, request: ApiRequest) -> Reply:
-        """Allow everything: clients with the token have all rights."""
-        return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
+        if path == _REVIEWS_PATH and request.method == "POST":  # clients with the token have all rights
+            return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
+        document = discovery(path)
+        return None if document is None else Reply.of(document)
 
     def _object(self, request: ApiRequest, target: Target) -> RouterReply:
         if target.subresource in {"log", "binding", "eviction", "scale"}:
             return self._special(request, target)
         if request.method == "GET" and request.flag("watch"):
             return plan_watch(request, target)
-        on_object: dict[str, Callable[[ApiRequest, Target], Reply]] = {
-            "GET": self._verbs.get,
-            "PUT": self._verbs.update,
-            "PATCH": self._verbs.patch,
-        }
-        if not target.subresource:
-            on_object["DELETE"] = self._verbs.delete
-        on_collection: dict[str, Callable[[ApiRequest, Target], Reply]] = {
-            "GET": self._verbs.list,
-            "POST": self._verbs.create,
-            "DELETE": self._verbs.delete_collection,
-        }
-        verb = (on_object if target.name else on_collection).get(request.method)
-        if verb is None:
+        verbs: dict[str, Callable[[ApiRequest, Target], Reply]]
+        if target.name:
+            verbs = {"GET": self._verbs.get, "PUT": self._verbs.update, "PATCH": self._verbs.patch}
+            if not target.subresource:
+                verbs["DELETE"] = self._verbs.delete
+        else:
+            verbs = {"GET": self._verbs.list, "DELETE": self._verbs.delete_collection}
+            if target.namespace or not target.kind.namespaced:
+                verbs["POST"] = self._verbs.create
+        if request.method not in verbs:
             raise _not_allowed()
-        if request.method == "POST" and target.kind.namespaced and not target.namespace:
-            raise _not_allowed()
-        return verb(request, target)
+        return verbs[request.method](request, target)
 
     def _special(self, request: ApiRequest, target: Target) -> RouterReply:
-        if (target.subresource, request.method) == ("log", "GET"):
+        asked = (target.subresource, request.method)
+        if asked == ("log", "GET"):
             return pod_subresources.plan_log(self._store, request, target)
-        if (target.subresource, request.method) == ("binding", "POST"):
+        if asked == ("binding", "POST"):
             return pod_subresources.bind(self._store, request, target)
-        if (target.subresource, request.method) == ("eviction", "POST"):
+        if asked == ("eviction", "POST"):
             deletion = pod_subresources.eviction(request, target)
             pod_subresources.before_eviction(self._store, target, deletion.object())
             self._verbs.delete(deletion, replace(target, subresource=""))
             return pod_subresources.accepted()
-        if target.subresource == "scale" and request.method == "GET":
+        if asked == ("scale", "GET"):
             return Reply.of(pod_subresources.read_scale(self._store, target))
-        if target.subresource == "scale" and request.method == "PUT":
+        if asked == ("scale", "PUT"):
             return pod_subresources.write_scale(self._store, request.object(), target)
-        if target.subresource == "scale" and request.method == "PATCH":
+        if asked == ("scale", "PATCH"):
             if request.content_type == JSON_PATCH:
                 raise bad_request("a scale is patched with a merge patch: JSON patches of scales are not served")
             current = pod_subresources.read_scale(self._store, target)
-            return pod_subresources.write_scale(self._store, merge(copy_json(current), request.object()), target)
+            return pod_subresources.write_scale(self._store, merge(current, request.object()), target)
         raise _not_allowed()
 
 

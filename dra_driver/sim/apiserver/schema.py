@@ -4,13 +4,10 @@
 Go's decoder in the real server: it drops unknown fields and reports them, drops nulls, and rejects wrong JSON types.
 """
 
-import json
-from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time, rfc3339, rfc3339_micro
@@ -19,16 +16,9 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
 
 ANY = "any"
-_OWN_KIND = {"apiVersion": "string", "kind": "string", "metadata": "meta.v1.ObjectMeta"}
+# This project's own kinds: `rules/core.py` validates what is below spec.
 _OWN_GROUP = "gpu.dra-driver.io"
-_OWN: dict[str, dict[str, Any]] = {
-    "kinds": {f"{_OWN_GROUP}/v1alpha1/{kind}": f"{_OWN_GROUP}.{kind}" for kind in ("GpuPolicy", "GpuNode")},
-    "types": {
-        f"{_OWN_GROUP}.GpuPolicy": {**_OWN_KIND, "spec": "any", "status": "any"},
-        f"{_OWN_GROUP}.GpuNode": {**_OWN_KIND, "status": "any"},
-    },
-}
-"""This project's own kinds: `rules/core.py` validates what is below spec."""
+_OWN_FIELDS = {"GpuPolicy": ("spec", "status"), "GpuNode": ("status",)}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -40,6 +30,13 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "IntOrString": (int, str),
 }
 _NAMES = {dict: "object", list: "array", str: "string", bool: "bool", int: "number", float: "number"}
+
+
+class SchemaTable(Struct):
+    """``kinds`` names the type of each ``<apiVersion>/<kind>``; ``types`` has the fields of each type as text."""
+
+    kinds: dict[str, str]
+    types: dict[str, dict[str, str]]
 
 
 class FieldType(Struct, frozen=True, kw_only=True):
@@ -90,20 +87,24 @@ def _parse(text: str) -> FieldType:
 
 
 @cache
-def table() -> dict[str, Any]:
-    text = files("dra_driver.sim.apiserver").joinpath("schema.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return {part: {**loaded[part], **_OWN[part]} for part in ("kinds", "types")}
+def table() -> SchemaTable:
+    data = files("dra_driver.sim.apiserver").joinpath("schema.json").read_bytes()
+    loaded = json.decode(data, type=SchemaTable)
+    for kind, fields in _OWN_FIELDS.items():
+        loaded.kinds[f"{_OWN_GROUP}/v1alpha1/{kind}"] = f"{_OWN_GROUP}.{kind}"
+        header = {"apiVersion": "string", "kind": "string", "metadata": "meta.v1.ObjectMeta"}
+        loaded.types[f"{_OWN_GROUP}.{kind}"] = header | dict.fromkeys(fields, ANY)
+    return loaded
 
 
 @cache
 def fields_of(type_name: str) -> dict[str, FieldType]:
     """Fields of a type; empty for scalars and free-form values."""
-    return {field: _parse(text) for field, text in table()["types"].get(type_name, {}).items()}
+    return {field: _parse(text) for field, text in table().types.get(type_name, {}).items()}
 
 
 def type_of(kind: ResourceKind) -> FieldType:
-    return FieldType(name=table()["kinds"].get(f"{kind.api_version}/{kind.kind}", ANY))
+    return FieldType(name=table().kinds.get(f"{kind.api_version}/{kind.kind}", ANY))
 
 
 def decode(kind: ResourceKind, obj: Obj) -> list[str]:
@@ -135,17 +136,21 @@ def _decode_fields(obj: Obj, type_name: str, path: str, unknown: list[str]) -> N
             obj[key] = _decoded(obj[key], field, here, unknown)
 
 
-def _decoded(value: Any, field: FieldType, path: str, unknown: list[str]) -> Any:
+def _decoded(value: object, field: FieldType, path: str, unknown: list[str]) -> object:
     """The value in canonical form; changes containers in place."""
-    if field.wraps:
-        if not isinstance(value, list if field.is_list else dict):
-            raise _mismatch(value, path, field)
-        pairs: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else value.items()
-        for key, item in list(pairs):
-            if item is not None:
-                here = f"{path}[{key}]" if field.is_list else f"{path}.{key}"
-                value[key] = _decoded(item, field.inner, here, unknown)
+    if field.is_list and isinstance(value, list):
+        value[:] = [
+            item if item is None else _decoded(item, field.inner, f"{path}[{at}]", unknown)
+            for at, item in enumerate(value)
+        ]
         return value
+    if field.is_map and isinstance(value, dict):
+        for key, item in value.items():
+            if item is not None:
+                value[key] = _decoded(item, field.inner, f"{path}.{key}", unknown)
+        return value
+    if field.wraps:
+        raise _mismatch(value, path, field)
     if field.name in _JSON_TYPES:
         allowed = _JSON_TYPES[field.name]
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -158,7 +163,7 @@ def _decoded(value: Any, field: FieldType, path: str, unknown: list[str]) -> Any
     return value
 
 
-def _canonical(value: Any, type_name: str) -> Any:
+def _canonical(value: object, type_name: str) -> object:
     """Quantities and times in the form in which the real server returns them."""
     if type_name == "Quantity":
         try:
@@ -174,7 +179,7 @@ def _canonical(value: Any, type_name: str) -> Any:
     return value
 
 
-def _mismatch(value: Any, path: str, field: FieldType) -> TypeError:
+def _mismatch(value: object, path: str, field: FieldType) -> TypeError:
     seen = _NAMES.get(type(value), "value")
     wanted = "".join("[]" if wrap == "[]" else "map[string]" for wrap in field.wraps) + field.name
     return TypeError(f"{seen} into field {path} of type {wanted}")

@@ -86,25 +86,13 @@ class Store:
         kept = [record for record in records if all(match(record.obj) for match in matches)]
         return Listing([copy_json(record.obj) for record in kept], revision)
 
-    def create(
-        self,
-        kind: ResourceKind,
-        obj: Obj,
-        *,
-        namespace: str = "",
-        options: WriteOptions = PLAIN_WRITE,
-    ) -> Obj:
+    def create(self, kind: ResourceKind, obj: Obj, *, namespace: str = "", options: WriteOptions = PLAIN_WRITE) -> Obj:
         """Store a new object and return it as stored. Sets name (from generateName), uid and defaults; drops status."""
         with self._lock:
             return self._copied(self._writes.create(kind, copy_json(obj), namespace, options))
 
     def update(
-        self,
-        kind: ResourceKind,
-        obj: Obj,
-        *,
-        subresource: str = "",
-        options: WriteOptions = PLAIN_WRITE,
+        self, kind: ResourceKind, obj: Obj, *, subresource: str = "", options: WriteOptions = PLAIN_WRITE
     ) -> Obj:
         """Replace the object. Raises ConflictError if metadata.resourceVersion is set and not the current version."""
         metadata = obj.get("metadata", {})
@@ -185,7 +173,11 @@ class Store:
         subscription = Subscription(chosen, namespace, wake, self._detach)
         with self._lock:
             if since is None:
-                backlog = [self._added(kind, record) for kind in chosen for record in self._state.records(kind)]
+                backlog = [
+                    ObjectChange("ADDED", kind, object_key(kind, record.obj), record, None)
+                    for kind in chosen
+                    for record in self._state.records(kind)
+                ]
             else:
                 backlog = list(self._state.changes_since(since))
             for change in backlog:
@@ -220,10 +212,6 @@ class Store:
         with self._lock:
             if subscription.offer in self._state.listeners:
                 self._state.listeners.remove(subscription.offer)
-
-    @staticmethod
-    def _added(kind: ResourceKind, record: Record) -> ObjectChange:
-        return ObjectChange("ADDED", kind, object_key(kind, record.obj), record, None)
 
     @staticmethod
     def _copied(record: Record) -> Obj:

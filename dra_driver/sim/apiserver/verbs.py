@@ -9,7 +9,7 @@ from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target, unsupported_media_type
 from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
@@ -93,16 +93,13 @@ class Verbs:
     def patch(self, request: ApiRequest, target: Target) -> Reply:
         """Patch the object; 201 if an apply patch created it."""
         if request.content_type not in PATCH_TYPES:
-            accepted = ", ".join(PATCH_TYPES)
-            text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
-            raise status_error(415, "UnsupportedMediaType", text)
+            raise unsupported_media_type(PATCH_TYPES)
         checks, is_apply = _FieldValidation(request, target), request.content_type == APPLY_PATCH
         manager, force = request.query.get("fieldManager", ""), request.query.get("force")
         if is_apply and not manager:
             raise options_invalid("PatchOptions", required("fieldManager", "is required for apply patch"))
         if force is not None and not is_apply:
-            problem = forbidden_field("force", "may not be specified for non-apply patch")
-            raise options_invalid("PatchOptions", problem)
+            raise options_invalid("PatchOptions", forbidden_field("force", "may not be specified for non-apply patch"))
         known = self._known(target)
         stored = self._store.patch(
             target.kind,

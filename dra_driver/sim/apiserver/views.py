@@ -23,18 +23,13 @@ _POD_CONDITIONS = {
 INCLUDE_CHOICES = ("", "Metadata", "Object", "None")
 
 
-def _definition(column: Column) -> Obj:
-    return {
-        "name": column.name,
-        "type": column.type,
-        "format": column.format,
-        "description": "",
-        "priority": column.priority,
-    }
-
-
 def partial(obj: Obj) -> Obj:
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+
+
+def _definition(column: Column) -> Obj:
+    shown = {"name": column.name, "type": column.type, "format": column.format}
+    return {**shown, "description": "", "priority": column.priority}
 
 
 def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include: str) -> Obj:

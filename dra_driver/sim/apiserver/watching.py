@@ -6,7 +6,6 @@ KEP-3157, KEP-956.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from msgspec import Struct
 
@@ -49,24 +48,20 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
         raise options_invalid("ListOptions", forbidden_field("resourceVersionMatch", text))
     streams = request.flag("sendInitialEvents")
     from_start = streams or (not sent and initial is None) or (sent == "0" and initial is None)
+    if not from_start and not sent.isdigit():
+        # The real server returns 500 here, and 400 for a list.
+        wrong = f'resourceVersion: Invalid value: "{sent}": strconv.ParseUint: parsing "{sent}": invalid syntax'
+        raise status_error(500, "", wrong)
     timeout = request.query.get("timeoutSeconds", "")
     return WatchPlan(
         request=request,
         target=target,
         matches=selection(request, target),
-        since=None if from_start else _watch_revision(sent),
+        since=None if from_start else int(sent),
         send_initial_events=streams,
         bookmarks=request.flag("allowWatchBookmarks"),
         timeout_s=float(timeout) if timeout.isdigit() and int(timeout) else DEFAULT_TIMEOUT_S,
     )
-
-
-def _watch_revision(text: str) -> int:
-    if text.isdigit():
-        return int(text)
-    # The real server returns 500 here, and 400 for a list.
-    wrong = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-    raise status_error(500, "", wrong)
 
 
 class Frames:
@@ -101,8 +96,8 @@ class Frames:
         return _frame("ERROR", dump(status_body(error)))
 
     def _line(self, change: ObjectChange) -> bytes | None:
-        is_in = change.type != "DELETED" and self._matches(change.record.obj)
-        was_in = change.previous is not None and self._matches(change.previous.obj)
+        is_in = change.type != "DELETED" and all(match(change.record.obj) for match in self._plan.matches)
+        was_in = change.previous is not None and all(match(change.previous.obj) for match in self._plan.matches)
         if is_in:
             return _frame("MODIFIED" if was_in else "ADDED", self._shape(change.record))
         if not was_in or change.previous is None:
@@ -113,9 +108,6 @@ class Frames:
         metadata = change.previous.obj["metadata"] | {"resourceVersion": str(change.record.revision)}
         return _frame("DELETED", self._shape(Record(change.previous.obj | {"metadata": metadata}, 0)))
 
-    def _matches(self, obj: Obj) -> bool:
-        return all(match(obj) for match in self._plan.matches)
-
     def _shape(self, record: Record) -> bytes:
         if self._as_table:
             return dump(self._table(record.obj))
@@ -125,8 +117,9 @@ class Frames:
 
     def _table(self, obj: Obj) -> Obj:
         metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-        now: datetime = self._clock()
-        found = table(self._plan.target.kind, [obj], metadata, now, include=self._include, headers=self._headers)
+        found = table(
+            self._plan.target.kind, [obj], metadata, self._clock(), include=self._include, headers=self._headers
+        )
         self._headers = False  # columns are sent once per watch
         return found
 

@@ -63,13 +63,7 @@ class ObjectWriter:
         self._clock = clock
         self._check_cel = check_cel or (lambda _expression: None)
 
-    def create(
-        self,
-        kind: ResourceKind,
-        obj: Obj,
-        namespace: str,
-        options: WriteOptions = PLAIN_WRITE,
-    ) -> Record:
+    def create(self, kind: ResourceKind, obj: Obj, namespace: str, options: WriteOptions = PLAIN_WRITE) -> Record:
         """Store a new object. ``namespace`` is that of the request, "" if the object has it."""
         self._check_type(kind, obj)
         options.on_unknown(decode(kind, obj))
@@ -96,13 +90,7 @@ class ObjectWriter:
         return record
 
     def update(
-        self,
-        kind: ResourceKind,
-        obj: Obj,
-        key: Key,
-        *,
-        subresource: str = "",
-        options: WriteOptions = PLAIN_WRITE,
+        self, kind: ResourceKind, obj: Obj, key: Key, *, subresource: str = "", options: WriteOptions = PLAIN_WRITE
     ) -> Record:
         """Replace the stored object or its status by ``obj``; returns the stored version."""
         self._check_type(kind, obj)
@@ -122,7 +110,7 @@ class ObjectWriter:
             raise invalid_object(kind, key[1], problems)
         if new == old.obj:
             return old  # a write without a change is not stored, and watches do not see it
-        if self._bumps(kind, new, old.obj, subresource):
+        if kind.generation and subresource != "status" and _body(new) != _body(old.obj):
             new["metadata"]["generation"] = old.obj["metadata"].get("generation", 0) + 1
         if options.dry_run:
             return Record(new, old.revision)
@@ -201,11 +189,8 @@ class ObjectWriter:
             raise not_found(NAMESPACES, name)
         if dig(record.obj, "metadata", "deletionTimestamp"):
             why = f"unable to create new content in namespace {name} because it is being terminated"
-            cause = {
-                "reason": "NamespaceTerminating",
-                "message": f"namespace {name} is being terminated",
-                "field": "metadata.namespace",
-            }
+            happened = f"namespace {name} is being terminated"
+            cause = {"reason": "NamespaceTerminating", "message": happened, "field": "metadata.namespace"}
             raise forbidden(kind, dig(obj, "metadata", "name", default=""), why, [cause])
 
     def _check_preconditions(self, kind: ResourceKind, obj: Obj, old: Record, subresource: str) -> None:
@@ -251,21 +236,14 @@ class ObjectWriter:
                 obj["status"] = copy_json(old["status"])
         return obj
 
-    def _bumps(self, kind: ResourceKind, new: Obj, old: Obj, subresource: str) -> bool:
-        """Whether the write changes the object outside of metadata and status."""
-        if not kind.generation or subresource == "status":
-            return False
-        ignored = {"metadata", "status"}
-        return any(new.get(part) != old.get(part) for part in (new.keys() | old.keys()) - ignored)
-
     def _review(self, obj: Obj, old: Obj | None, subresource: str) -> Review:
-        return Review(
-            old=old,
-            subresource=subresource,
-            check_cel=self._check_cel,
-            namespace_labels=lambda: self._namespace_labels(dig(obj, "metadata", "namespace", default="")),
-        )
+        def namespace_labels() -> dict[str, str]:
+            record = self._state.get(NAMESPACES, ("", dig(obj, "metadata", "namespace", default="")))
+            return mapping(record.obj, "metadata", "labels") if record else {}
 
-    def _namespace_labels(self, name: str) -> dict[str, str]:
-        record = self._state.get(NAMESPACES, ("", name))
-        return mapping(record.obj, "metadata", "labels") if record else {}
+        return Review(old=old, subresource=subresource, check_cel=self._check_cel, namespace_labels=namespace_labels)
+
+
+def _body(obj: Obj) -> Obj:
+    """The object without metadata and status."""
+    return {part: value for part, value in obj.items() if part not in {"metadata", "status"} and value is not None}

@@ -53,11 +53,11 @@ class ClaimController(Controller):
     def _ensure_claims(self, pod: Obj, claims: list[Obj]) -> bool:
         """Whether every claim of the pod's templates exists and is named in the pod's status."""
         wanted = [item for item in entries(pod, "spec", "resourceClaims") if item.get("resourceClaimTemplateName")]
-        known = {item["name"] for item in entries(pod, "status", "resourceClaimStatuses")}
+        statuses = list(entries(pod, "status", "resourceClaimStatuses"))
+        known = {item["name"] for item in statuses}
         missing = [item for item in wanted if item["name"] not in known]
         if not missing:
             return True
-        statuses = list(entries(pod, "status", "resourceClaimStatuses"))
         for item in missing:
             try:
                 claim = self._generated(pod, item["name"], claims) or self._generate(pod, item)
@@ -78,14 +78,8 @@ class ClaimController(Controller):
     @staticmethod
     def _generated(pod: Obj, name: str, claims: list[Obj]) -> Obj | None:
         """A claim of an earlier step that failed before it wrote the pod's status."""
-        return next(
-            (
-                claim
-                for claim in claims
-                if owned_by(claim, pod) and mapping(claim, "metadata", "annotations").get(CLAIM_ANNOTATION) == name
-            ),
-            None,
-        )
+        own = (claim for claim in claims if owned_by(claim, pod))
+        return next((claim for claim in own if dig(claim, "metadata", "annotations", CLAIM_ANNOTATION) == name), None)
 
     def _generate(self, pod: Obj, item: Obj) -> Obj:
         namespace, pod_name = key(pod)

@@ -7,6 +7,7 @@ DeviceTaintRules are not served by the embedded cluster.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from dra_driver.core.errors import NotFoundError
@@ -16,7 +17,17 @@ from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller
-from dra_driver.sim.objects import claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
+from dra_driver.sim.objects import (
+    claim_names,
+    generated_claims,
+    is_deleted,
+    is_finished,
+    is_reserved,
+    key,
+    owned_by,
+    set_condition,
+    uid,
+)
 
 NO_EXECUTE = "NoExecute"
 _EVENT = "DeviceTaintManagerEviction"
@@ -67,12 +78,10 @@ class DeviceTaintController(Controller):
             pod, "DisruptionTarget", "True", self._clock(), reason="DeletionByDeviceTaintManager", message=message
         )
         namespace, name = key(pod)
-        try:
+        with suppress(NotFoundError):
             if changed:
                 self._store.update_status(PODS, pod)
             self._store.delete(PODS, name, namespace, DeleteOptions(uid=uid(pod)))
-        except NotFoundError:
-            return
 
 
 def _tainted(slices: Sequence[Obj]) -> dict[Device, list[Obj]]:
@@ -117,10 +126,8 @@ def _claims_of(pod: Obj, claims: dict[tuple[str, str], Obj]) -> Iterator[tuple[s
     """The claims of a scheduled pod that are reserved for it."""
     if not dig(pod, "spec", "nodeName") or is_finished(pod):
         return
-    generated = {item["name"] for item in entries(pod, "spec", "resourceClaims") if "resourceClaimTemplateName" in item}
+    generated = generated_claims(pod)
     for name, claim_name in claim_names(pod):
         claim = claims.get((key(pod)[0], claim_name or ""))
-        if claim is None or (name in generated and not owned_by(claim, pod)):
-            continue
-        if any(user.get("uid") == uid(pod) for user in entries(claim, "status", "reservedFor")):
+        if claim is not None and is_reserved(claim, pod) and (name not in generated or owned_by(claim, pod)):
             yield key(claim)

@@ -22,11 +22,8 @@ class DisruptionController(Controller):
 
     def step(self) -> float | None:
         """Reconcile all budgets once; returns 10 s while an eviction is counted whose pod is still there."""
-        budgets = self._store.list(POD_DISRUPTION_BUDGETS).items
-        waiting = False
-        for budget in budgets:
-            waiting |= self._reconcile(budget)
-        return 10.0 if waiting else None
+        waiting = [self._reconcile(budget) for budget in self._store.list(POD_DISRUPTION_BUDGETS).items]
+        return 10.0 if any(waiting) else None
 
     def _reconcile(self, budget: Obj) -> bool:
         namespace = budget["metadata"]["namespace"]

@@ -18,6 +18,7 @@ from msgspec import Struct
 from dra_driver.core.time import parse_time, rfc3339
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
+from dra_driver.sim.apiserver.rules.workloads import job_labels
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller, StoreEventRecorder
 from dra_driver.sim.objects import (
@@ -34,7 +35,7 @@ from dra_driver.sim.objects import (
 
 
 class Owned(Struct, frozen=True):
-    """An owner's pods by state. Pods being deleted are in ``pods`` only."""
+    """An owner's pods. ``active`` and ``ready`` leave out pods being deleted."""
 
     pods: Sequence[Obj]
 
@@ -46,8 +47,8 @@ class Owned(Struct, frozen=True):
     def ready(self) -> list[Obj]:
         return [pod for pod in self.active if is_ready(pod)]
 
-    def in_phase(self, phase: str) -> list[Obj]:
-        return [pod for pod in self.pods if mapping(pod, "status").get("phase") == phase]
+    def in_phase(self, phase: str) -> int:
+        return sum(dig(pod, "status", "phase") == phase for pod in self.pods)
 
 
 class PodMaker:
@@ -103,7 +104,7 @@ class DeploymentController(Controller):
         old = [item for item in sets if item["metadata"]["uid"] != newest["metadata"]["uid"]]
         self._resize(deployment, newest, old)
         for item in old:
-            if not item["spec"].get("replicas") and not dig(item, "status", "replicas", default=0):
+            if not item["spec"].get("replicas") and not _counted(item, "replicas"):
                 self._store.delete(REPLICA_SETS, key(item)[1], key(item)[0])
         self._report(deployment, newest, sets)
 
@@ -123,11 +124,11 @@ class DeploymentController(Controller):
         surge, unavailable = _rollout_limits(deployment, replicas)
         of_old = sum(_replicas(item) for item in old)
         self._scale(deployment, newest, min(replicas, max(replicas + surge - of_old, 0)))
-        available = sum(int(dig(item, "status", "availableReplicas", default=0)) for item in (newest, *old))
+        available = sum(_counted(item, "availableReplicas") for item in (newest, *old))
         may_go = max(available - (replicas - unavailable), 0)
         for item in old:
             # Removing replicas that never became available does not reduce availability: remove them first.
-            idle = max(_replicas(item) - int(dig(item, "status", "availableReplicas", default=0)), 0)
+            idle = max(_replicas(item) - _counted(item, "availableReplicas"), 0)
             removed = min(_replicas(item) - idle, may_go)
             may_go -= removed
             self._scale(deployment, item, _replicas(item) - idle - removed)
@@ -145,20 +146,27 @@ class DeploymentController(Controller):
     def _report(self, deployment: Obj, newest: Obj, sets: list[Obj]) -> None:
         before, now = copy_json(mapping(deployment, "status")), utc_now()
         status = deployment.setdefault("status", {})
-        total = {field: sum(int(dig(item, "status", field, default=0)) for item in sets) for field in _COUNTED}
-        wanted = _replicas(deployment)
-        status.update(total)
-        status["updatedReplicas"] = int(dig(newest, "status", "replicas", default=0))
-        status["unavailableReplicas"] = max(wanted - total["availableReplicas"], 0)
+        counted = ("replicas", "readyReplicas", "availableReplicas")
+        total = {field: sum(_counted(item, field) for item in sets) for field in counted}
+        total["updatedReplicas"] = _counted(newest, "replicas")
+        total["unavailableReplicas"] = max(_replicas(deployment) - total["availableReplicas"], 0)
+        _set_counts(status, total)
         status["observedGeneration"] = deployment["metadata"].get("generation", 1)
-        for field in [name for name in (*_COUNTED, "updatedReplicas", "unavailableReplicas") if not status[name]]:
-            status.pop(field)
         _conditions(deployment, total["availableReplicas"], newest, now)
         if before != status:
             self._store.update_status(DEPLOYMENTS, deployment)
 
 
-_COUNTED = ("replicas", "readyReplicas", "availableReplicas")
+def _counted(item: Obj, field: str) -> int:
+    return int(dig(item, "status", field, default=0))
+
+
+def _set_counts(status: Obj, counts: dict[str, int]) -> None:
+    """Set the counts that are not 0, and remove the others, as Go's omitempty does."""
+    for name, count in counts.items():
+        status[name] = count
+        if not count:
+            del status[name]
 
 
 def _conditions(deployment: Obj, available: int, newest: Obj, now: datetime) -> None:
@@ -169,12 +177,10 @@ def _conditions(deployment: Obj, available: int, newest: Obj, now: datetime) -> 
     set_condition(
         deployment, "Available", "True" if enough else "False", now, reason=reason, message=f"Deployment {outcome}."
     )
-    complete = available >= wanted and int(dig(newest, "status", "availableReplicas", default=0)) >= wanted
-    name = newest["metadata"]["name"]
-    message = (
-        f'ReplicaSet "{name}" has successfully progressed.' if complete else f'ReplicaSet "{name}" is progressing.'
-    )
+    complete = available >= wanted and _counted(newest, "availableReplicas") >= wanted
     reason = "NewReplicaSetAvailable" if complete else "ReplicaSetUpdated"
+    outcome = "has successfully progressed" if complete else "is progressing"
+    message = f'ReplicaSet "{newest["metadata"]["name"]}" {outcome}.'
     set_condition(deployment, "Progressing", "True", now, reason=reason, message=message)
 
 
@@ -291,7 +297,7 @@ class JobController(Controller):
 
     def _reconcile(self, job: Obj) -> None:
         owned = self._pods.owned(job)
-        succeeded, failed = len(owned.in_phase("Succeeded")), len(owned.in_phase("Failed"))
+        succeeded, failed = owned.in_phase("Succeeded"), owned.in_phase("Failed")
         parallelism = int(dig(job, "spec", "parallelism", default=1))
         completions = int(dig(job, "spec", "completions", default=parallelism))
         ended, reason = "", "BackoffLimitExceeded"
@@ -307,7 +313,7 @@ class JobController(Controller):
         elif not ended:
             missing = min(parallelism, completions - succeeded) - len(owned.active)
             for _ in range(min(missing, MAX_STEP)):
-                self._pods.create(job, mapping(job, "spec", "template"), _labels(job))
+                self._pods.create(job, mapping(job, "spec", "template"), job_labels(job))
         self._report(job, self._pods.owned(job), ended, reason)
 
     def _report(self, job: Obj, owned: Owned, ended: str, reason: str) -> None:
@@ -316,15 +322,11 @@ class JobController(Controller):
         status.setdefault("startTime", rfc3339(now))
         counts = {
             "active": len(owned.active),
-            "ready": len(owned.ready),
-            "succeeded": len(owned.in_phase("Succeeded")),
-            "failed": len(owned.in_phase("Failed")),
+            "succeeded": owned.in_phase("Succeeded"),
+            "failed": owned.in_phase("Failed"),
         }
-        for name, count in counts.items():
-            if count or name == "ready":
-                status[name] = count
-            else:
-                status.pop(name, None)
+        _set_counts(status, counts)
+        status["ready"] = len(owned.ready)
         if ended:
             self._end(job, ended, reason)
         if before != status:
@@ -341,13 +343,3 @@ class JobController(Controller):
             message = _FAILURES[reason]
             self._recorder.warning(job, reason, message)
         set_condition(job, ended, "True", now, reason=reason, message=message)
-
-
-def _labels(job: Obj) -> Obj:
-    name = job["metadata"]["name"]
-    return {
-        "batch.kubernetes.io/controller-uid": uid(job),
-        "batch.kubernetes.io/job-name": name,
-        "controller-uid": uid(job),
-        "job-name": name,
-    }

@@ -37,7 +37,12 @@ class Chapter:
 
     def run(self, title: str, story: Callable[[], None]) -> bool:
         """Create the namespace, run ``story``, and `end`; returns whether all went well."""
-        self.part(title, lambda: self._in_namespace(story))
+
+        def play() -> None:
+            self.cluster.store.create(NAMESPACES, {"metadata": {"name": self.namespace}})
+            story()
+
+        self.part(title, play)
         try:
             self.end()
         except DraError as error:
@@ -58,10 +63,6 @@ class Chapter:
         if not self.problem:
             self.problem = str(error)
             self.say(f"    problem  {self.problem}\n")
-
-    def _in_namespace(self, story: Callable[[], None]) -> None:
-        self.cluster.store.create(NAMESPACES, {"metadata": {"name": self.namespace}})
-        story()
 
     def end(self) -> None:
         """Delete the namespace and wait until nothing of it is left on the nodes."""

@@ -44,7 +44,11 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         ClusterPool(nodes or NODES_OF_DEMO, lambda started_cluster: started_cluster.apply(root / CLASSES)) as pool,
     ):
         cluster = pool.cluster(Requirements())
-        _introduce(cluster, say, time.monotonic() - started)
+        up_s = time.monotonic() - started
+        say(f"The cluster with {len(cluster.nodes)} nodes runs, all GPUs are published ({up_s:.1f} s).\n")
+        for kind in (NODES, RESOURCE_SLICES):
+            say(f"$ kubectl get {kind.plural}\n{table(kind, cluster.store.list(kind).items, utc_now())}\n")
+        say(_devices(cluster) + "\n")
         told, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
         results += told
         usage.told()
@@ -69,13 +73,6 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
     return good == count and moved and explained and healed and transformed and not usage.problem
 
 
-def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
-    say(f"The cluster with {len(cluster.nodes)} nodes runs, all GPUs are published ({up_s:.1f} s).\n")
-    say("$ kubectl get nodes\n" + table(NODES, cluster.store.list(NODES).items, utc_now()) + "\n")
-    say("$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now()) + "\n")
-    say(_devices(cluster) + "\n")
-
-
 def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tuple[list[ExampleResult], bool]:
     """Run the examples and, around them, the chapter about a policy; returns whether the latter went as expected."""
     first = len(examples) * 3 // 5  # nodes and the controller need up to 10 s to say what became of a policy
@@ -91,9 +88,7 @@ def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tu
 def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[ExampleResult]:
     documents: list[str] = []
     scenario = Scenario(
-        cluster.client,
-        leftovers=cluster.leftovers,
-        observe=lambda _path: documents.extend(_documents(cluster)),
+        cluster.client, leftovers=cluster.leftovers, observe=lambda _path: documents.extend(_documents(cluster))
     )
     results = []
     for path in examples:

@@ -48,7 +48,12 @@ class _Forms(Chapter):
         self._expect_rejected(mig_pods)
         self._account("1. A pod uses the whole GPU; pods for MIG devices wait.")
         self.delete_pods(["whole"])
-        self.expect(lambda: self._fewer_ready(mig_pods, 7), "seven of eight pods with MIG devices to run")
+
+        def fewer_ready() -> str | None:
+            ready = sum(map(self.is_ready, mig_pods))
+            return None if ready >= 7 else f"{ready} of 7 run"
+
+        self.expect(fewer_ready, "seven of eight pods with MIG devices to run")
         (late,) = (name for name in mig_pods if not self.is_ready(name))
         self.make_pod("whole-again", _WHOLE)
         self._expect_rejected([late, "whole-again"])
@@ -79,10 +84,6 @@ class _Forms(Chapter):
             return next((f"the scheduler has not rejected {name} yet" for name in waiting), None)
 
         self.expect(unreported, "the scheduler to reject the pods that do not fit")
-
-    def _fewer_ready(self, names: Sequence[str], wanted: int) -> str | None:
-        ready = sum(map(self.is_ready, names))
-        return None if ready >= wanted else f"{ready} of {wanted} run"
 
     def _versions(self) -> dict[str, str]:
         return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in self.cluster.slices()}

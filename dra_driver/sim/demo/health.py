@@ -90,11 +90,17 @@ class _Health(Chapter):
     @contextmanager
     def _unhealthy(self, places: Mapping[str, Place]) -> Iterator[None]:
         """XID 79 ("the GPU has fallen off the bus") on the GPUs of ``places``, and their repair at the end."""
+        gpus = {place.gpu for place in places.values()}
+
+        def untainted() -> str | None:
+            missing = gpus - self._tainted().keys()
+            return f"no taint on {sorted(missing)}" if missing else None
+
         self.say("2. Their GPUs report XID 79; the policy requests eviction.")
         try:
             for node, device in (place.gpu for place in places.values()):
                 self.command("dra-driver", "sim", "inject", node, device, "xid=79", "--wait", "0", *self.kubeconfig)
-            self.expect(lambda: self._untainted(places), "the GPUs to be tainted")
+            self.expect(untainted, "the GPUs to be tainted")
             self.say("".join(f"    taint    {line}\n" for line in self._taints()))
             yield
         finally:
@@ -150,10 +156,6 @@ class _Health(Chapter):
             f"{device} of {node}: {taint['key']}={taint.get('value', '')}:NoExecute"
             for (node, device), taint in sorted(self._tainted().items())
         ]
-
-    def _untainted(self, places: Mapping[str, Place]) -> str | None:
-        missing = {place.gpu for place in places.values()} - self._tainted().keys()
-        return f"no taint on {sorted(missing)}" if missing else None
 
     def _evictions(self, places: Mapping[str, Place]) -> list[str]:
         pods = {place.pod for place in places.values()}

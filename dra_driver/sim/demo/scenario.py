@@ -75,7 +75,9 @@ class Scenario:
         problem, containers = None, []
         try:
             self._apply(objects, namespace_object)
-            self._reach(expectations, namespace)
+            self._wait(lambda: unmet(expectations, self._client, namespace), self._reach_s)
+            time.sleep(self._steady_s)  # and check again: a pod may be Pending only because it is slow
+            self._wait(lambda: unmet(expectations, self._client, namespace), POLL_S)
             containers = self._container_reports(namespace)
             self._observe(path)
         except DraError as error:
@@ -99,12 +101,6 @@ class Scenario:
             self._client.create(namespace_object, "")
         for obj in objects:
             self._client.create(obj, namespace_object["metadata"]["name"])
-
-    def _reach(self, expectations: Sequence[Expectation], namespace: str) -> None:
-        """Wait until all expectations hold, and check again later: a pod may be Pending only because it is slow."""
-        self._wait(lambda: unmet(expectations, self._client, namespace), self._reach_s)
-        time.sleep(self._steady_s)
-        self._wait(lambda: unmet(expectations, self._client, namespace), POLL_S)
 
     def _remove(self, objects: Sequence[Obj], namespace: str) -> None:
         for obj in deletion_order(objects):

@@ -7,33 +7,16 @@ from typing import Final
 
 from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
 from dra_driver.sim.node.node_process import DriverSubprocess, ExporterSubprocess, MpsHostSubprocess, NodeSubprocess
+from dra_driver.sim.objects import uid
 
 NAMESPACE: Final = "dra-driver"
 PORT: Final = 8082
 """The port of the chart's exporter; what answers for it is the process' own port on loopback."""
 _LABELS: Final = {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": "exporter"}
-
-
-def show_exporter(store: Store, node: str, number: int, local_port: int) -> str:
-    """Create the pod on ``node`` and let the API server's proxy lead to ``local_port``; returns the pod's UID."""
-    with suppress(AlreadyExistsError):
-        store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
-    name = f"dra-driver-exporter-{number}"
-    store.ports.serve(NAMESPACE, name, PORT, local_port)
-    return str(store.create(PODS, _pod(name, node), namespace=NAMESPACE)["metadata"]["uid"])
-
-
-def _pod(name: str, node: str) -> Obj:
-    container = {"name": "exporter", "image": "dra-driver", "ports": [{"name": "metrics", "containerPort": PORT}]}
-    return {
-        "metadata": {"name": name, "labels": _LABELS},
-        "spec": {"nodeName": node, "containers": [container], "tolerations": [{"operator": "Exists"}]},
-    }
 
 
 DRIVER = "gpu.nvidia.com"
@@ -75,9 +58,17 @@ class ClusterNode:
 
     def start_exporter(self) -> None:
         """Start the usage exporter and create its pod, once; does nothing on a node without."""
-        if self.exporter is not None:
-            self.exporter.start()
-            self._exporter_uid = show_exporter(self._store, self.name, self._number, self.exporter.port)
+        if self.exporter is None:
+            return
+        self.exporter.start()
+        with suppress(AlreadyExistsError):
+            self._store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        name, ports = f"dra-driver-exporter-{self._number}", [{"name": "metrics", "containerPort": PORT}]
+        container = {"name": "exporter", "image": "dra-driver", "ports": ports}
+        spec = {"nodeName": self.name, "containers": [container], "tolerations": [{"operator": "Exists"}]}
+        self._store.ports.serve(NAMESPACE, name, PORT, self.exporter.port)
+        pod = {"metadata": {"name": name, "labels": _LABELS}, "spec": spec}
+        self._exporter_uid = uid(self._store.create(PODS, pod, namespace=NAMESPACE))
 
     def restart_kubelet(self) -> None:
         """Stop the kubelet and start a new one, which deletes the node's slices at its start as the real one does."""
@@ -115,20 +106,13 @@ class ClusterNode:
             or now.compute_mode(gpu.uuid) != described.compute_mode(gpu.uuid)
         ]
 
-    def _container_folders(self) -> list[str]:
-        return [path.name for path in self.folders.views.iterdir()]
-
     def leftovers(self) -> list[str]:
-        """What claims left behind, one sentence each.
-
-        Looks for CDI documents, journal rows, container folders, claims in the kubelet's state, MPS daemons and changed
-        GPUs.
-        """
-        rows = self.journal_rows()
+        """What claims left behind, one sentence each."""
+        rows, folders = self.journal_rows(), [path.name for path in self.folders.views.iterdir()]
         return [
             *(f"CDI document {path.name}" for path in self.claim_files()),
             *([f"{rows} claims in the journal"] if rows else []),
-            *(f"container folder {pod}" for pod in self._container_folders() if pod != self._exporter_uid),
+            *(f"container folder {pod}" for pod in folders if pod != self._exporter_uid),
             *(f"the kubelet still has claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
             *self.changed_gpus(),

@@ -173,7 +173,8 @@ class ContainerView:
             self._mount(mount)
         # CDI's values win over the pod's own.
         plain = {item["name"]: item.get("value", "") for item in container.get("env") or () if "valueFrom" not in item}
-        config = {"env": {**plain, **edits.env}, "smi": _smi(edits)}
+        smi = next((target for target in edits.mounts if PurePosixPath(target).name == "nvidia-smi"), None)
+        config = {"env": {**plain, **edits.env}, "smi": smi}
         (self._folder / "config.json").write_text(json.dumps(config))
 
     def check(self) -> CheckResult:
@@ -196,7 +197,9 @@ class ContainerView:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RetryableError(f"failed to start container: {error}") from error
         listed = done.stdout[:MAX_LOG_BYTES].decode(errors="replace")
-        return CheckResult(exit_code=done.returncode, output=listed + _cuda_variables(config["env"]))
+        # What ``env | grep ^CUDA_ | sort`` prints: MPS limits and visible devices.
+        variables = [f"{name}={value}\n" for name, value in sorted(config["env"].items()) if name.startswith("CUDA_")]
+        return CheckResult(exit_code=done.returncode, output="".join([listed, *variables]))
 
     def remove(self) -> None:
         """Delete the folder, not the targets of its links. Idempotent."""
@@ -247,12 +250,3 @@ class ContainerView:
             )
         place.unlink(missing_ok=True)
         place.symlink_to(source)
-
-
-def _cuda_variables(env: Mapping[str, str]) -> str:
-    """What ``env | grep ^CUDA_ | sort`` prints: MPS limits and visible devices."""
-    return "".join(f"{name}={env[name]}\n" for name in sorted(env) if name.startswith("CUDA_"))
-
-
-def _smi(edits: Edits) -> str | None:
-    return next((target for target in edits.mounts if PurePosixPath(target).name == "nvidia-smi"), None)

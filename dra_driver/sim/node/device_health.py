@@ -81,15 +81,12 @@ def resources_status(container: Obj, devices: Mapping[str, Sequence[DeviceRespon
             if request and device.request_names and request not in {r.split("/")[0] for r in device.request_names}:
                 continue
             identity = device.cdi_ids[0] if device.cdi_ids else f"{device.driver}/{device.pool}/{device.device}"
-            resources.setdefault(identity, _resource(identity, health.of(device.driver, (device.pool, device.device))))
+            seen = health.of(device.driver, (device.pool, device.device))
+            shown: Obj = {"resourceID": identity, "health": seen.status}
+            resources.setdefault(identity, shown | ({"message": seen.message} if seen.message else {}))
         if resources:
             found.append({"name": name, "resources": list(resources.values())})
     return found
-
-
-def _resource(identity: str, health: ReportedHealth) -> Obj:
-    shown: Obj = {"resourceID": identity, "health": health.status}
-    return {**shown, "message": health.message} if health.message else shown
 
 
 def _reported(item: Any, now: float) -> ReportedHealth:

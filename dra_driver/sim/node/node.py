@@ -8,8 +8,8 @@ import logging
 import platform
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dra_driver.core.errors import AlreadyExistsError, DraError, NotFoundError
 from dra_driver.core.time import rfc3339
@@ -97,7 +97,9 @@ class SimulatedKubelet(Controller):
             stop=self._stopping,
             processes=MadeProcesses(folders.proc, folders.log_links),
         )
-        self._pod_resources = PodResourcesServer(folders.pod_resources, self._container_devices)
+        self._pod_resources = PodResourcesServer(
+            folders.pod_resources, lambda: answer_of(self._own_pods(), self.dra.state)
+        )
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()
         self._next_ip = 2
@@ -123,19 +125,17 @@ class SimulatedKubelet(Controller):
 
     def step(self) -> float | None:
         """Start and update pod workers; returns 1 s when claims of deleted pods are still to be unprepared."""
-        pods = self._store.list(PODS, fields=f"spec.nodeName={self.name}").items
-        present = {uid(pod): pod for pod in pods}
+        present = {uid(pod): pod for pod in self._own_pods()}
         for pod_uid, worker in list(self._workers.items()):
             worker.update(present.get(pod_uid))
         for pod_uid, pod in present.items():
             if pod_uid not in self._workers and pod_uid not in self._finished:
                 self._start_worker(pod)
         self._finished &= present.keys()
-        left = self._clean_up(present)
-        return 1.0 if left else None
+        return 1.0 if self._clean_up(present) else None
 
-    def _container_devices(self) -> Any:
-        return answer_of(self._store.list(PODS, fields=f"spec.nodeName={self.name}").items, self.dra.state)
+    def _own_pods(self) -> list[Obj]:
+        return self._store.list(PODS, fields=f"spec.nodeName={self.name}").items
 
     def _start_worker(self, pod: Obj) -> None:
         if is_finished(pod):
@@ -177,18 +177,15 @@ class SimulatedKubelet(Controller):
         """Delete this node's slices of ``driver``, "" for all drivers."""
         fields = f"spec.nodeName={self.name}" + (f",spec.driver={driver}" if driver else "")
         for item in self._store.list(RESOURCE_SLICES, fields=fields).items:
-            try:
+            with suppress(NotFoundError):
                 self._store.delete(RESOURCE_SLICES, item["metadata"]["name"])
-            except NotFoundError:
-                continue
 
     def _register_node(self) -> None:
+        described = _node(self.name, self._host.host_ip)
         try:
-            self._store.create(NODES, _node(self.name, self._host.host_ip))
+            self._store.create(NODES, described)
         except AlreadyExistsError:
-            node = self._store.get(NODES, self.name)
-            node["status"] = _node(self.name, self._host.host_ip)["status"]
-            self._store.update_status(NODES, node)
+            self._store.update_status(NODES, self._store.get(NODES, self.name) | {"status": described["status"]})
 
 
 def _node(name: str, address: str) -> Obj:

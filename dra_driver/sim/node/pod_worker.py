@@ -9,6 +9,7 @@ not run: with restart policy Always a container keeps running, otherwise it exit
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +27,16 @@ from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from dra_driver.sim.node.made_processes import MadeProcesses
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
-from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
+from dra_driver.sim.objects import (
+    claim_names,
+    extended_claim_name,
+    generated_claims,
+    is_deleted,
+    is_reserved,
+    key,
+    owned_by,
+    uid,
+)
 
 log = logging.getLogger(__name__)
 
@@ -171,13 +181,9 @@ class PodWorker:
         if claim_name is None:
             raise RetryableError(f"the ResourceClaim for {name} of pod {namespace}/{pod_name} does not exist yet")
         claim = self._host.store.get(RESOURCE_CLAIMS, claim_name, namespace)
-        items = entries(self._pod, "spec", "resourceClaims")
-        generated = name == _EXTENDED or any(
-            item["name"] == name and item.get("resourceClaimTemplateName") for item in items
-        )
-        if generated and not owned_by(claim, self._pod):
+        if name in {_EXTENDED, *generated_claims(self._pod)} and not owned_by(claim, self._pod):
             raise RetryableError(f"ResourceClaim {claim_name} was not created for pod {namespace}/{pod_name}")
-        if all(user.get("uid") != self._uid for user in entries(claim, "status", "reservedFor")):
+        if not is_reserved(claim, self._pod):
             raise RetryableError(f"pod {pod_name} ({self._uid}) is not allowed to use ResourceClaim {claim_name}")
         allocation = dig(claim, "status", "allocation")
         if allocation is None:
@@ -269,16 +275,11 @@ class PodWorker:
                 return
         if not self._gone:
             self._publish()
-            self._delete()
+            namespace, name = key(self._pod)
+            with suppress(NotFoundError, ConflictError):  # already deleted
+                self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
         for name in self._states:
             self._view(name).remove()
-
-    def _delete(self) -> None:
-        namespace, name = key(self._pod)
-        try:
-            self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
-        except (NotFoundError, ConflictError):
-            log.debug("pod already deleted", extra={"pod": f"{namespace}/{name}"})
 
     def _view(self, container: str) -> ContainerView:
         return ContainerView(self._host.views / self._uid / container)
@@ -293,13 +294,9 @@ class PodWorker:
                 return
             fill(pod, self._states, utc_now(), host_ip=self._host.host_ip, pod_ip=self._pod_ip)
             self._add_health(pod)
-            try:
+            with suppress(ConflictError, NotFoundError):
                 self._host.store.update_status(PODS, pod)
-            except ConflictError:
-                continue
-            except NotFoundError:
                 return
-            return
         log.warning("pod status not written after repeated conflicts", extra={"pod": f"{namespace}/{name}"})
 
     def _add_health(self, pod: Obj) -> None:

@@ -57,7 +57,7 @@ def test_the_pod_meets_the_restricted_profile(deployment: dict[str, Any]) -> Non
 def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: dict[str, Any]) -> None:
     (container,) = deployment["template"]["spec"]["containers"]
     variables = {item["name"]: item.get("value", "x") for item in container["env"]}
-    assert variables.keys() <= {flag.option.env for flag in flags_of(ControllerSettings)}
+    assert variables.keys() <= {flag.env for flag in flags_of(ControllerSettings)}
     settings = load(ControllerSettings, {}, variables)
     assert not settings.evict_extended_resource_pods
     pod = chart.pod_spec(chart.objects({"eviction": {"enabled": True}}), "Deployment", ACCOUNT)

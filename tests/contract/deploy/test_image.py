@@ -179,7 +179,16 @@ def test_both_stages_have_the_base_that_the_argument_names() -> None:
 def test_every_package_is_installed_by_hash() -> None:
     installs = re.findall(r"pip \S+ \S+ (?:install|wheel) .*", DOCKERFILE.replace("\\\n", ""))[0].split(";")
     unhashed = [line for line in installs if " install " in line and "--require-hashes" not in line]
-    assert [line.split(" install ")[1].split() for line in unhashed] == [["--no-deps", "--no-index", "/wheel/*.whl"]]
+    options = [line.split(" install ")[1].split() for line in unhashed]
+    assert options == [["--no-compile", "--no-deps", "--no-index", "/wheel/*.whl"]]
+
+
+def test_pip_compiles_no_package_of_the_image() -> None:
+    """`compile_image.py` does, into one folder. PIP_NO_COMPILE=1 makes pip compile: it reads the value as `compile`."""
+    installs = re.findall(r"/opt/dra-driver/bin/python install ([^;]*)", DOCKERFILE)
+    assert len(installs) == 2
+    assert [line for line in installs if "--no-compile" not in line] == []
+    assert "PIP_NO_COMPILE" not in DOCKERFILE
 
 
 def test_the_context_is_what_the_build_reads() -> None:
@@ -191,3 +200,12 @@ def test_the_context_is_what_the_build_reads() -> None:
         *("LICENSE", "README.md", "pyproject.toml"),
         *("dra_driver", "requirements", "build/wheels", "scripts/compile_image.py"),
     }
+
+
+def test_the_builder_needs_python_alone() -> None:
+    """`make image` runs it with the user's Python, which has none of the locked packages."""
+    command = [sys.executable, "-S", "scripts/image.py"]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env={"BUILDER": "kaniko"}, capture_output=True, text=True, timeout=30
+    )
+    assert done.stderr == "BUILDER is kaniko, expected one of podman, buildah, docker\n"

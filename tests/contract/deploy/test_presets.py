@@ -54,7 +54,7 @@ def test_no_variable_is_set_twice_and_each_is_a_setting(
     names = [item["name"] for item in container["env"]]
     assert len(names) == len(set(names))
     of_nvidias_runtime = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
-    assert set(names) - of_nvidias_runtime <= {flag.option.env for flag in flags_of(settings)}
+    assert set(names) - of_nvidias_runtime <= {flag.env for flag in flags_of(settings)}
 
 
 @presets

@@ -118,7 +118,7 @@ def test_error_shows_no_more_than_a_line_of_a_huge_value() -> None:
 
 def test_flags_and_variables_are_unique() -> None:
     flags = node_flags()
-    assert len({flag.flag for flag in flags}) == len({flag.option.env for flag in flags}) == len(flags)
+    assert len({flag.flag for flag in flags}) == len({flag.env for flag in flags}) == len(flags)
 
 
 def test_the_deployed_daemonset_uses_only_variables_that_exist() -> None:
@@ -127,4 +127,4 @@ def test_the_deployed_daemonset_uses_only_variables_that_exist() -> None:
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["kubelet-plugin"]
     variables = {variable["name"] for variable in container["env"]}
-    assert {"NODE_NAME", "POD_UID"} <= variables <= {flag.option.env for flag in node_flags()}
+    assert {"NODE_NAME", "POD_UID"} <= variables <= {flag.env for flag in node_flags()}

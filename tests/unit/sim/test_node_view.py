@@ -4,9 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dra_driver.node.exporter.log_links import LogLinks
-from dra_driver.node.exporter.pod_resources import claims_of
-from dra_driver.node.exporter.proc import ProcReader
+from dra_driver.node.exporter.sources import LogLinks, ProcReader, claims_of
 from dra_driver.node.usage.containers import LogIndex
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim

@@ -63,7 +63,7 @@ class Node:
 
     def find(self, known: Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
         """The handle of ``gpu``: first where it was, then everywhere but at GPUs that hang. Raises DeviceLostError."""
-        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        count = driver_call(pynvml.nvmlDeviceGetCount)
         problem: DeviceLostError | None = None
         for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):
             if self._reads.is_stuck(index):
@@ -71,8 +71,8 @@ class Node:
                     problem = DeviceLostError(self.call_lock(gpu).why_stuck())
                 continue
             try:
-                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-                if required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)) == gpu:
+                handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+                if required(pynvml.nvmlDeviceGetUUID, handle) == gpu:
                     known.uuids[index] = gpu
                     return handle
             except DeviceLostError as error:
@@ -99,8 +99,8 @@ class Node:
         for _ in range(3):
             label = _label(known, index)
             with self.call_lock(label).read():
-                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-                uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
+                handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+                uuid = GpuUuid(required(pynvml.nvmlDeviceGetUUID, handle))
                 if uuid == label:
                     yield uuid, handle
                     return
@@ -128,15 +128,16 @@ class Node:
         """A snapshot of the node. GPUs at the indexes ``covered`` have events. Raises DriverUnavailableError."""
         known = self.knowledge(generation)
         driver = self._values(known, "")
-        cuda = driver.read("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)
-        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        cuda = driver.read(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        count = driver_call(pynvml.nvmlDeviceGetCount)
         if any(index >= count for index in known.uuids):
             known.uuids.clear()  # a GPU was removed and the others moved up
         gpus, left_out = self._sort(known, self._answers(known, count, covered))
-        self._remember_modes(known, gpus)
+        modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
+        self._modes_changed, known.modes = modes != known.modes, modes
         return Snapshot(
-            driver_version=driver.read("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
-            nvml_version=driver.read("nvmlSystemGetNVMLVersion", pynvml.nvmlSystemGetNVMLVersion),
+            driver_version=driver.read(pynvml.nvmlSystemGetDriverVersion),
+            nvml_version=driver.read(pynvml.nvmlSystemGetNVMLVersion),
             cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
             confidential_compute=mode_of(driver),
             gpus=tuple(sorted(gpus, key=lambda gpu: gpu.minor)),
@@ -200,28 +201,20 @@ class Node:
             return self.call_lock(label).why_stuck()
         return f"GPU {label} has not been read yet: NVML has not answered in time"
 
-    def _remember_modes(self, known: Known, gpus: list[Gpu]) -> None:
-        modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
-        self._modes_changed = modes != known.modes
-        known.modes = modes
-
     def _read_gpu(self, index: int, known: Known, has_events: bool) -> Gpu:
         """The GPU at ``index``. Runs in a thread of its own. Raises as ``opened``."""
         with self._session.use(known.generation, joins=True), self.opened(known, index) as (uuid, handle):
-            return self._describe(known, uuid, handle, has_events)
-
-    def _describe(self, known: Known, uuid: GpuUuid, handle: pynvml.c_nvmlDevice_t, has_events: bool) -> Gpu:
-        values = self._values(known, uuid)
-        token = self._listings.token(uuid, known.generation)
-        due = self._listings.is_due(uuid, token, has_events=has_events)
-        facts = partial(self.facts, known, uuid, handle)
-        proceed = self.call_lock(uuid).give_way if values.gpu is not None else None
-        values.gpu = gpu = describe_gpu(
-            handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
-        )
-        if due and gpu.mig_enabled:
-            self._listings.listed(uuid, token)
-        return gpu
+            values = self._values(known, uuid)
+            token = self._listings.token(uuid, known.generation)
+            due = self._listings.is_due(uuid, token, has_events=has_events)
+            facts = partial(self.facts, known, uuid, handle)
+            proceed = self.call_lock(uuid).give_way if values.gpu is not None else None
+            values.gpu = gpu = describe_gpu(
+                handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
+            )
+            if due and gpu.mig_enabled:
+                self._listings.listed(uuid, token)
+            return gpu
 
     def _values(self, known: Known, gpu: str) -> LastValues:
         values = self._last.setdefault(gpu, LastValues(gpu))

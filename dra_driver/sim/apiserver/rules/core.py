@@ -8,7 +8,7 @@ import base64
 
 from dra_driver.config.policy import policy_problems
 from dra_driver.config.schema import path_text
-from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries
+from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries, fill
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.validation import StatusCause, invalid, required
 
@@ -26,8 +26,7 @@ def _create_namespace(obj: Obj) -> None:
 
 def _default_service(obj: Obj) -> None:
     spec = child(obj, "spec")
-    spec.setdefault("sessionAffinity", "None")
-    spec.setdefault("type", "ClusterIP")
+    fill(spec, sessionAffinity="None", type="ClusterIP")
     if spec["type"] in {"ClusterIP", "NodePort", "LoadBalancer"}:
         spec.setdefault("internalTrafficPolicy", "Cluster")
     for port in entries(spec, "ports"):
@@ -68,11 +67,8 @@ def _validate_secret(obj: Obj, _review: Review) -> list[StatusCause]:
 
 def _default_event(obj: Obj) -> None:
     """Set fields without omitempty, also to null: Go clients and kubectl expect them."""
-    for field in ("eventTime", "firstTimestamp", "lastTimestamp"):
-        obj.setdefault(field, None)
-    for field in ("reportingComponent", "reportingInstance"):
-        obj.setdefault(field, "")
-    obj.setdefault("source", {})
+    fill(obj, eventTime=None, firstTimestamp=None, lastTimestamp=None, source={})
+    fill(obj, reportingComponent="", reportingInstance="")
 
 
 def _create_service(obj: Obj) -> None:
@@ -98,14 +94,10 @@ SECRET_RULES = WriteRules(default=_default_secret, validate=_validate_secret)
 EVENT_RULES = WriteRules(default=_default_event, validate=_validate_event)
 
 
-_REQUIRED = ("observedAt", "driverName", "summary", "gpus", "policies", "problems")
-
-
 def _default_policy(obj: Obj) -> None:
     spec = obj.get("spec")
     if isinstance(spec, dict):
-        spec.setdefault("priority", 0)
-        spec.setdefault("availability", "Open")
+        fill(spec, priority=0, availability="Open")
 
 
 def _policy(obj: Obj, review: Review) -> list[StatusCause]:

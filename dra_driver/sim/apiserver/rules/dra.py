@@ -6,7 +6,8 @@ messages and limits are the same."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, dump, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
@@ -19,6 +20,7 @@ from dra_driver.sim.apiserver.validation import (
     duplicate,
     forbidden_field,
     invalid,
+    is_extended,
     label_key,
     label_value,
     required,
@@ -37,22 +39,23 @@ TAINT_EFFECTS = ("NoExecute", "NoSchedule", "None")
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-Check = Callable[[Any, str], list[StatusCause]]
+T = TypeVar("T")
+Check = Callable[[T, str], list[StatusCause]]
 
 
-def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[StatusCause]:
+def each(items: Sequence[T], limit: int, check: Check[T], path: str) -> list[StatusCause]:
     """Check the items of a list; a list that is too long is one problem, and its items are not checked."""
     if limit >= 0 and len(items) > limit:
         return [too_many(path, len(items), limit)]
     return [problem for at, item in enumerate(items) for problem in check(item, f"{path}[{at}]")]
 
 
-def _name_of(item: Any) -> Hashable:
-    return str(item.get("name", "")) if isinstance(item, dict) else item
+def _name_of(item: object) -> Hashable:
+    return str(item.get("name", "")) if isinstance(item, dict) else str(item)
 
 
 def each_unique(
-    items: Sequence[Any], limit: int, check: Check, path: str, key: Callable[[Any], Hashable] = _name_of
+    items: Sequence[T], limit: int, check: Check[T], path: str, key: Callable[[T], Hashable] = _name_of
 ) -> list[StatusCause]:
     """Like `each`; also reports items with a key (by default the item itself or its name) that an earlier item has."""
     problems = each(items, limit, check, path)
@@ -130,7 +133,7 @@ def lower_uuid(text: str, path: str) -> list[StatusCause]:
     return [invalid(path, text, f"uid must be in RFC 4122 normalized form, {form}")]
 
 
-def json_object(value: Any, path: str, limit: int) -> list[StatusCause]:
+def json_object(value: object, path: str, limit: int) -> list[StatusCause]:
     """Free-form data: an object of at most ``limit`` bytes as JSON."""
     if value is None:
         return [required(path)]
@@ -176,22 +179,23 @@ def tolerations(owner: Obj, path: str) -> list[StatusCause]:
         elif operator != "Exists":
             problems.append(unsupported(f"{here}.operator", operator, ["Equal", "Exists"]))
         effect = toleration.get("effect", "")
-        if effect and effect not in TAINT_EFFECTS:
-            problems.append(unsupported(f"{here}.effect", effect, TAINT_EFFECTS))
-        return problems
+        return problems + (one_of(effect, f"{here}.effect", TAINT_EFFECTS) if effect else [])
 
     return each(entries(owner, "tolerations"), MAX_TOLERATIONS, check, f"{path}.tolerations")
 
 
+def one_of(value: str, path: str, known: Sequence[str]) -> list[StatusCause]:
+    """A required value of a closed set."""
+    if value in known:
+        return []
+    return [unsupported(path, value, known)] if value else [required(path)]
+
+
 def taint(item: Obj, path: str) -> list[StatusCause]:
-    key, value, effect = item.get("key", ""), item.get("value", ""), item.get("effect", "")
+    key, value = item.get("key", ""), item.get("value", "")
     problems = [invalid(f"{path}.key", key, text) for text in label_key(key)]
     problems += [invalid(f"{path}.value", value, text) for text in label_value(value)]
-    if not effect:
-        problems.append(required(f"{path}.effect"))
-    elif effect not in TAINT_EFFECTS:
-        problems.append(unsupported(f"{path}.effect", effect, TAINT_EFFECTS))
-    return problems
+    return problems + one_of(item.get("effect", ""), f"{path}.effect", TAINT_EFFECTS)
 
 
 def binding_conditions(owner: Obj, path: str) -> list[StatusCause]:
@@ -203,33 +207,34 @@ def binding_conditions(owner: Obj, path: str) -> list[StatusCause]:
 
     problems = each_unique(conditions, 4, check, f"{path}.bindingConditions")
     problems += each_unique(failures, 4, check, f"{path}.bindingFailureConditions")
-    for at, name in enumerate(failures):
-        if name in conditions:
-            text = "bindingFailureConditions must not overlap with bindingConditions"
-            problems.append(invalid(f"{path}.bindingFailureConditions[{at}]", name, text))
-    if failures and not conditions:
-        text = "bindingConditions are required to use bindingFailureConditions"
-        problems.append(invalid(f"{path}.bindingConditions", conditions, text))
-    if conditions and not failures:
-        text = "bindingFailureConditions are required to use bindingConditions"
-        problems.append(invalid(f"{path}.bindingFailureConditions", failures, text))
+    overlap = "bindingFailureConditions must not overlap with bindingConditions"
+    problems += [
+        invalid(f"{path}.bindingFailureConditions[{at}]", name, overlap)
+        for at, name in enumerate(failures)
+        if name in conditions
+    ]
+    if bool(failures) != bool(conditions):
+        missing, given = "bindingConditions", "bindingFailureConditions"
+        if conditions:
+            missing, given = given, missing
+        problems.append(invalid(f"{path}.{missing}", [], f"{missing} are required to use {given}"))
     return problems
 
 
 _SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
-def node_selector_problems(selector: Any, path: str) -> list[StatusCause]:
+def node_selector_problems(selector: object, path: str) -> list[StatusCause]:
     """Problems of a core/v1 NodeSelector: no terms, unknown operators, missing or surplus values."""
     terms = entries(selector, "nodeSelectorTerms")
     if not terms:
         return [required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")]
-    problems: list[StatusCause] = []
-    for at, term in enumerate(terms):
-        for field in ("matchExpressions", "matchFields"):
-            for index, item in enumerate(entries(term, field)):
-                problems += _requirement(item, f"{path}.nodeSelectorTerms[{at}].{field}[{index}]")
-    return problems
+    return [
+        problem
+        for at, term in enumerate(terms)
+        for field in ("matchExpressions", "matchFields")
+        for problem in each(entries(term, field), -1, _requirement, f"{path}.nodeSelectorTerms[{at}].{field}")
+    ]
 
 
 def _requirement(item: Obj, path: str) -> list[StatusCause]:
@@ -328,10 +333,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Statu
 
 
 def references(owner: Obj, path: str, names: RequestNames) -> list[StatusCause]:
-
-    def check(name: str, here: str) -> list[StatusCause]:
-        return reference_problems(name, here, names)
-
+    check = partial(reference_problems, names=names)
     return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, f"{path}.requests")
 
 
@@ -359,24 +361,20 @@ def _admin_access(devices: Obj, path: str, review: Review) -> list[StatusCause]:
 
 
 def _validate_claim(obj: Obj, review: Review) -> list[StatusCause]:
-    if review.subresource == "status" and review.old is not None:
-        names = request_names(mapping(obj, "spec", "devices"))
-
-        def check(name: str, here: str) -> list[StatusCause]:
-            return reference_problems(name, here, names)
-
-        return status_problems(obj, review.old, check)
     if review.old is not None:
-        changed = mapping(obj, "spec") != mapping(review.old, "spec")
-        return [invalid("spec", obj.get("spec"), "field is immutable")] if changed else []
+        return status_problems(obj, review.old) if review.subresource == "status" else _changed_spec(obj, review.old)
     devices, path = mapping(obj, "spec", "devices"), "spec.devices"
     return _admin_access(devices, path, review) + device_claim_problems(devices, path, review)
 
 
+def _changed_spec(obj: Obj, old: Obj) -> list[StatusCause]:
+    changed = mapping(obj, "spec") != mapping(old, "spec")
+    return [invalid("spec", obj.get("spec"), "field is immutable")] if changed else []
+
+
 def _validate_template(obj: Obj, review: Review) -> list[StatusCause]:
     if review.old is not None:
-        changed = mapping(obj, "spec") != mapping(review.old, "spec")
-        return [invalid("spec", obj.get("spec"), "field is immutable")] if changed else []
+        return _changed_spec(obj, review.old)
     metadata = mapping(obj, "spec", "metadata")
     problems = label_problems(metadata.get("labels"), "spec.metadata.labels")
     devices, path = mapping(obj, "spec", "spec", "devices"), "spec.spec.devices"
@@ -388,15 +386,9 @@ def _validate_class(obj: Obj, review: Review) -> list[StatusCause]:
     problems = selectors(spec, "spec", review)
     problems += each(entries(spec, "config"), MAX_CONFIGS, configuration, "spec.config")
     name = spec.get("extendedResourceName")
-    if name is not None and not _is_extended_resource(name):
+    if name is not None and (not is_extended(name) or name.startswith("requests.") or label_key(f"requests.{name}")):
         problems.append(invalid("spec.extendedResourceName", name, "must be a valid extended resource name"))
     return problems
-
-
-def _is_extended_resource(name: str) -> bool:
-    domain, slash, _ = name.partition("/")
-    native = domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
-    return bool(slash) and not native and not name.startswith("requests.") and not label_key(f"requests.{name}")
 
 
 MAX_RESULTS = 32
@@ -404,29 +396,25 @@ MAX_RESERVATIONS = 256
 MAX_CONDITIONS = 8
 MAX_IPS = 16
 
-ReferenceCheck = Callable[[str, str], list[StatusCause]]
+DeviceKey = tuple[str, str, str, str | None]
 
 
-def device_key(item: Obj) -> tuple[Any, ...]:
+def device_key(item: Obj) -> DeviceKey:
     return (item.get("driver", ""), item.get("pool", ""), item.get("device", ""), item.get("shareID"))
 
 
-def shown_device(item: Obj) -> Obj:
-    driver, pool, device, share = device_key(item)
-    return {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
-
-
-def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[StatusCause]:
+def status_problems(obj: Obj, old: Obj) -> list[StatusCause]:
     status, before = mapping(obj, "status"), mapping(old, "status")
     allocation, reserved = status.get("allocation"), entries(status, "reservedFor")
+
+    def check_consumer(item: Obj, path: str) -> list[StatusCause]:
+        return [required(f"{path}.{field}") for field in ("resource", "name", "uid") if not item.get(field)]
+
     problems = each_unique(
-        reserved, MAX_RESERVATIONS, _consumer, "status.reservedFor", lambda item: item.get("uid", "")
+        reserved, MAX_RESERVATIONS, check_consumer, "status.reservedFor", lambda item: item.get("uid", "")
     )
     allocated = {device_key(item) for item in entries(allocation, "devices", "results")}
-
-    def check_device(item: Obj, path: str) -> list[StatusCause]:
-        return _device_status(item, path, allocated)
-
+    check_device = partial(_device_status, allocated=allocated)
     problems += each_unique(entries(status, "devices"), -1, check_device, "status.devices", device_key)
     if reserved and allocation is None:
         text = "may not be specified when `allocated` is not set"
@@ -440,7 +428,8 @@ def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list
         if allocation != before["allocation"]:
             problems.append(invalid("status.allocation", allocation, "field is immutable"))
     elif allocation is not None:
-        problems += _allocation(allocation, "status.allocation", check_reference)
+        names = request_names(mapping(obj, "spec", "devices"))
+        problems += _allocation(allocation, "status.allocation", partial(reference_problems, names=names))
     return problems
 
 
@@ -456,24 +445,15 @@ def forget_deallocated(obj: Obj, old: Obj, subresource: str) -> None:
         del obj["status"]["devices"]
 
 
-def _consumer(item: Obj, path: str) -> list[StatusCause]:
-    return [required(f"{path}.{field}") for field in ("resource", "name", "uid") if not item.get(field)]
-
-
-def _allocation(allocation: Obj, path: str, check_reference: ReferenceCheck) -> list[StatusCause]:
+def _allocation(allocation: Obj, path: str, check_reference: Check[str]) -> list[StatusCause]:
     def check_result(item: Obj, here: str) -> list[StatusCause]:
         problems = check_reference(item.get("request", ""), f"{here}.request") + _device(item, here)
         return problems + binding_conditions(item, here)
 
     def check_config(item: Obj, here: str) -> list[StatusCause]:
-        source, problems = item.get("source", ""), []
-        if not source:
-            problems.append(required(f"{here}.source"))
-        elif source not in {"FromClaim", "FromClass"}:
-            problems.append(unsupported(f"{here}.source", source, ["FromClaim", "FromClass"]))
+        problems = one_of(item.get("source", ""), f"{here}.source", ["FromClaim", "FromClass"])
         requests, where = entries(item, "requests"), f"{here}.requests"
-        problems += each_unique(requests, MAX_REQUESTS, check_reference, where)
-        return problems + configuration(item, here)
+        return problems + each_unique(requests, MAX_REQUESTS, check_reference, where) + configuration(item, here)
 
     devices = mapping(allocation, "devices")
     problems = each(entries(devices, "results"), MAX_RESULTS, check_result, f"{path}.devices.results")
@@ -492,16 +472,16 @@ def _device(item: Obj, path: str) -> list[StatusCause]:
     ]
 
 
-def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> list[StatusCause]:
+def _device_status(item: Obj, path: str, allocated: set[DeviceKey]) -> list[StatusCause]:
     problems = _device(item, path)
-    if device_key(item) not in allocated:
-        problems.append(invalid(path, shown_device(item), "must be an allocated device in the claim"))
+    driver, pool, device, share = device_key(item)
+    if (driver, pool, device, share) not in allocated:
+        shown = {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
+        problems.append(invalid(path, shown, "must be an allocated device in the claim"))
     conditions = entries(item, "conditions")
     if len(conditions) > MAX_CONDITIONS:
         problems.append(too_many(f"{path}.conditions", len(conditions), MAX_CONDITIONS))
-    problems += [
-        problem for at, each_ in enumerate(conditions) for problem in _condition(each_, f"{path}.conditions[{at}]")
-    ]
+    problems += each(conditions, -1, _condition, f"{path}.conditions")
     if item.get("data") is not None:
         problems += json_object(item["data"], f"{path}.data", MAX_OPAQUE_BYTES)
     network, where = mapping(item, "networkData"), f"{path}.networkData"

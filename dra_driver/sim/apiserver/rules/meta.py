@@ -20,16 +20,14 @@ _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestam
 def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[StatusCause]:
     metadata = mapping(obj, "metadata")
     problems: list[StatusCause] = []
-    base = metadata.get("generateName")
-    if isinstance(base, str) and base:
+    if base := metadata.get("generateName"):
         # generateName may end in "-", because a suffix is appended.
         tried = base.removesuffix("-") or "-"
         problems += [invalid(f"{path}.generateName", base, text) for text in kind.name_rule(tried)]
-    name = metadata.get("name")
-    if not name:
-        problems.append(required(f"{path}.name", "name or generateName is required"))
-    else:
+    if name := metadata.get("name"):
         problems += [invalid(f"{path}.name", name, text) for text in kind.name_rule(name)]
+    else:
+        problems.append(required(f"{path}.name", "name or generateName is required"))
     return problems + common_problems(metadata, path)
 
 
@@ -42,14 +40,10 @@ def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[Sta
     ]
     added = [name for name in entries(new, "finalizers") if name not in entries(before, "finalizers")]
     if before.get("deletionTimestamp") and added:
-        text = f"no new finalizers can be added if the object is being deleted, found new finalizers {_go_list(added)}"
-        problems.append(forbidden_field(f"{path}.finalizers", text))
+        found = ", ".join(f'"{name}"' for name in added)
+        text = "no new finalizers can be added if the object is being deleted, found new finalizers"
+        problems.append(forbidden_field(f"{path}.finalizers", f"{text} []string{{{found}}}"))
     return problems + common_problems(new, path)
-
-
-def _go_list(items: list[str]) -> str:
-    quoted = ", ".join(f'"{item}"' for item in items)
-    return f"[]string{{{quoted}}}"
 
 
 def common_problems(metadata: Obj, path: str) -> list[StatusCause]:

@@ -6,16 +6,15 @@ node-allocatable mappings are dropped.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import rfc3339
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.rules.dra import (
+    Check,
     binding_conditions,
     driver_name,
     each,
@@ -48,7 +47,7 @@ def _default(obj: Obj) -> None:
         pool.setdefault("generation", 0)
     for device in entries(obj, "spec", "devices"):
         for item in entries(device, "taints"):
-            item.setdefault("timeAdded", rfc3339(datetime.now(UTC)))
+            item.setdefault("timeAdded", rfc3339(utc_now()))
 
 
 def _drop_gated(obj: Obj) -> None:
@@ -60,23 +59,19 @@ def _drop_gated(obj: Obj) -> None:
                 attribute.pop(field, None)
 
 
-def _pool(spec: Obj, path: str) -> list[StatusCause]:
-    pool = mapping(spec, "pool")
-    problems = pool_name(pool.get("name", ""), f"{path}.name")
+def _pool(pool: Obj) -> list[StatusCause]:
+    problems = pool_name(pool.get("name", ""), "spec.pool.name")
     if (count := pool.get("resourceSliceCount", 0)) <= 0:
-        problems.append(invalid(f"{path}.resourceSliceCount", count, "must be greater than zero"))
+        problems.append(invalid("spec.pool.resourceSliceCount", count, "must be greater than zero"))
     if (generation := pool.get("generation", 0)) < 0:
-        problems.append(invalid(f"{path}.generation", generation, "must be greater than or equal to zero"))
+        problems.append(invalid("spec.pool.generation", generation, "must be greater than or equal to zero"))
     return problems
 
 
-def _immutable(spec: Obj, old: Obj) -> list[StatusCause]:
-    pairs = (
-        ("spec.pool.name", dig(spec, "pool", "name"), dig(old, "pool", "name")),
-        ("spec.driver", spec.get("driver"), old.get("driver")),
-        ("spec.nodeName", spec.get("nodeName"), old.get("nodeName")),
-    )
-    return [invalid(path, new, "field is immutable") for path, new, before in pairs if new != before]
+def _immutable(obj: Obj, old: Obj) -> list[StatusCause]:
+    paths = (("spec", "pool", "name"), ("spec", "driver"), ("spec", "nodeName"))
+    changed = [path for path in paths if dig(obj, *path) != dig(old, *path)]
+    return [invalid(".".join(path), dig(obj, *path), "field is immutable") for path in changed]
 
 
 def _node_selection(
@@ -142,32 +137,25 @@ def _counters(item: Obj, path: str, name_field: str) -> list[StatusCause]:
     return problems + [problem for counter in counters for problem in label_name(counter, f"{path}.counters")]
 
 
-def _is_limited(device: Obj) -> bool:
-    """Whether the device has taints or counters, which halve the number of devices per slice."""
-    return bool(device.get("taints") or device.get("consumesCounters"))
-
-
 def _validate(obj: Obj, review: Review) -> list[StatusCause]:
-    spec, path = mapping(obj, "spec"), "spec"
-    problems = driver_name(spec.get("driver", ""), f"{path}.driver") + _pool(spec, f"{path}.pool")
-    old_devices: dict[Any, Obj] = {}
+    spec = mapping(obj, "spec")
+    problems = driver_name(spec.get("driver", ""), "spec.driver") + _pool(mapping(spec, "pool"))
     if review.old is not None:
-        problems += _immutable(spec, mapping(review.old, "spec"))
-        old_devices = {device.get("name"): device for device in entries(review.old, "spec", "devices")}
-    problems += _slice_node_selection(spec, path)
+        problems += _immutable(obj, review.old)
+    problems += _slice_node_selection(spec, "spec")
     if "sharedCounters" in spec and "devices" in spec:
-        problems.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
+        problems.append(invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed"))
     devices, per_device = entries(spec, "devices"), bool(spec.get("perDeviceNodeSelection"))
-    limit = MAX_DEVICES_WITH_TAINTS_OR_COUNTERS if any(map(_is_limited, devices)) else MAX_DEVICES
+    is_limited = any(device.get("taints") or device.get("consumesCounters") for device in devices)
+    old_devices = {device.get("name"): device for device in entries(review.old, "spec", "devices")}
 
     def check(device: Obj, here: str) -> list[StatusCause]:
         return device_problems(device, old_devices.get(device.get("name")), here, per_device=per_device)
 
-    problems += each_unique(devices, limit, check, f"{path}.devices")
-    sets = entries(spec, "sharedCounters")
-    return problems + each_unique(
-        sets, MAX_COUNTER_SETS, partial(_counters, name_field="name"), f"{path}.sharedCounters"
-    )
+    limit = MAX_DEVICES_WITH_TAINTS_OR_COUNTERS if is_limited else MAX_DEVICES
+    problems += each_unique(devices, limit, check, "spec.devices")
+    sets, check_set = entries(spec, "sharedCounters"), partial(_counters, name_field="name")
+    return problems + each_unique(sets, MAX_COUNTER_SETS, check_set, "spec.sharedCounters")
 
 
 SLICE_RULES = WriteRules(
@@ -198,8 +186,8 @@ def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool
         text = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
         problems.append(invalid(path, count, text))
     problems += _named(attributes, f"{path}.attributes", _attribute)
-    shared = bool(device.get("allowMultipleAllocations"))
-    problems += _named(capacity, f"{path}.capacity", _shared_capacity if shared else _whole_capacity)
+    check_capacity = partial(_capacity, shared=bool(device.get("allowMultipleAllocations")))
+    problems += _named(capacity, f"{path}.capacity", check_capacity)
     if old is None or old.get("taints") != device.get("taints"):
         problems += each(entries(device, "taints"), MAX_TAINTS, taint, f"{path}.taints")
     consumed, where = entries(device, "consumesCounters"), f"{path}.consumesCounters"
@@ -208,11 +196,9 @@ def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool
     return problems + _device_node_selection(device, path, per_device=per_device) + binding_conditions(device, path)
 
 
-def _named(values: Obj, path: str, check: Callable[[Obj, str], list[StatusCause]]) -> list[StatusCause]:
-    problems: list[StatusCause] = []
-    for name, value in values.items():
-        problems += qualified_name(name, path) + check(value, f"{path}[{name}]")
-    return problems
+def _named(values: Obj, path: str, check: Check[Obj]) -> list[StatusCause]:
+    checked = (qualified_name(name, path) + check(value, f"{path}[{name}]") for name, value in values.items())
+    return [problem for problems in checked for problem in problems]
 
 
 def _attribute(value: Obj, path: str) -> list[StatusCause]:
@@ -230,15 +216,10 @@ def _attribute(value: Obj, path: str) -> list[StatusCause]:
     return problems
 
 
-def _whole_capacity(value: Obj, path: str) -> list[StatusCause]:
-    if "requestPolicy" in value:
-        text = "allowMultipleAllocations must be true"
-        return [forbidden_field(f"{path}.requestPolicy", text)]
-    return []
-
-
-def _shared_capacity(value: Obj, path: str) -> list[StatusCause]:
+def _capacity(value: Obj, path: str, *, shared: bool) -> list[StatusCause]:
     policy, where = value.get("requestPolicy"), f"{path}.requestPolicy"
+    if "requestPolicy" in value and not shared:
+        return [forbidden_field(where, "allowMultipleAllocations must be true")]
     if policy is None:
         return []
     limit = Quantity.parse(str(value.get("value", "0")))
@@ -268,10 +249,7 @@ def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, p
     def check(option: Quantity, here: str) -> list[StatusCause]:
         return [invalid(here, str(option), f"option is larger than capacity value: {limit}")] if option > limit else []
 
-    def identity(option: Quantity) -> str:
-        return str(option.as_int())
-
-    problems += each_unique(options, MAX_VALID_VALUES, check, path, identity)
+    problems += each_unique(options, MAX_VALID_VALUES, check, path, lambda option: str(option.as_int()))
     if default not in options:
         problems.append(invalid(path, str(default), "default value is not valid according to the requestPolicy"))
     return problems
@@ -294,21 +272,13 @@ def _valid_range(bounds: dict[str, Quantity], default: Quantity, limit: Quantity
         if default > high:
             problems.append(invalid(f"{path}.max", str(default), f"default is more than max: {high}"))
     if step := bounds.get("step"):
-        problems += _steps(bounds, step, [default, *([high] if high is not None else [])], limit, f"{path}.step")
-    return problems
-
-
-def _steps(
-    bounds: dict[str, Quantity], step: Quantity, values: list[Quantity], limit: Quantity, path: str
-) -> list[StatusCause]:
-    low, size = bounds["min"].as_int(), step.as_int()
-    problems = []
-    if low + size > limit.as_int():
-        text = f"one step {low + size} is larger than capacity value: {limit}"
-        problems.append(invalid(path, str(step), text))
-    for value in values:
-        # The real server divides by zero and panics on a step of 0; here no value fits it.
-        if not size or (value.as_int() - low) % size:
-            text = f"value is not a multiple of a given step ({step}) from ({bounds['min']})"
-            problems.append(invalid(path, str(value), text))
+        first, size = low.as_int(), step.as_int()
+        if first + size > limit.as_int():
+            text = f"one step {first + size} is larger than capacity value: {limit}"
+            problems.append(invalid(f"{path}.step", str(step), text))
+        for value in (default, *([high] if high is not None else [])):
+            # The real server divides by zero and panics on a step of 0; here no value fits it.
+            if not size or (value.as_int() - first) % size:
+                text = f"value is not a multiple of a given step ({step}) from ({low})"
+                problems.append(invalid(f"{path}.step", str(value), text))
     return problems

@@ -9,7 +9,7 @@ limits. Extended resources (``nvidia.com/gpu``) have whole numbers and a limit t
 from collections.abc import Iterator
 
 from dra_driver.core.quantity import Quantity
-from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
+from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, fill, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.selectors import object_match
 from dra_driver.sim.apiserver.validation import (
@@ -19,6 +19,7 @@ from dra_driver.sim.apiserver.validation import (
     duplicate,
     forbidden_field,
     invalid,
+    is_extended,
     label_key,
     not_found_field,
     required,
@@ -35,29 +36,25 @@ _IMMUTABLE_TEXT = (
 )
 
 
-def _image_tag(image: str) -> str:
+def _is_latest(image: str) -> bool:
     name = image.rpartition("/")[2]
-    if "@" in name:
-        return name.partition("@")[2]
-    return name.partition(":")[2] or "latest"
+    return "@" not in name and name.partition(":")[2] in ("", "latest")
+
+
+def _containers(spec: Obj) -> list[Obj]:
+    return [*entries(spec, "initContainers"), *entries(spec, "containers")]
 
 
 def default_pod_spec(spec: Obj) -> None:
     """Defaults that pods and templates share."""
-    spec.setdefault("dnsPolicy", "ClusterFirst")
-    spec.setdefault("restartPolicy", "Always")
-    spec.setdefault("securityContext", {})
-    spec.setdefault("terminationGracePeriodSeconds", 30)
-    spec.setdefault("schedulerName", "default-scheduler")
-    if spec.get("serviceAccountName") or spec.get("serviceAccount"):
-        account = spec.get("serviceAccountName") or spec["serviceAccount"]
+    fill(spec, dnsPolicy="ClusterFirst", restartPolicy="Always", securityContext={}, terminationGracePeriodSeconds=30)
+    fill(spec, schedulerName="default-scheduler")
+    if account := spec.get("serviceAccountName") or spec.get("serviceAccount"):
         spec["serviceAccountName"] = spec["serviceAccount"] = account
-    for container in [*entries(spec, "initContainers"), *entries(spec, "containers")]:
-        latest = _image_tag(container.get("image", "")) == "latest"
-        container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
-        container.setdefault("terminationMessagePath", "/dev/termination-log")
-        container.setdefault("terminationMessagePolicy", "File")
-        container.setdefault("resources", {})
+    for container in _containers(spec):
+        pull = "Always" if _is_latest(container.get("image", "")) else "IfNotPresent"
+        fill(container, imagePullPolicy=pull, terminationMessagePath="/dev/termination-log")
+        fill(container, terminationMessagePolicy="File", resources={})
         for port in entries(container, "ports"):
             port.setdefault("protocol", "TCP")
     for volume in entries(spec, "volumes"):
@@ -69,20 +66,15 @@ def _default_pod(pod: Obj) -> None:
     spec = child(pod, "spec")
     default_pod_spec(spec)
     spec.setdefault("enableServiceLinks", True)
-    for container in [*entries(spec, "initContainers"), *entries(spec, "containers")]:
-        limits = mapping(container, "resources", "limits")
-        if limits:
-            requests = child(container, "resources", "requests")
-            for name, amount in limits.items():
-                requests.setdefault(name, amount)
+    for container in _containers(spec):
+        if limits := mapping(container, "resources", "limits"):
+            fill(child(container, "resources", "requests"), **limits)
 
 
 def _prepare_create(pod: Obj) -> None:
     spec = child(pod, "spec")
     spec.setdefault("serviceAccountName", "default")
-    spec.setdefault("serviceAccount", spec["serviceAccountName"])
-    spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
-    spec.setdefault("priority", 0)
+    fill(spec, serviceAccount=spec["serviceAccountName"], preemptionPolicy="PreemptLowerPriority", priority=0)
     tolerations = spec.setdefault("tolerations", [])
     for reason in ("not-ready", "unreachable"):
         key = f"node.kubernetes.io/{reason}"
@@ -96,7 +88,7 @@ def _prepare_create(pod: Obj) -> None:
 def qos_class(spec: Obj) -> str:
     """BestEffort, Burstable or Guaranteed, from cpu and memory of all containers."""
     kinds = set()
-    for container in [*entries(spec, "initContainers"), *entries(spec, "containers")]:
+    for container in _containers(spec):
         requests, limits = (mapping(container, "resources", part) for part in ("requests", "limits"))
         asked = {name: requests.get(name) for name in ("cpu", "memory")}
         bound = {name: limits.get(name) for name in ("cpu", "memory")}
@@ -158,7 +150,7 @@ def _container_problems(container: Obj, path: str, claims: set[object]) -> list[
         problems.append(required(f"{path}.image"))
     if container.get("imagePullPolicy") not in _PULL_POLICIES:
         problems.append(unsupported(f"{path}.imagePullPolicy", container.get("imagePullPolicy", ""), _PULL_POLICIES))
-    problems += resource_problems(container, path)
+    problems += _resource_problems(mapping(container, "resources"), f"{path}.resources")
     used = set()
     for at, claim in enumerate(entries(container, "resources", "claims")):
         here, wanted = f"{path}.resources.claims[{at}]", claim.get("name", "")
@@ -176,14 +168,14 @@ def _container_problems(container: Obj, path: str, claims: set[object]) -> list[
 def _frozen(spec: Obj) -> Obj:
     """The part of a pod's spec that must not change, without images."""
     kept: Obj = {key: copy_json(value) for key, value in spec.items() if key not in _MUTABLE}
-    for container in [*entries(kept, "containers"), *entries(kept, "initContainers")]:
+    for container in _containers(kept):
         container.pop("image", None)
     return kept
 
 
 def _validate_pod(pod: Obj, review: Review) -> list[StatusCause]:
     if review.subresource:
-        return extended_claim_problems(pod) if review.subresource == "status" else []
+        return list(_extended_claim_problems(pod)) if review.subresource == "status" else []
     spec = mapping(pod, "spec")
     problems = pod_spec_problems(spec, "spec")
     if review.old is not None and _frozen(spec) != _frozen(mapping(review.old, "spec")):
@@ -215,21 +207,7 @@ _NO_RESOURCE = (
 _MAPPING = ("containerName", "resourceName", "requestName")
 
 
-def is_extended(resource: str) -> bool:
-    """Whether a resource is outside of Kubernetes' own domain (helper.IsExtendedResourceName).
-
-    A class's implicit ``deviceclass.resource.kubernetes.io/<class>`` is inside, so it needs no limit.
-    """
-    domain, slash, _ = resource.partition("/")
-    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
-
-
-def resource_problems(container: Obj, path: str) -> list[StatusCause]:
-    """The problems of a container's requests and limits; ``path`` is the container's."""
-    return list(_problems(mapping(container, "resources"), f"{path}.resources"))
-
-
-def _problems(resources: Obj, path: str) -> Iterator[StatusCause]:
+def _resource_problems(resources: Obj, path: str) -> Iterator[StatusCause]:
     limits, requests = mapping(resources, "limits"), mapping(resources, "requests")
     for where, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
@@ -268,18 +246,13 @@ def _quantity(text: str) -> Quantity | None:
         return None
 
 
-def extended_claim_problems(pod: Obj) -> list[StatusCause]:
+def _extended_claim_problems(pod: Obj) -> Iterator[StatusCause]:
     status = mapping(pod, "status", "extendedResourceClaimStatus")
-    return list(_status_problems(pod, status)) if status else []
-
-
-def _status_problems(pod: Obj, status: Obj) -> Iterator[StatusCause]:
+    if not status:
+        return
     path, name = "status.extendedResourceClaimStatus", status.get("resourceClaimName", "")
-    asked = {
-        container.get("name"): mapping(container, "resources", "requests")
-        for field in ("initContainers", "containers")
-        for container in entries(pod, "spec", field)
-    }
+    containers = _containers(mapping(pod, "spec"))
+    asked = {container.get("name"): mapping(container, "resources", "requests") for container in containers}
     mappings = entries(status, "requestMappings")
     if not mappings:
         yield required(f"{path}.requestMappings", "at least one request mapping is required")
@@ -300,10 +273,6 @@ def _status_problems(pod: Obj, status: Obj) -> Iterator[StatusCause]:
     yield from (invalid(f"{path}.resourceClaimName", name, text) for text in dns_subdomain(name))
 
 
-_CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
-_JOB_NAME = "batch.kubernetes.io/job-name"
-
-
 def _default_template(obj: Obj) -> Obj:
     spec = child(obj, "spec")
     default_pod_spec(child(spec, "template", "spec"))
@@ -312,14 +281,10 @@ def _default_template(obj: Obj) -> Obj:
 
 def _default_deployment(obj: Obj) -> None:
     spec = _default_template(obj)
-    spec.setdefault("replicas", 1)
-    spec.setdefault("revisionHistoryLimit", 10)
-    spec.setdefault("progressDeadlineSeconds", 600)
+    fill(spec, replicas=1, revisionHistoryLimit=10, progressDeadlineSeconds=600)
     strategy = child(spec, "strategy")
     if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
-        rolling = child(strategy, "rollingUpdate")
-        rolling.setdefault("maxUnavailable", "25%")
-        rolling.setdefault("maxSurge", "25%")
+        fill(child(strategy, "rollingUpdate"), maxUnavailable="25%", maxSurge="25%")
 
 
 def _default_replica_set(obj: Obj) -> None:
@@ -331,9 +296,7 @@ def _default_daemon_set(obj: Obj) -> None:
     spec.setdefault("revisionHistoryLimit", 10)
     strategy = child(spec, "updateStrategy")
     if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
-        rolling = child(strategy, "rollingUpdate")
-        rolling.setdefault("maxUnavailable", 1)
-        rolling.setdefault("maxSurge", 0)
+        fill(child(strategy, "rollingUpdate"), maxUnavailable=1, maxSurge=0)
 
 
 def _no_daemons_yet(obj: Obj) -> None:
@@ -345,12 +308,10 @@ def _default_job(obj: Obj) -> None:
     spec = _default_template(obj)
     if "completions" not in spec and "parallelism" not in spec:
         spec["completions"] = 1
-    spec.setdefault("parallelism", 1)
-    spec.setdefault("backoffLimit", 2**31 - 1 if "backoffLimitPerIndex" in spec else 6)
-    spec.setdefault("completionMode", "NonIndexed")
-    spec.setdefault("suspend", False)
-    spec.setdefault("manualSelector", False)
-    spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
+    backoff = 2**31 - 1 if "backoffLimitPerIndex" in spec else 6
+    replaced = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
+    fill(spec, parallelism=1, backoffLimit=backoff, completionMode="NonIndexed", suspend=False, manualSelector=False)
+    fill(spec, podReplacementPolicy=replaced)
     _default_labels(obj)
 
 
@@ -368,13 +329,18 @@ def _select_own_pods(obj: Obj) -> None:
         return
     if mapping(obj, "metadata", "labels") == mapping(spec, "template", "metadata", "labels"):
         obj["metadata"].pop("labels", None)  # they are the template's: the generated ones below belong to them too
-    uid = obj["metadata"]["uid"]
-    name = obj["metadata"].get("name", "")
-    labels = child(spec, "template", "metadata", "labels")
-    for key, value in (("job-name", name), (_JOB_NAME, name), ("controller-uid", uid), (_CONTROLLER_UID, uid)):
-        labels.setdefault(key, value)
-    child(spec, "selector", "matchLabels").setdefault(_CONTROLLER_UID, uid)
+    labels = job_labels(obj)
+    fill(child(spec, "template", "metadata", "labels"), **labels)
+    uid_label = "batch.kubernetes.io/controller-uid"
+    child(spec, "selector", "matchLabels").setdefault(uid_label, labels[uid_label])
     _default_labels(obj)
+
+
+def job_labels(job: Obj) -> dict[str, str]:
+    """The labels that identify a job's pods."""
+    uid, name = job["metadata"]["uid"], job["metadata"].get("name", "")
+    labels = {"controller-uid": uid, "job-name": name}
+    return labels | {f"batch.kubernetes.io/{key}": value for key, value in labels.items()}
 
 
 def _keep_selector(obj: Obj, old: Obj, subresource: str) -> None:
@@ -382,10 +348,9 @@ def _keep_selector(obj: Obj, old: Obj, subresource: str) -> None:
     if not subresource:
         spec, before = child(obj, "spec"), mapping(old, "spec")
         spec.setdefault("selector", copy_json(before.get("selector")))
-        labels = child(spec, "template", "metadata", "labels")
-        for key, value in mapping(before, "template", "metadata", "labels").items():
-            if key in {"job-name", _JOB_NAME, "controller-uid", _CONTROLLER_UID}:
-                labels.setdefault(key, value)
+        had = mapping(before, "template", "metadata", "labels")
+        kept = {key: had[key] for key in job_labels(old) if key in had}
+        fill(child(spec, "template", "metadata", "labels"), **kept)
 
 
 def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) -> list[StatusCause]:

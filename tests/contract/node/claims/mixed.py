@@ -27,7 +27,7 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
-from dra_driver.node.process.ownership import OwnedBackend
+from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.claims import (
     NAMES,
     POOL,

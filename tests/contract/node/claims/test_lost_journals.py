@@ -30,7 +30,6 @@ from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.test_kill_hardware import STEPS, mps_config, slice_config
-from tests.unit.node.claims.test_recover import lose_journal
 
 HISTORIES, MORE_HISTORIES = 15, 40
 MOVES = 60
@@ -135,7 +134,7 @@ class History:
 
     def lose(self) -> None:
         """Mostly while the API server does not answer; sometimes the kubelet calls before it does."""
-        lose_journal(self.claims_node)
+        self.claims_node.lose_journal()
         self.claims_node.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
         self.start()
         if self.dice.random() < 0.5:

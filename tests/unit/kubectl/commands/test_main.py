@@ -59,7 +59,7 @@ def test_help_names_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
     text = " ".join(capsys.readouterr().out.split())
     for flag in node_flags():
         assert flag.flag in text
-        assert f"[{flag.option.env}]" in text
+        assert f"[{flag.env}]" in text
 
 
 def test_overview_lists_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +225,7 @@ def test_an_error_takes_the_line_away() -> None:
     def work() -> None:
         with Progress("reading pods", stream=terminal, after_s=0.0):
             assert terminal.written.wait(5)
-            split_target("node/a/b")
+            split_target("node/a/b", "node")
 
     with pytest.raises(ConfigurationError):
         work()

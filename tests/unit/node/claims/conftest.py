@@ -7,11 +7,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.mig import MigProfile
+from dra_driver.core.model.mig import MigInstance, MigProfile
 from dra_driver.core.model.terms import Terms
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
@@ -21,7 +22,7 @@ from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import RetryPolicy
 from dra_driver.node.claims.workflow.service import ClaimService
-from dra_driver.node.process.ownership import OwnedBackend
+from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.claims import (
     NAMES,
     POOL,
@@ -38,6 +39,9 @@ from tests.fakes.claims import (
     uid,
 )
 from tests.fakes.memory import memory_folder
+from tests.fakes.stand_in import present
+
+SMALL, HALF = "1g.10gb", "3g.40gb"
 
 
 @dataclass
@@ -98,10 +102,14 @@ class ClaimsNode:
         )
 
     @property
+    def simulation(self) -> SimulatedBackend:
+        """The simulated GPUs of a node that has such."""
+        return present(self.backend)
+
+    @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The simulated GPUs in their present state."""
-        assert self.backend is not None
-        return self.backend.snapshot().gpus
+        return self.simulation.snapshot().gpus
 
     def profile(self, name: str, minor: int = 0) -> MigProfile:
         return next(profile for profile in self.gpus[minor].mig_profiles if profile.name == name)
@@ -116,6 +124,13 @@ class ClaimsNode:
         uncut = all(not gpu.mig_instances and not gpu.mig_enabled for gpu in self.gpus)
         return uncut and self.sharing.idle and not notes
 
+    def lose_journal(self) -> None:
+        """Close every run's journal and delete it. CDI files and backups stay."""
+        for journal in self.opened:
+            journal.close()
+        for path in self.folder.glob("state.db*"):
+            path.unlink()
+
 
 @dataclass
 class Run:
@@ -129,6 +144,10 @@ class Run:
     def __post_init__(self) -> None:
         self.service = ClaimService(self.deps)
         self.service.recover()  # as at every start; a new journal has nothing to recover
+
+    def replaced(self, **deps: Any) -> "Run":
+        """The same run with other dependencies."""
+        return Run(node=self.node, journal=self.journal, deps=replace(self.deps, **deps), owners=self.owners)
 
     def prepare(self, what: AllocatedClaim | ClaimRef) -> tuple[PreparedDevice, ...]:
         """The devices of one claim that has to succeed."""
@@ -150,9 +169,7 @@ class Run:
 
     def entry(self, number: int) -> Entry:
         """The entry of a claim that has to be in the journal."""
-        found = self.journal.entry(uid(number))
-        assert found is not None
-        return found
+        return present(self.journal.entry(uid(number)))
 
     def unprepare(self, of: ClaimRef) -> DraError | None:
         answers = self.service.unprepare([of])
@@ -182,6 +199,14 @@ def run(node: ClaimsNode) -> Run:
 
 def simulated(spec: str = "2xh100-sxm5-80gb", state: Path | None = None) -> SimulatedBackend:
     return SimulatedBackend.from_spec(spec, "node-a", state)
+
+
+def hardware(run: Run) -> SimulatedBackend:
+    return run.node.simulation
+
+
+def instances(run: Run, minor: int = 0) -> tuple[MigInstance, ...]:
+    return run.node.gpus[minor].mig_instances
 
 
 @pytest.fixture

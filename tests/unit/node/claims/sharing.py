@@ -37,8 +37,7 @@ def slicing(interval: str) -> dict[str, Any]:
 
 
 def mode(run: Run, minor: int = 0) -> ComputeMode:
-    assert run.node.backend is not None
-    return run.node.backend.compute_mode(run.node.gpus[minor].uuid)
+    return run.node.simulation.compute_mode(run.node.gpus[minor].uuid)
 
 
 def file(run: Run, number: int) -> str:

@@ -14,7 +14,6 @@ from dra_driver.node.claims.workflow.rebuild import READ_AT_ONCE
 from dra_driver.node.claims.workflow.recover import recover
 from tests.fakes.claims import FakeClaims, claim, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.test_recover import lose_journal
 
 
 def names(node: ClaimsNode) -> list[str]:
@@ -51,7 +50,7 @@ def test_a_start_writes_the_names_that_an_earlier_version_did_not(node: ClaimsNo
     (node.folder / "claim-names").unlink()
     node.run("run-2").journal.close()
     assert names(node) == [line(1)]
-    lose_journal(node)
+    node.lose_journal()
     assert node.run("run-3").journal.uids() == {uid(1)}
 
 
@@ -77,7 +76,7 @@ def test_a_claim_without_a_name_keeps_its_files_until_its_pod_ends(node: ClaimsN
     first.prepare(claim(2, result("gpu-1")))
     answer = first.prepare(claim(3, result("gpu-2")))
     (node.folder / "claim-names").write_text(line(2) + "\n")
-    lose_journal(node)
+    node.lose_journal()
     run = node.run("run-2")
     assert run.journal.uids() == {uid(2)}
     (problem,) = [each for each in recover(run.deps).problems if uid(1) in each]
@@ -99,7 +98,7 @@ def test_a_partition_that_outlives_its_claim_keeps_the_name(node: ClaimsNode) ->
     run.service.recover()
     assert names(node) == [line(1)]
     node.api.remove(ref(1))
-    lose_journal(node)
+    node.lose_journal()
     node.backend.restore(0)
     again = node.run("run-2")
     assert not again.journal.rebuild_pending
@@ -122,29 +121,29 @@ class Counting(FakeClaims):
         return super().read_all(refs, within_s=within_s)
 
 
-def test_a_rebuild_reads_few_claims_at_once(node: ClaimsNode) -> None:
+@pytest.fixture
+def counting(node: ClaimsNode) -> Counting:
+    """The reads of a node that has lost the journal of 20 claims."""
+    node.api = counting = Counting()
+    run = node.run("run-1")
+    for number in range(20):
+        run.prepare(claim(number, result("gpu-0", admin_access=True)))
+    node.lose_journal()
+    counting.at_once.clear()
+    return counting
+
+
+def test_a_rebuild_reads_few_claims_at_once(node: ClaimsNode, counting: Counting) -> None:
     """210 claims of 327 KB made a list of all refuse, and 180 took 203 MiB."""
-    node.api = Counting()
-    run = node.run("run-1")
-    for number in range(20):
-        run.prepare(claim(number, result("gpu-0", admin_access=True)))
-    lose_journal(node)
-    node.api.at_once.clear()
     assert len(node.run("run-2").journal.uids()) == 20
-    assert (sum(node.api.at_once), max(node.api.at_once)) == (20, READ_AT_ONCE)
+    assert (sum(counting.at_once), max(counting.at_once)) == (20, READ_AT_ONCE)
 
 
-def test_a_rebuild_asks_no_more_after_an_error_of_the_api_server(node: ClaimsNode) -> None:
+def test_a_rebuild_asks_no_more_after_an_error_of_the_api_server(node: ClaimsNode, counting: Counting) -> None:
     """A server that is down would cost every claim its time limit, and the start waits for it."""
-    node.api = Counting()
-    run = node.run("run-1")
-    for number in range(20):
-        run.prepare(claim(number, result("gpu-0", admin_access=True)))
-    lose_journal(node)
-    node.api.at_once.clear()
-    node.api.outage = ApiUnreachableError("down")
+    counting.outage = ApiUnreachableError("down")
     assert node.run("run-2").journal.rebuild_pending
-    assert node.api.at_once == [READ_AT_ONCE]
+    assert counting.at_once == [READ_AT_ONCE]
 
 
 def test_a_malformed_claim_does_not_stop_a_rebuild(node: ClaimsNode) -> None:
@@ -152,7 +151,7 @@ def test_a_malformed_claim_does_not_stop_a_rebuild(node: ClaimsNode) -> None:
     first = node.run("run-1")
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
-    lose_journal(node)
+    node.lose_journal()
 
     class Malformed(FakeClaims):
         def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
@@ -183,7 +182,7 @@ def test_a_claim_that_cannot_be_read_does_not_stop_the_others(node: ClaimsNode) 
     run = node.run("run-1")
     for number in range(count):
         run.prepare(claim(number, result("gpu-0", admin_access=True)))
-    lose_journal(node)
+    node.lose_journal()
     api.broken = True
     again = node.run("run-2")
     assert again.journal.uids() == {uid(number) for number in range(1, count)}

@@ -5,8 +5,7 @@ import pytest
 from dra_driver.core.errors import DeviceLostError, FabricNotReadyError
 from dra_driver.core.model.fabric import Fabric, FabricState
 from tests.fakes.claims import FakeClock, claim, ref, result, uid
-from tests.unit.node.claims.conftest import Run
-from tests.unit.node.claims.partitions import SMALL, hardware
+from tests.unit.node.claims.conftest import SMALL, Run, hardware
 
 NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
 FAILED = Fabric(state=FabricState.COMPLETED, status=3)
@@ -120,20 +119,15 @@ def test_a_fabric_that_cannot_be_read_now_counts_as_last_seen(board: Run) -> Non
     board.prepare(claim(1))
 
 
-def test_a_board_without_nvswitches_is_not_asked(h100: Run) -> None:
-    """The hot path makes no call to the hardware."""
+@pytest.mark.parametrize("fabric", [None, COMPLETED], ids=["no NVSwitches", "ready"])
+def test_a_gpu_with_nothing_to_wait_for_is_not_asked(h100: Run, fabric: Fabric | None) -> None:
+    """The hot path makes no call to the hardware: the snapshot is enough for a GPU that was not divided."""
+    if fabric is not None:
+        set_fabric(h100, fabric)
     hardware(h100).fail_next("fabric", DeviceLostError("asked"), times=1)
     h100.prepare(claim(1))
     with pytest.raises(DeviceLostError, match="asked"):
         hardware(h100).fabric(h100.node.gpus[0].uuid)
-
-
-def test_a_ready_fabric_is_not_asked_about(board: Run) -> None:
-    """The snapshot is enough for a GPU that was not divided."""
-    hardware(board).fail_next("fabric", DeviceLostError("asked"), times=1)
-    board.prepare(claim(1))
-    with pytest.raises(DeviceLostError, match="asked"):
-        hardware(board).fabric(board.node.gpus[0].uuid)
 
 
 def test_a_short_call_ends_with_the_reason_that_it_waited_for(board: Run) -> None:

@@ -2,22 +2,23 @@
 
 import shutil
 
-from msgspec.structs import replace
-
-from dra_driver.core.errors import (
-    NoRoomError,
-)
+from dra_driver.core.errors import NoRoomError
+from dra_driver.core.model.mig import MigInstance
 from tests.fakes.claims import claim, ref, result, uid
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.partitions import SMALL, hardware, instances
+from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, hardware, instances, simulated
+
+
+def partition_of_another(node: ClaimsNode, compute: str = "full") -> MigInstance:
+    """The second small instance of the first GPU, as another manager creates it."""
+    node.backend = simulated()
+    gpu, profile = node.gpus[0], node.profile(SMALL)
+    node.backend.foreign_mig_mode(gpu.uuid, True)
+    return node.backend.foreign_create(gpu.uuid, profile.profile_id, 1, compute=compute)
 
 
 def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
     """It existed before the claim and exists after it, and MIG mode stays on."""
-    node.backend = simulated()
-    gpu, profile = node.gpus[0], node.profile(SMALL)
-    node.backend.foreign_mig_mode(gpu.uuid, True)
-    made = node.backend.foreign_create(gpu.uuid, profile.profile_id, 1)
+    made = partition_of_another(node)
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 1))))
     assert run.journal.uses()[0].created_by_driver is False
@@ -29,10 +30,7 @@ def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
 
 def test_an_unusable_foreign_instance_is_reported_and_stays(node: ClaimsNode) -> None:
     """An incomplete foreign instance is where the claim's partition would be."""
-    node.backend = simulated()
-    gpu, profile = node.gpus[0], node.profile(SMALL)
-    node.backend.foreign_mig_mode(gpu.uuid, True)
-    made = node.backend.foreign_create(gpu.uuid, profile.profile_id, 1, compute="none")
+    made = partition_of_another(node, compute="none")
     run = node.run()
     error = run.refusal(claim(1, result(node.part(SMALL, 1))))
     assert isinstance(error, NoRoomError)
@@ -60,7 +58,7 @@ def test_a_foreign_instance_that_appears_during_prepare_stays(h100: Run) -> None
                 backend.foreign_create(gpu.uuid, profile.profile_id, 0)
 
     deps = h100.node.hardware_dependencies(Racing(), h100.journal)  # type: ignore[arg-type]
-    racing = Run(node=h100.node, journal=h100.journal, deps=replace(h100.deps, hardware=deps), owners=h100.owners)
+    racing = h100.replaced(hardware=deps)
     assert isinstance(racing.refusal(claim(1, result(h100.node.part(SMALL, 0)))), NoRoomError)
     assert len(instances(h100)) == 1
     assert h100.journal.entries() == ()

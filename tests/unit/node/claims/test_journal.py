@@ -1,6 +1,7 @@
 """The journal: states, assignments, and two runs with one file."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from dra_driver.node.claims.entry import (
 )
 from dra_driver.node.claims.journal import Journal
 from tests.fakes.claims import POOL, gpu, ref, uid
+from tests.fakes.stand_in import present
 
 SHARES = ("aaaaaaaa-0000-0000-0000-000000000000", "bbbbbbbb-0000-0000-0000-000000000000")
 TENTH = AssignedShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
@@ -43,23 +45,19 @@ def open_journal(folder: Path, owner: str = "run-1", boot_id: str = "boot-1") ->
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = open_journal(tmp_path)
-    yield journal
-    journal.close()
+    with closing(open_journal(tmp_path)) as journal:
+        yield journal
 
 
 @pytest.fixture
 def other(tmp_path: Path, journal: Journal) -> Iterator[Journal]:
-    other = open_journal(tmp_path, "run-2")
-    yield other
-    other.close()
+    with closing(open_journal(tmp_path, "run-2")) as other:
+        yield other
 
 
 def stored(journal: Journal, number: int = 1) -> Entry:
     """The entry of a claim that has to be in the journal."""
-    found = journal.entry(uid(number))
-    assert found is not None
-    return found
+    return present(journal.entry(uid(number)))
 
 
 def begun(journal: Journal, number: int, *devices: AssignedDevice) -> AttemptToken:
@@ -94,8 +92,7 @@ def test_states_follow_one_another(journal: Journal) -> None:
     attempt = begun(journal, 1)
     assert journal.finish(uid(1), attempt)
     assert [entry.state for entry in journal.entries()] == [State.PREPARED]
-    attempt_to_undo = journal.start_unprepare(uid(1))
-    assert attempt_to_undo is not None
+    attempt_to_undo = present(journal.start_unprepare(uid(1)))
     assert [entry.state for entry in journal.entries()] == [State.UNPREPARING]
     assert journal.forget(uid(1), attempt_to_undo)
     assert journal.entries() == ()
@@ -153,8 +150,7 @@ def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal,
 def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other: Journal) -> None:
     """A slow prepare must not restore what another run has unprepared meanwhile."""
     slow = begun(journal, 1)
-    undoing = other.start_unprepare(uid(1))
-    assert undoing is not None
+    undoing = present(other.start_unprepare(uid(1)))
     assert not journal.finish(uid(1), slow)
     assert not journal.forget(uid(1), slow)
     assert other.forget(uid(1), undoing)
@@ -176,19 +172,17 @@ def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Jour
     prepared(journal, 1)
     assert journal.drop_older_boots() == ()
     journal.close()
-    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
-    assert rebooted.drop_older_boots() == (uid(1),)
-    assert rebooted.count_claims() == 0
-    rebooted.close()
+    with closing(open_journal(tmp_path, "run-2", boot_id="boot-2")) as rebooted:
+        assert rebooted.drop_older_boots() == (uid(1),)
+        assert rebooted.count_claims() == 0
 
 
 def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None:
     """Running pods may use the devices."""
     prepared(journal, 1)
-    unknown = open_journal(tmp_path, "run-2", boot_id="")
-    assert unknown.drop_older_boots() == ()
-    prepared(unknown, 2, assigned(1))
-    unknown.close()
+    with closing(open_journal(tmp_path, "run-2", boot_id="")) as unknown:
+        assert unknown.drop_older_boots() == ()
+        prepared(unknown, 2, assigned(1))
     assert journal.drop_older_boots() == ()
 
 
@@ -196,12 +190,9 @@ def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) 
     """Another run sees what was committed, whatever happened to the first."""
     prepared(journal, 1)
     begun(journal, 2, assigned(1))
-    again = open_journal(tmp_path, "run-2")
-    assert [(entry.ref, entry.state) for entry in again.entries()] == [
-        (ref(1), State.PREPARED),
-        (ref(2), State.PREPARING),
-    ]
-    again.close()
+    with closing(open_journal(tmp_path, "run-2")) as again:
+        states = [(entry.ref, entry.state) for entry in again.entries()]
+    assert states == [(ref(1), State.PREPARED), (ref(2), State.PREPARING)]
 
 
 def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
@@ -224,10 +215,9 @@ def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> N
 def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal) -> None:
     """Until a rebuild, files without an entry may belong to prepared claims; the note survives a restart."""
     assert journal.rebuild_pending
-    again = open_journal(tmp_path, "run-2")
-    assert again.rebuild_pending
-    again.note_rebuilt()
-    again.close()
+    with closing(open_journal(tmp_path, "run-2")) as again:
+        assert again.rebuild_pending
+        again.note_rebuilt()
     assert not journal.rebuild_pending
 
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.entry import (
     AssignedDevice,
     AssignedPartition,
-    AssignedShare,
     AssignedSharing,
     AttemptToken,
     Blocked,
@@ -23,13 +23,14 @@ from dra_driver.node.claims.entry import (
 )
 from dra_driver.node.claims.journal import Journal
 from tests.fakes.claims import POOL, gpu, ref, uid
-from tests.unit.node.claims.test_journal import assigned, begun, open_journal, prepared, stored
-from tests.unit.node.claims.test_journal_file import change, open_at
+from tests.fakes.stand_in import present
+from tests.unit.node.claims.test_journal import SHARES, TENTH, assigned, begun, open_journal, prepared, stored
+from tests.unit.node.claims.test_journal_file import change, is_set_aside, open_at
 
 GPU = gpu(0).uuid
 OTHER = gpu(1).uuid
 LIVE = InstanceIds(gi_id=9, ci_id=0, uuid=MigUuid("MIG-00000000-0000-0000-0000-000000000009"))
-SHARE = "aaaaaaaa-0000-0000-0000-000000000000"
+SHARE = SHARES[0]
 # As released before there were partitions and shares.
 OLD_SCHEMA = """
 CREATE TABLE claim (
@@ -87,38 +88,22 @@ def partition(
 
 
 def cut(part: AssignedPartition, *, admin: bool = False, sharing: AssignedSharing | None = None) -> AssignedDevice:
-    return AssignedDevice(
-        request="gpu",
-        pool=POOL,
-        device=partition_name(0, part.profile_name, part.id.profile_id, part.id.start),
-        share_id=None,
-        admin_access=admin,
-        gpu_uuid=GPU,
-        partition=part,
-        sharing=sharing,
-    )
+    name = partition_name(0, part.profile_name, part.id.profile_id, part.id.start)
+    return replace(assigned(admin=admin), device=name, partition=part, sharing=sharing)
 
 
 def shared(strategy: Strategy = Strategy.MPS) -> AssignedDevice:
-    share = AssignedShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=4)
     daemon = MpsDaemon(id=GPU, devices=(GPU,), gpus=(GPU,)) if strategy is Strategy.MPS else None
     interval = Interval.DEFAULT if daemon else Interval.LONG
-    return AssignedDevice(
-        request="gpu",
-        pool=POOL,
-        device=gpu(0).device_name,
-        share_id=SHARE,
-        admin_access=False,
-        gpu_uuid=GPU,
-        sharing=AssignedSharing(strategy=strategy, interval=interval, share=share, daemon=daemon),
-    )
+    share = replace(TENTH, max_shares=4)
+    sharing = AssignedSharing(strategy=strategy, interval=interval, share=share, daemon=daemon)
+    return replace(assigned(share=SHARE), sharing=sharing)
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = open_journal(tmp_path)
-    yield journal
-    journal.close()
+    with closing(open_journal(tmp_path)) as journal:
+        yield journal
 
 
 @pytest.fixture
@@ -145,9 +130,8 @@ def test_everything_that_unprepare_needs_comes_back(
     journal: Journal, tmp_path: Path, devices: tuple[AssignedDevice, ...]
 ) -> None:
     begun(journal, 1, *devices)
-    again = open_journal(tmp_path, "run-2")
-    assert stored(again).devices == devices
-    again.close()
+    with closing(open_journal(tmp_path, "run-2")) as again:
+        assert stored(again).devices == devices
 
 
 def test_details_that_become_known_are_stored_with_the_result(journal: Journal) -> None:
@@ -187,8 +171,7 @@ def test_created_partitions_are_listed_from_the_intent_until_they_are_destroyed(
     prepared(journal, 4, assigned(1))
     created = {PartitionId(GPU, 19, start) for start in (0, 1)}
     assert journal.created_partitions() == created
-    undoing = journal.start_unprepare(uid(2))
-    assert undoing is not None
+    undoing = present(journal.start_unprepare(uid(2)))
     assert journal.created_partitions() == created
     assert journal.forget(uid(2), undoing, partitions_left=True)
     assert journal.created_partitions() == created, "the driver has to destroy an orphaned partition"
@@ -231,24 +214,15 @@ def test_a_gpu_has_one_form_at_a_time(
 
 def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
     """Two results of one claim come out of the same GPU."""
-    big = AssignedShare(memory=50 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
+    big = replace(TENTH, memory=50 * 2**30)
     sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=big)
     both = [
-        AssignedDevice(
-            request=request,
-            pool=POOL,
-            device=gpu(0).device_name,
-            share_id=share_id,
-            admin_access=False,
-            gpu_uuid=GPU,
-            sharing=sharing,
-        )
-        for request, share_id in (("a", SHARE), ("b", SHARE.replace("a", "b")))
+        replace(assigned(share=share_id), request=request, sharing=sharing)
+        for request, share_id in zip("ab", SHARES, strict=True)
     ]
     answer = journal.begin(ref(1), both)
     assert isinstance(answer, Blocked)
-    assert answer.conflict is not None
-    assert "asks for 50Gi of memory where 30Gi of 80Gi are left" in answer.conflict.shortage
+    assert "asks for 50Gi of memory where 30Gi of 80Gi are left" in present(answer.conflict).shortage
 
 
 def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tmp_path: Path) -> None:
@@ -258,14 +232,13 @@ def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tm
     journal.set_gpu_note(GPU, "compute-mode", "DEFAULT")
     journal.set_gpu_note(OTHER, "mig-mode", "off")
     journal.set_gpu_note(OTHER, "mig-mode", "on")
-    again = open_journal(tmp_path, "run-2")
-    assert again.gpu_note(OTHER, "mig-mode") == "on"
-    assert again.gpus_with_note("mig-mode") == (GPU, OTHER)
-    assert again.noted_gpus() == {GPU: {"mig-mode", "compute-mode"}, OTHER: {"mig-mode"}}
-    again.clear_gpu_note(GPU, "mig-mode")
-    again.clear_gpu_note(GPU, "mig-mode")
+    with closing(open_journal(tmp_path, "run-2")) as again:
+        assert again.gpu_note(OTHER, "mig-mode") == "on"
+        assert again.gpus_with_note("mig-mode") == (GPU, OTHER)
+        assert again.noted_gpus() == {GPU: {"mig-mode", "compute-mode"}, OTHER: {"mig-mode"}}
+        again.clear_gpu_note(GPU, "mig-mode")
+        again.clear_gpu_note(GPU, "mig-mode")
     assert journal.gpus_with_note("mig-mode") == (OTHER,)
-    again.close()
 
 
 def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal, tmp_path: Path) -> None:
@@ -273,39 +246,35 @@ def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal
     for key in ("mig-mode", "time-slice"):
         journal.set_gpu_note(GPU, key, "x")
     journal.drop_older_notes(["time-slice"])
-    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
-    rebooted.set_gpu_note(OTHER, "time-slice", "x")
-    rebooted.drop_older_notes(["time-slice"])
-    assert rebooted.noted_gpus() == {GPU: {"mig-mode"}, OTHER: {"time-slice"}}
-    rebooted.close()
+    with closing(open_journal(tmp_path, "run-2", boot_id="boot-2")) as rebooted:
+        rebooted.set_gpu_note(OTHER, "time-slice", "x")
+        rebooted.drop_older_notes(["time-slice"])
+        assert rebooted.noted_gpus() == {GPU: {"mig-mode"}, OTHER: {"time-slice"}}
 
 
 def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal, tmp_path: Path) -> None:
     prepared(journal, 1, assigned(1))
     prepared(journal, 2, cut(partition()))
-    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
-    assert rebooted.drop_older_boots() == (uid(1),)
-    assert rebooted.uids() == {uid(2)}
-    rebooted.close()
+    with closing(open_journal(tmp_path, "run-2", boot_id="boot-2")) as rebooted:
+        assert rebooted.drop_older_boots() == (uid(1),)
+        assert rebooted.uids() == {uid(2)}
 
 
 def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
     """An update keeps what runs, and a downgrade stays possible."""
     path = tmp_path / "state.db"
-    connection = sqlite3.connect(path)
-    connection.executescript(OLD_SCHEMA)
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLD_SCHEMA)
     older = OlderProcess(path)
     older.prepare(1, "gpu-1")
-    journal = open_journal(tmp_path, "run-2")
-    assert journal.set_aside is None
-    entry = stored(journal)
-    assert (entry.state, entry.devices) == (State.PREPARED, (assigned(1),))
-    prepared(journal, 2, cut(partition()))
-    assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
-    assert older.is_content()
+    with closing(open_journal(tmp_path, "run-2")) as journal:
+        assert journal.set_aside is None
+        entry = stored(journal)
+        assert (entry.state, entry.devices) == (State.PREPARED, (assigned(1),))
+        prepared(journal, 2, cut(partition()))
+        assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
+        assert older.is_content()
     older.connection.close()
-    journal.close()
 
 
 def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: OlderProcess) -> None:
@@ -375,13 +344,9 @@ BROKEN = [
 def test_a_detail_that_this_driver_never_wrote_is_damage(statement: str, value: object, tmp_path: Path) -> None:
     """Otherwise a partition would be destroyed at the wrong placement, or a foreign daemon would be stopped."""
     path = tmp_path / "state.db"
-    journal = open_at(path)
-    prepared(journal, 1, cut(partition()))
-    prepared(journal, 2, replace(shared(), gpu_uuid=OTHER, device=gpu(1).device_name))
-    journal.set_gpu_note(GPU, "mig-mode", "on")
-    journal.close()
+    with closing(open_at(path)) as journal:
+        prepared(journal, 1, cut(partition()))
+        prepared(journal, 2, replace(shared(), gpu_uuid=OTHER, device=gpu(1).device_name))
+        journal.set_gpu_note(GPU, "mig-mode", "on")
     change(path, statement, value)
-    again = open_at(path)
-    assert again.set_aside is not None
-    assert again.entries() == ()
-    again.close()
+    assert is_set_aside(path)

@@ -12,6 +12,7 @@ import pytest
 from dra_driver.node.claims.entry import AssignedDevice, State
 from dra_driver.node.claims.journal.schema import ADDED, SCHEMA
 from tests.fakes.claims import uid
+from tests.fakes.stand_in import present
 from tests.unit.node.claims.test_journal import assigned, open_journal, prepared, stored
 from tests.unit.node.claims.test_journal_forms import GPU, cut, partition, shared
 
@@ -42,35 +43,29 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("device", [assigned(1), cut(partition()), shared()], ids=["whole", "partition", "share"])
 def test_columns_of_a_newer_version_are_ignored(folder: Path, device: AssignedDevice) -> None:
-    journal = open_journal(folder, "run-1")
-    attempt = prepared(journal, 1, device)
-    journal.close()
-    again = open_journal(folder, "run-2")
-    assert again.set_aside is None
-    entry = stored(again)
-    assert (entry.state, entry.devices, entry.attempt) == (State.PREPARED, (device,), attempt)
-    assert [each.device for each in again.assignments()] == [device]
-    attempt_of_unprepare = again.start_unprepare(uid(1))
-    assert attempt_of_unprepare is not None
-    assert again.forget(uid(1), attempt_of_unprepare)
-    assert again.entries() == ()
-    again.close()
+    with closing(open_journal(folder, "run-1")) as journal:
+        attempt = prepared(journal, 1, device)
+    with closing(open_journal(folder, "run-2")) as again:
+        assert again.set_aside is None
+        entry = stored(again)
+        assert (entry.state, entry.devices, entry.attempt) == (State.PREPARED, (device,), attempt)
+        assert [each.device for each in again.assignments()] == [device]
+        assert again.forget(uid(1), present(again.start_unprepare(uid(1))))
+        assert again.entries() == ()
 
 
 def test_notes_and_backups_ignore_columns_of_a_newer_version(folder: Path) -> None:
     """GPU notes and the partitions that this driver created are found, in the file and in the backup of it."""
-    journal = open_journal(folder, "run-1")
-    journal.note_rebuilt()
-    journal.set_gpu_note(GPU, "mig-mode", "off")
-    prepared(journal, 1, cut(partition()))
-    assert journal.gpu_note(GPU, "mig-mode") == "off"
-    journal.close()
+    with closing(open_journal(folder, "run-1")) as journal:
+        journal.note_rebuilt()
+        journal.set_gpu_note(GPU, "mig-mode", "off")
+        prepared(journal, 1, cut(partition()))
+        assert journal.gpu_note(GPU, "mig-mode") == "off"
     (folder / "state.db").unlink()
     newer_first(folder / "state.db")
-    rebuilt = open_journal(folder, "run-2")
-    assert rebuilt.gpu_note(GPU, "mig-mode") == "off"
-    assert [(each.uid, each.partition) for each in rebuilt.orphaned_partitions()] == [(uid(1), partition())]
-    rebuilt.close()
+    with closing(open_journal(folder, "run-2")) as rebuilt:
+        assert rebuilt.gpu_note(GPU, "mig-mode") == "off"
+        assert [(each.uid, each.partition) for each in rebuilt.orphaned_partitions()] == [(uid(1), partition())]
 
 
 @pytest.fixture
@@ -84,41 +79,34 @@ def recorded(tmp_path: Path) -> Path:
 
 def test_journal_of_the_former_version_is_read(recorded: Path) -> None:
     """Whole GPU, partitions, time slice, MPS shares, and a claim that was being prepared."""
-    journal = open_journal(recorded, "run-2")
-    assert journal.set_aside is None
-    found = {entry.ref.uid: entry for entry in journal.entries()}
     claims = json.loads((RECORDING.parent / "claims.json").read_text())
+    with closing(open_journal(recorded, "run-2")) as journal:
+        assert journal.set_aside is None
+        found = {entry.ref.uid: entry for entry in journal.entries()}
+        devices = [each.device for each in journal.assignments()]
     for claim in claims.values():
         entry = found.pop(claim["claim"]["metadata"]["uid"])
         names = [name for name, _ in claim["answer"] or ()]
         assert entry.state is (State.PREPARED if names else State.PREPARING)
         assert not names or [device.device for device in entry.devices] == names
     assert found == {}
-    forms = sorted(str(each.device.form) for each in journal.assignments())
+    forms = sorted(str(device.form) for device in devices)
     assert forms == ["partition", "partition", "partition", "share", "share", "whole", "whole"]
-    daemons = {
-        each.device.sharing.daemon.id
-        for each in journal.assignments()
-        if each.device.sharing and each.device.sharing.daemon
-    }
-    assert len(daemons) == 1
-    journal.close()
+    assert len({device.sharing.daemon.id for device in devices if device.sharing and device.sharing.daemon}) == 1
 
 
 def test_backups_of_the_former_version_are_read_when_its_journal_is_lost(recorded: Path) -> None:
     """The partitions and notes that the lost journal had are in the new one."""
-    before = open_journal(recorded, "run-2")
-    created, noted = before.created_partitions(), before.noted_gpus()
-    before.close()
+    with closing(open_journal(recorded, "run-2")) as before:
+        created, noted = before.created_partitions(), before.noted_gpus()
     for file in recorded.glob("state.db*"):
         file.unlink()
     for file in (recorded / "made").glob("*.json"):
         file.write_text(file.read_text().replace("@BOOT_ID@", "boot-1"))
-    rebuilt = open_journal(recorded, "run-3")
-    assert rebuilt.rebuild_pending
-    assert {each.partition.id for each in rebuilt.orphaned_partitions()} == created != frozenset()
-    assert rebuilt.noted_gpus() == noted
-    rebuilt.close()
+    with closing(open_journal(recorded, "run-3")) as rebuilt:
+        assert rebuilt.rebuild_pending
+        assert {each.partition.id for each in rebuilt.orphaned_partitions()} == created != frozenset()
+        assert rebuilt.noted_gpus() == noted
 
 
 def objects(path: Path) -> dict[str, str]:
@@ -131,17 +119,16 @@ def objects(path: Path) -> dict[str, str]:
 def test_a_rollback_finds_its_own_tables_unchanged(tmp_path: Path, recorded: Path) -> None:
     """The former version reads and writes by these definitions, and takes an unknown note for damage."""
     former = objects(recorded / "state.db")
-    journal = open_journal(tmp_path / "new", "run")
-    prepared(journal, 1, assigned(1))
-    prepared(journal, 2, cut(partition()))
-    now = objects(tmp_path / "new" / "state.db")
-    assert {name: now.get(name) for name in former} == former
-    with closing(sqlite3.connect(tmp_path / "new" / "state.db")) as connection:
+    path = tmp_path / "new" / "state.db"
+    with closing(open_journal(path.parent, "run")) as journal, closing(sqlite3.connect(path)) as connection:
+        prepared(journal, 1, assigned(1))
+        prepared(journal, 2, cut(partition()))
+        now = objects(path)
+        assert {name: now.get(name) for name in former} == former
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
         assert [key for (key,) in connection.execute("SELECT key FROM note")] in ([], ["rebuild-pending"])
         states = {state for (state,) in connection.execute("SELECT state FROM claim")}
         assert states <= {"preparing", "prepared", "unpreparing"}
-    journal.close()
 
 
 def test_what_is_beside_the_journal_is_ignored_by_the_former_version(recorded: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dra_driver.config.parameters import API_VERSION
 from dra_driver.core.model.claim import AllocatedClaim, OpaqueConfig
 from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.hardware.gpu.backend import ComputeMode
@@ -20,7 +19,7 @@ from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.test_recover import lose_journal
+from tests.unit.node.claims.sharing import config, slicing
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
 MAINTENANCE = {"drop_older_boots", "drop_older_notes", "forget_orphaned_partition", "note_rebuilt", "write_all_backups"}
@@ -38,14 +37,11 @@ STEPS = frozenset(JOURNAL | MAINTENANCE | FILES | GPU | SHARING)
 
 
 def mps_config(kind: str) -> OpaqueConfig:
-    parameters = {"apiVersion": API_VERSION, "kind": kind, "sharing": {"strategy": "MPS"}}
-    return OpaqueConfig(source="FromClaim", requests=(), parameters=parameters)
+    return config(kind, {"strategy": "MPS"})
 
 
 def slice_config() -> OpaqueConfig:
-    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
-    parameters = {"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": sharing}
-    return OpaqueConfig(source="FromClaim", requests=(), parameters=parameters)
+    return config("GpuConfig", slicing("Long"))
 
 
 class KillableNode:
@@ -95,32 +91,32 @@ class KillableNode:
         assert set(claims_node.sharing.slices.items()) == sliced
         for gpu in claims_node.gpus:
             exclusive = any(gpu.uuid in daemon.gpus for daemon in claims_node.sharing.running.values())
-            assert claims_node.backend is not None
-            assert (claims_node.backend.compute_mode(gpu.uuid) is ComputeMode.EXCLUSIVE_PROCESS) == exclusive
+            mode = claims_node.simulation.compute_mode(gpu.uuid)
+            assert (mode is ComputeMode.EXCLUSIVE_PROCESS) == exclusive
 
 
-def partition(node: KillableNode) -> AllocatedClaim:
-    return claim(1, result(node.claims_node.part("1g.10gb", 0)))
+def partition(node: ClaimsNode) -> AllocatedClaim:
+    return claim(1, result(node.part("1g.10gb", 0)))
 
 
-def four_partitions(node: KillableNode) -> AllocatedClaim:
+def four_partitions(node: ClaimsNode) -> AllocatedClaim:
     places = (("3g.40gb", 4, 0), ("2g.20gb", 2, 0), ("1g.10gb", 0, 0), ("7g.80gb", 0, 1))
-    return claim(1, *(result(node.claims_node.part(*each), request=f"r{at}") for at, each in enumerate(places)))
+    return claim(1, *(result(node.part(*each), request=f"r{at}") for at, each in enumerate(places)))
 
 
-def partition_under_mps(node: KillableNode) -> AllocatedClaim:
-    return claim(1, result(node.claims_node.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])
+def partition_under_mps(node: ClaimsNode) -> AllocatedClaim:
+    return claim(1, result(node.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])
 
 
-def gpus_under_mps(node: KillableNode) -> AllocatedClaim:
+def gpus_under_mps(_: ClaimsNode) -> AllocatedClaim:
     return claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[mps_config("GpuConfig")])
 
 
-def gpu_with_a_time_slice(node: KillableNode) -> AllocatedClaim:
+def gpu_with_a_time_slice(_: ClaimsNode) -> AllocatedClaim:
     return claim(1, configs=[slice_config()])
 
 
-def share(node: KillableNode) -> AllocatedClaim:
+def share(_: ClaimsNode) -> AllocatedClaim:
     return claim(1, share_result(1, "10Gi", 10))
 
 
@@ -157,7 +153,7 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
     memory: Path,
     what: str,
     lost: bool,
-    wanted: Callable[[KillableNode], AllocatedClaim],
+    wanted: Callable[[ClaimsNode], AllocatedClaim],
     shared: SharingTerms | None,
     others: Sequence[str],
 ) -> None:
@@ -170,14 +166,14 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
         node = KillableNode(memory / str(steps), shared)
         beside(node, others)
         before = node.run.journal.uids()
-        node.claims_node.api.put(wanted(node))
+        node.claims_node.api.put(wanted(node.claims_node))
         if what == "unprepare":
             node.run.prepare(ref(1))
         call = node.run.service.prepare if what == "prepare" else node.run.service.unprepare
         killed = node.until_killed(lambda call=call: call([ref(1)]), steps)  # type: ignore[misc]
         if killed:
             if lost:
-                lose_journal(node.claims_node)
+                node.claims_node.lose_journal()
             # The next start may be killed as well; another one follows.
             node.until_killed(node.start, steps % 7)
             node.run = node.start()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,12 @@ from dra_driver.core.errors import ApiUnreachableError, DeviceLostError, DraErro
 from dra_driver.core.model.claim import AllocatedClaim
 from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.claims.waiting import ClaimBusyError
 from tests.fakes.claims import claim, ref, result, share_result, uid
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.test_kill_hardware import gpus_under_mps, mps_config, slice_config
-from tests.unit.node.claims.test_recover import lose_journal
+from tests.fakes.stand_in import present
+from tests.unit.node.claims.conftest import HALF, SMALL, ClaimsNode, Run, simulated
+from tests.unit.node.claims.test_kill_hardware import gpu_with_a_time_slice, gpus_under_mps, partition_under_mps
 
-SMALL, HALF = "1g.10gb", "3g.40gb"
 OUTAGE = ApiUnreachableError("connection refused")
 
 
@@ -32,28 +29,13 @@ def damage_journal(node: ClaimsNode) -> None:
     (node.folder / "state.db").write_bytes(b"damaged" * 1000)
 
 
-@dataclass
-class Node:
-    """The part of `test_kill_hardware.KillableNode` that its claims use."""
-
-    node: ClaimsNode
-
-
 def partitions(node: ClaimsNode) -> list[AllocatedClaim]:
     two = [result(node.part(SMALL, 0)), result(node.part(HALF, 4), request="b")]
     return [claim(1, *two), claim(2, result(node.part(SMALL, 1))), claim(3, result(node.part("7g.80gb", 0, 1)))]
 
 
-def partition_under_mps(node: ClaimsNode) -> list[AllocatedClaim]:
-    return [claim(1, result(node.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])]
-
-
-def whole_under_mps(node: ClaimsNode) -> list[AllocatedClaim]:
-    return [gpus_under_mps(Node(node))]  # type: ignore[arg-type]
-
-
-def time_sliced(_: ClaimsNode) -> list[AllocatedClaim]:
-    return [claim(1, configs=[slice_config()])]
+def one_partition(node: ClaimsNode) -> list[AllocatedClaim]:
+    return [claim(1, result(node.part(SMALL, 0)))]
 
 
 def shares(_: ClaimsNode) -> list[AllocatedClaim]:
@@ -62,14 +44,14 @@ def shares(_: ClaimsNode) -> list[AllocatedClaim]:
 
 MPS = SharingTerms(strategy=Strategy.MPS)
 SLICED = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG)
-FORMS = [
-    (partitions, None),
-    (partition_under_mps, None),
-    (whole_under_mps, None),
-    (time_sliced, None),
-    (shares, MPS),
-    (shares, SLICED),
-]
+FORMS: dict[str, tuple[Callable[[ClaimsNode], list[AllocatedClaim]], SharingTerms | None]] = {
+    "partitions": (partitions, None),
+    "partition under MPS": (lambda node: [partition_under_mps(node)], None),
+    "GPUs under MPS": (lambda node: [gpus_under_mps(node)], None),
+    "time slice": (lambda node: [gpu_with_a_time_slice(node)], None),
+    "MPS shares": (shares, MPS),
+    "time-sliced shares": (shares, SLICED),
+}
 
 
 def prepared(
@@ -86,27 +68,22 @@ def prepared(
     return claims
 
 
+@pytest.fixture(params=FORMS.values(), ids=list(FORMS))
+def claims(node: ClaimsNode, request: pytest.FixtureRequest) -> list[AllocatedClaim]:
+    """The claims that have been prepared on the node."""
+    return prepared(node, *request.param)
+
+
 def is_untouched(node: ClaimsNode) -> bool:
-    assert node.backend is not None
-    modes = {node.backend.compute_mode(gpu.uuid) for gpu in node.gpus}
+    modes = {node.simulation.compute_mode(gpu.uuid) for gpu in node.gpus}
     return node.is_whole_again() and modes == {ComputeMode.DEFAULT} and not list((node.folder / "made").iterdir())
 
 
-def backend(node: ClaimsNode) -> SimulatedBackend:
-    assert node.backend is not None
-    return node.backend
-
-
-@pytest.mark.parametrize("lose", [lose_journal, damage_journal])
-@pytest.mark.parametrize(("what", "sharing"), FORMS)
+@pytest.mark.parametrize("lose", [ClaimsNode.lose_journal, damage_journal])
 def test_claims_continue_and_their_end_restores_the_gpus(
-    node: ClaimsNode,
-    what: Callable[[ClaimsNode], list[AllocatedClaim]],
-    sharing: SharingTerms | None,
-    lose: Callable[[ClaimsNode], None],
+    node: ClaimsNode, claims: list[AllocatedClaim], lose: Callable[[ClaimsNode], None]
 ) -> None:
     """The new journal has what the old one had, so no partition, mode or setting stays for ever."""
-    claims = prepared(node, what, sharing)
     before = {each.ref.uid: node.opened[-1].entry(each.ref.uid) for each in claims}
     answers = {each.ref.uid: node.writer.files[each.ref.uid] for each in claims}
     asked = list(node.sharing.asked)
@@ -114,10 +91,7 @@ def test_claims_continue_and_their_end_restores_the_gpus(
     run = node.run("run-2")
     assert not run.journal.rebuild_pending
     for each in claims:
-        entry, was = run.journal.entry(each.ref.uid), before[each.ref.uid]
-        assert entry is not None
-        assert was is not None
-        assert entry.devices == was.devices
+        assert present(run.journal.entry(each.ref.uid)).devices == present(before[each.ref.uid]).devices
         run.prepare(each.ref)
     assert node.writer.files == answers
     assert node.sharing.asked == asked, "nothing is set or started again while containers run"
@@ -126,28 +100,23 @@ def test_claims_continue_and_their_end_restores_the_gpus(
     assert is_untouched(node)
 
 
-@pytest.mark.parametrize(("what", "sharing"), FORMS)
-def test_a_start_reclaims_what_no_claim_needs(
-    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
-) -> None:
+def test_a_start_reclaims_what_no_claim_needs(node: ClaimsNode, claims: list[AllocatedClaim]) -> None:
     """The pods and their claims ended while the node was away."""
-    for each in prepared(node, what, sharing):
+    for each in claims:
         node.api.remove(each.ref)
-    lose_journal(node)
+    node.lose_journal()
     run = node.run("run-2")
     assert is_untouched(node)
     assert node.writer.files == {}
     run.prepare(claim(9))
 
 
-@pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_nothing_is_reclaimed_while_the_api_server_does_not_answer(
-    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
+    node: ClaimsNode, claims: list[AllocatedClaim]
 ) -> None:
     """Containers may use it; when the API server answers, nothing has changed for them."""
-    claims = prepared(node, what, sharing)
     there, asked, running = node.gpus, list(node.sharing.asked), dict(node.sharing.running)
-    lose_journal(node)
+    node.lose_journal()
     node.api.outage = OUTAGE
     run = node.run("run-2")
     run.service.reclaim_orphans()
@@ -161,13 +130,9 @@ def test_nothing_is_reclaimed_while_the_api_server_does_not_answer(
     assert (node.sharing.asked, node.gpus) == (asked, there)
 
 
-@pytest.mark.parametrize(("what", "sharing"), FORMS)
-def test_a_pod_can_end_while_the_api_server_is_away(
-    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
-) -> None:
+def test_a_pod_can_end_while_the_api_server_is_away(node: ClaimsNode, claims: list[AllocatedClaim]) -> None:
     """Its partitions go at once; shared settings go when it is known that no claim uses them."""
-    claims = prepared(node, what, sharing)
-    lose_journal(node)
+    node.lose_journal()
     node.api.outage = OUTAGE
     run = node.run("run-2")
     for each in claims:
@@ -182,7 +147,7 @@ def test_a_pod_can_end_while_the_api_server_is_away(
 def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: ClaimsNode) -> None:
     """The new journal may lack other shares, so no share counts as the last one."""
     prepared(node, shares, MPS)
-    lose_journal(node)
+    node.lose_journal()
     node.api.outage = OUTAGE
     run = node.run("run-2")
     node.api.outage = None
@@ -197,7 +162,7 @@ def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: Cla
 def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: ClaimsNode) -> None:
     """It is neither destroyed under a container nor is its place given to another claim."""
     prepared(node, partitions)
-    lose_journal(node)
+    node.lose_journal()
     node.api.outage = OUTAGE
     run = node.run("run-2")
     node.api.outage = None
@@ -212,7 +177,7 @@ def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: Cl
 def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode) -> None:
     """Its ids differ from the backup's: the claim waits for its unprepare, and the driver does not destroy it."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
-    lose_journal(node)
+    node.lose_journal()
     node.api.remove(ref(2))
     (file,) = (node.folder / "made").iterdir()
     backup = json.loads(file.read_text())
@@ -232,14 +197,10 @@ def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode
 def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) -> None:
     """Without any loss, too: unprepare destroys only what prepare created."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    entry = h100.entry(1)
-    (device,) = entry.devices
-    assert device.partition is not None
-    assert device.partition.live is not None
-    moved = replace(device.partition, live=replace(device.partition.live, gi_id=40))
-    attempt = h100.journal.start_unprepare(uid(1))
-    assert attempt is not None
-    h100.journal.forget(uid(1), attempt)
+    (device,) = h100.entry(1).devices
+    partition = present(device.partition)
+    moved = replace(partition, live=replace(present(partition.live), gi_id=40))
+    h100.journal.forget(uid(1), present(h100.journal.start_unprepare(uid(1))))
     assert h100.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
     assert h100.unprepare(ref(1)) is None
     assert len(h100.node.gpus[0].mig_instances) == 1
@@ -247,10 +208,10 @@ def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) 
 
 def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> None:
     """The adopted claim's pod learns why it cannot continue, and can end."""
-    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    prepared(node, one_partition)
     gpu, (ours,) = node.gpus[0].uuid, node.gpus[0].mig_instances
-    lose_journal(node)
-    backend(node).foreign_destroy(gpu, ours.gi_id)
+    node.lose_journal()
+    node.simulation.foreign_destroy(gpu, ours.gi_id)
     run = node.run("run-2")
     assert not run.journal.rebuild_pending
     assert isinstance(run.refusal(ref(1)), DeviceLostError)
@@ -260,9 +221,9 @@ def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> Non
 
 def test_a_claim_without_a_file_is_adopted_by_its_partition(node: ClaimsNode) -> None:
     """The GPU state backup is enough."""
-    (wanted,) = prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    (wanted,) = prepared(node, one_partition)
     file = node.writer.files.pop(uid(1))
-    lose_journal(node)
+    node.lose_journal()
     run = node.run("run-2")
     assert node.writer.files == {uid(1): file}
     assert run.unprepare(wanted.ref) is None
@@ -271,8 +232,8 @@ def test_a_claim_without_a_file_is_adopted_by_its_partition(node: ClaimsNode) ->
 
 def test_backups_of_an_earlier_boot_do_not_count(node: ClaimsNode) -> None:
     """An instance that exists after a reboot was created by an administrator."""
-    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
-    lose_journal(node)
+    prepared(node, one_partition)
+    node.lose_journal()
     node.api.remove(ref(1))
     node.run("run-2", boot_id="boot-2")
     assert len(node.gpus[0].mig_instances) == 1
@@ -280,8 +241,8 @@ def test_backups_of_an_earlier_boot_do_not_count(node: ClaimsNode) -> None:
 
 def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
     """The partition counts as foreign, as without a backup, and the log says why."""
-    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
-    lose_journal(node)
+    prepared(node, one_partition)
+    node.lose_journal()
     (file,) = (node.folder / "made").iterdir()
     for damage in (b"", b"[]", b"\xff", b'{"gpu": 3}', file.read_bytes().replace(str(uid(1)).encode(), b"../../etc")):
         caplog.clear()
@@ -289,7 +250,7 @@ def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytes
         run = node.run("run-2")
         assert run.prepare(ref(1))
         assert "backup cannot be read" in caplog.text
-        lose_journal(node)
+        node.lose_journal()
 
 
 def test_a_backup_is_private_and_written_before_the_gpu_changes(node: ClaimsNode) -> None:
@@ -337,7 +298,7 @@ def test_a_whole_gpu_writes_no_backup(run: Run, tmp_path: Path) -> None:
 
 def test_wrong_backups_are_rewritten_from_a_good_journal(node: ClaimsNode) -> None:
     """An older version, a crash or a full disk may leave wrong ones."""
-    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    prepared(node, one_partition)
     (file,) = (node.folder / "made").iterdir()
     good = file.read_bytes()
     file.unlink()
@@ -348,14 +309,12 @@ def test_wrong_backups_are_rewritten_from_a_good_journal(node: ClaimsNode) -> No
     assert file.read_bytes() == good
 
 
-@pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_a_claim_that_is_prepared_again_before_the_rebuild_is_adopted(
-    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
+    node: ClaimsNode, claims: list[AllocatedClaim]
 ) -> None:
     """Preparing it anew, and failing, would destroy what its containers use."""
-    claims = prepared(node, what, sharing)
     there, asked, files = node.gpus, list(node.sharing.asked), dict(node.writer.files)
-    lose_journal(node)
+    node.lose_journal()
     node.api.outage = OUTAGE
     run = node.run("run-2")
     node.api.outage = None
@@ -375,7 +334,7 @@ def test_a_claim_that_is_prepared_again_before_the_rebuild_is_adopted(
 def test_shares_are_adopted_although_the_policy_has_changed(node: ClaimsNode, terms: SharingTerms) -> None:
     """The GPU's present state says how it is shared; the new policy waits for the end of the shares."""
     claims = prepared(node, shares, terms)
-    lose_journal(node)
+    node.lose_journal()
     node.terms = {}
     run = node.run("run-2")
     assert run.journal.uids() == {each.ref.uid for each in claims}

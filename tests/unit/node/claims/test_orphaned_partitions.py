@@ -2,16 +2,10 @@
 
 import pytest
 
-from dra_driver.core.errors import (
-    DeviceLostError,
-    DriverUnavailableError,
-    GpuBusyError,
-    UnknownDeviceError,
-)
+from dra_driver.core.errors import DeviceLostError, DriverUnavailableError, GpuBusyError, UnknownDeviceError
 from dra_driver.core.model.terms import Form
 from tests.fakes.claims import claim, ref, result, uid
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.partitions import SMALL, hardware, instances
+from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, hardware, instances, simulated
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -91,7 +85,6 @@ def test_a_partition_whose_claim_an_older_version_freed_is_removed(h100: Run) ->
     assert h100.journal.entries() == ()
     (use,) = h100.journal.uses()
     assert (use.form, use.created_by_driver) == (Form.PARTITION, True)
-    assert h100.node.backend is not None
     h100.service.maintain()
     assert h100.node.is_whole_again()
     assert h100.journal.orphaned_partitions() == ()

@@ -1,7 +1,6 @@
 """Claims for MIG partitions: created by prepare, destroyed by unprepare."""
 
 import pytest
-from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ClaimError,
@@ -17,8 +16,8 @@ from dra_driver.node.claims.waiting import GpuLockedError
 from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
 from dra_driver.node.claims.workflow.teardown import MOST_S
 from tests.fakes.claims import claim, ref, result, uid
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.partitions import HALF, SMALL, hardware, instances
+from tests.fakes.stand_in import present
+from tests.unit.node.claims.conftest import HALF, SMALL, ClaimsNode, Run, hardware, instances, simulated
 
 
 def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> None:
@@ -26,13 +25,10 @@ def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> Non
     answer = h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
     (made,) = instances(h100)
     assert (made.profile_name, made.start) == (SMALL, 2)
-    entry = h100.entry(1)
-    assigned = entry.devices[0].partition
-    assert assigned is not None
-    assert assigned.live is not None
-    assert made.device is not None
-    assert (assigned.created_by_driver, assigned.live.gi_id, assigned.live.uuid) == (True, made.gi_id, made.device.uuid)
-    assert f"_MIG_{made.gi_id}_0_UUID={made.device.uuid}" in h100.node.writer.files[uid(1)].decode()
+    assigned = present(h100.entry(1).devices[0].partition)
+    live, device = present(assigned.live), present(made.device)
+    assert (assigned.created_by_driver, live.gi_id, live.uuid) == (True, made.gi_id, device.uuid)
+    assert f"_MIG_{made.gi_id}_0_UUID={device.uuid}" in h100.node.writer.files[uid(1)].decode()
     assert answer[0].device == h100.node.part(SMALL, 2)
     assert h100.node.gpus[0].mig_enabled
     assert not h100.node.gpus[1].mig_enabled
@@ -52,7 +48,6 @@ def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> Non
 
 def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
     """MIG mode goes off too, and the claim gets the first error."""
-    h100.node.backend = hardware(h100)
     hardware(h100).fail_next("create_compute_instance", NoRoomError("no engines are left"), skip=1)
     error = h100.refusal(claim(1, result(h100.node.part(SMALL, 0)), result(h100.node.part(SMALL, 1), request="b")))
     assert "no engines are left" in str(error)
@@ -252,6 +247,6 @@ def test_a_run_that_may_not_change_gpus_refuses_partitions(node: ClaimsNode) -> 
     """Whole GPUs are still prepared."""
     node.backend = simulated()
     run = node.run()
-    bare = Run(node=node, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
+    bare = run.replaced(hardware=None)
     assert "without permission to change GPUs" in str(bare.refusal(claim(1, result(node.part(SMALL, 0)))))
     bare.prepare(claim(2))

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.config.parameters import API_VERSION
 from dra_driver.core.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError
-from dra_driver.core.model.claim import AllocatedClaim, OpaqueConfig, PreparedDevice
+from dra_driver.core.model.claim import AllocatedClaim, PreparedDevice
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.node.claims.entry import AttemptToken, Entry, OwnerId, State
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim, restore_plan
 from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, result, uid
+from tests.unit.node.claims.sharing import config
 
 SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
@@ -27,30 +27,20 @@ def refusal(of: AllocatedClaim, snapshot: Snapshot | None = None) -> DraError:
     return caught.value
 
 
-def gpu_config(sharing: Any, *requests: str) -> OpaqueConfig:
-    parameters = {"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": sharing}
-    return OpaqueConfig(source="FromClaim", requests=requests, parameters=parameters)
-
-
 def test_each_result_becomes_one_answer_in_order() -> None:
     """The kubelet uses pool and device as keys of health and pod resources, so no result may be missing or merged.
 
     It shows the health of each by its first CDI id, which no other device may have.
     """
     done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a")))
-    assert done.prepared == (
+    assert done.prepared == tuple(
         PreparedDevice(
-            request_names=("b",),
+            request_names=(request,),
             pool=POOL,
-            device=gpu(1).device_name,
-            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-1", f"k8s.{DRIVER}/device=common"),
-        ),
-        PreparedDevice(
-            request_names=("a",),
-            pool=POOL,
-            device=gpu(0).device_name,
-            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-0", f"k8s.{DRIVER}/device=common"),
-        ),
+            device=gpu(minor).device_name,
+            cdi_device_ids=(f"k8s.{DRIVER}/claim={uid(1)}-gpu-{minor}", f"k8s.{DRIVER}/device=common"),
+        )
+        for minor, request in ((1, "b"), (0, "a"))
     )
 
 
@@ -138,12 +128,12 @@ def test_the_number_of_devices_is_bounded(count: int) -> None:
 )
 def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
     """A setting that equals the hardware default is not applied."""
-    assert planned(claim(1, configs=[gpu_config(sharing)])) == planned(claim(1))
+    assert planned(claim(1, configs=[config("GpuConfig", sharing)])) == planned(claim(1))
 
 
 def test_a_config_for_another_request_is_ignored() -> None:
     """Only configs that apply to this driver's devices are applied."""
-    assert planned(claim(1, configs=[gpu_config({"strategy": "MPS"}, "elsewhere")])) == planned(claim(1))
+    assert planned(claim(1, configs=[config("GpuConfig", {"strategy": "MPS"}, "elsewhere")])) == planned(claim(1))
 
 
 def journalled(done: PreparePlan) -> Entry:

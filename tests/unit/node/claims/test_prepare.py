@@ -97,8 +97,7 @@ def test_waiting_for_a_device_ends_long_before_the_kubelet_gives_up(run: Run) ->
 
 def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> None:
     """Unprepares use the same workers: if all of them waited, nothing would be freed."""
-    deps = replace(run.deps, retry_policy=RetryPolicy(waiting=1))
-    impatient = Run(node=run.node, journal=run.journal, deps=deps, owners=run.owners)
+    impatient = run.replaced(retry_policy=RetryPolicy(waiting=1))
     impatient.prepare(claim(1))
     waits_of_second = []
 
@@ -240,11 +239,10 @@ def test_the_next_claim_tears_down_what_a_failing_disk_left(run: Run) -> None:
 def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
     """Leave what a run leaves that is killed after ``begin``."""
     run = node.run(owner)
-    prepared = run.prepare(claim(number))
-    assert prepared
-    entry = run.entry(number)
+    run.prepare(claim(number))
+    devices = run.entry(number).devices
     run.unprepare(ref(number))
-    run.journal.begin(ref(number), entry.devices)
+    run.journal.begin(ref(number), devices)
     run.journal.close()
 
 
@@ -270,8 +268,7 @@ def test_prepare_waits_for_another_run_that_prepares_the_claim(node: ClaimsNode)
     left_preparing(node, 1)
 
     def finish() -> None:
-        entry = run.entry(1)
-        assert run.journal.finish(uid(1), entry.attempt)
+        assert run.journal.finish(uid(1), run.entry(1).attempt)
 
     node.clock.after(2.0, finish)
     assert run.prepare(ref(1))
@@ -294,8 +291,7 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: 
         def __getattr__(self, name: str) -> object:
             return getattr(node.writer, name)
 
-    slow = replace(run.deps, writer=Slow())
-    late = Run(node=node, journal=run.journal, deps=slow, owners=run.owners)
+    late = run.replaced(writer=Slow())
     if noted:
         run.journal.set_gpu_note(node.gpus[0].uuid, TIME_SLICE, "Long")
     error = late.refusal(claim(1))

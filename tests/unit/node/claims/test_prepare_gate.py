@@ -2,8 +2,6 @@
 
 import threading
 
-from msgspec.structs import replace
-
 from dra_driver.core.errors import DetachedError, StorageError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.hardware.cdi import CdiSpec
@@ -38,13 +36,12 @@ def test_a_claim_that_waits_is_prepared_when_the_gate_opens(run: Run) -> None:
 def test_a_prepared_claim_is_answered_without_driver_and_snapshot(h100: Run) -> None:
     """A restarted kubelet asks again while its pods run; also when this process started detached."""
     node = h100.node
-    assert node.backend is not None
     devices = result("gpu-0"), result(node.part("1g.10gb", 0, 1), request="part")
     first = h100.prepare(claim(1, *devices))
     h100.deps.gate.close(WHY)
-    assert node.backend.detach("test")
-    h100.deps = replace(h100.deps, snapshot=Snapshot)
-    assert Run(node=node, journal=h100.journal, deps=h100.deps, owners=h100.owners).prepare(ref(1)) == first
+    assert node.simulation.detach("test")
+    detached = h100.replaced(snapshot=Snapshot)
+    assert detached.prepare(ref(1)) == first
 
 
 def test_a_prepared_claim_without_its_file_is_refused(run: Run) -> None:
@@ -70,8 +67,7 @@ def test_an_unprepare_of_a_whole_gpu_needs_no_driver(h100: Run) -> None:
     """A pod that ends during a driver upgrade does not hang in Terminating."""
     h100.prepare(claim(1))
     h100.deps.gate.close(WHY)
-    assert h100.node.backend is not None
-    h100.node.backend.detach("test")
+    h100.node.simulation.detach("test")
     assert h100.unprepare(ref(1)) is None
     assert h100.journal.entries() == ()
 
@@ -79,15 +75,14 @@ def test_an_unprepare_of_a_whole_gpu_needs_no_driver(h100: Run) -> None:
 def test_a_partition_of_a_claim_that_ended_is_removed_when_the_driver_is_back(h100: Run) -> None:
     """Its pod ends at once; the partition is recorded and nothing else can have it meanwhile."""
     node = h100.node
-    assert node.backend is not None
     h100.prepare(claim(1, result(node.part("1g.10gb", 0))))
     h100.deps.gate.close(WHY)
-    node.backend.detach("test")
+    node.simulation.detach("test")
     assert h100.unprepare(ref(1)) is None
     assert (h100.journal.entries(), len(h100.journal.orphaned_partitions())) == ((), 1)
     h100.service.reclaim_orphans()
     assert len(h100.journal.orphaned_partitions()) == 1
-    node.backend.reattach()
+    node.simulation.reattach()
     h100.deps.gate.open()
     h100.service.reclaim_orphans()
     assert h100.journal.orphaned_partitions() == ()
@@ -96,9 +91,7 @@ def test_a_partition_of_a_claim_that_ended_is_removed_when_the_driver_is_back(h1
 
 def test_a_detach_in_the_middle_of_a_partition_leaves_nothing_behind(h100: Run) -> None:
     """What a call created that outlasts every wait is removed after the driver is back; then the claim is prepared."""
-    node = h100.node
-    backend = node.backend
-    assert backend is not None
+    node, backend = h100.node, h100.node.simulation
     create = backend.create_compute_instance
 
     def detached_meanwhile(gpu: object, gi_id: int) -> object:
@@ -164,13 +157,12 @@ def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_i
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
     run.deps.gate.close(WHY)
-    assert node.backend is not None
-    node.backend.detach("test")
+    node.simulation.detach("test")
     assert run.unprepare(ref(1)) is None
     assert run.unprepare(ref(2)) is None
     assert run.journal.entries() == ()
     assert run.journal.noted_gpus(), "what needs the driver is recorded"
-    node.backend.reattach()
+    node.simulation.reattach()
     run.deps.gate.open()
     run.service.reclaim_orphans()
     assert node.is_whole_again()

@@ -13,11 +13,21 @@ from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.test_prepare import left_preparing
 
 
-def lose_journal(node: ClaimsNode) -> None:
-    for journal in node.opened:
-        journal.close()
-    for path in node.folder.glob("state.db*"):
-        path.unlink()
+@pytest.fixture
+def two(run: Run) -> Run:
+    """A run that has prepared claims for the first two GPUs, and has looked after their files once."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    assert run.service.rewrite_missing_files() == ()
+    return run
+
+
+@pytest.fixture
+def lost(node: ClaimsNode) -> ClaimsNode:
+    """A node that has prepared claim 1 and lost its journal."""
+    node.run("run-1").prepare(claim(1))
+    node.lose_journal()
+    return node
 
 
 def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None:
@@ -75,55 +85,42 @@ def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
     assert uid(1) in node.writer.files
 
 
-def test_missing_files_of_prepared_claims_are_written_again(node: ClaimsNode) -> None:
+def test_missing_files_of_prepared_claims_are_written_again(two: Run) -> None:
     """A container that restarts before the next prepare needs its file."""
-    first = node.run("run-1")
-    first.prepare(claim(1))
-    first.prepare(claim(2, result("gpu-1")))
-    file = node.writer.files.pop(uid(1))
-    again = recover(first.deps)
-    assert again.rewritten == (uid(1),)
-    assert node.writer.files[uid(1)] == file
+    file = two.node.writer.files.pop(uid(1))
+    assert recover(two.deps).rewritten == (uid(1),)
+    assert two.node.writer.files[uid(1)] == file
 
 
-def test_files_that_vanish_while_running_are_written_again(run: Run) -> None:
+def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
     """A container of a running pod may restart at any time, without a call of the kubelet before."""
-    run.prepare(claim(1))
-    run.prepare(claim(2, result("gpu-1")))
-    files = dict(run.node.writer.files)
-    assert run.service.rewrite_missing_files() == ()
-    del run.node.writer.files[uid(1)]
-    before = run.node.provider.base_checks
-    assert run.service.rewrite_missing_files() == ()
-    assert run.node.writer.files == files
-    assert run.node.provider.base_checks == before + 1, "the base file may have gone the same way"
+    files = dict(two.node.writer.files)
+    del two.node.writer.files[uid(1)]
+    before = two.node.provider.base_checks
+    assert two.service.rewrite_missing_files() == ()
+    assert two.node.writer.files == files
+    assert two.node.provider.base_checks == before + 1, "the base file may have gone the same way"
 
 
-def test_files_follow_a_driver_that_was_replaced(run: Run) -> None:
+def test_files_follow_a_driver_that_was_replaced(two: Run) -> None:
     """A container that restarts after a driver upgrade gets the new device numbers, before any prepare."""
-    run.prepare(claim(1))
-    run.prepare(claim(2, result("gpu-1")))
-    assert run.service.rewrite_missing_files() == ()
-    before = dict(run.node.writer.files)
-    run.node.provider.driver_identity = 511
-    assert run.service.rewrite_missing_files() == ()
-    after = run.node.writer.files
+    before = dict(two.node.writer.files)
+    two.node.provider.driver_identity = 511
+    assert two.service.rewrite_missing_files() == ()
+    after = two.node.writer.files
     assert all(after[uid(number)] != before[uid(number)] for number in (1, 2))
     assert b"511" in after[uid(1)]
 
 
-def test_files_are_not_listed_when_none_can_have_gone(run: Run) -> None:
+def test_files_are_not_listed_when_none_can_have_gone(two: Run) -> None:
     """Listing them and the journal every few seconds costs most of what a node at rest does; a driver that was
     replaced has to be followed all the same."""
-    run.prepare(claim(1))
-    run.prepare(claim(2, result("gpu-1")))
-    run.service.rewrite_missing_files()
-    del run.node.writer.files[uid(1)]
-    run.service.rewrite_missing_files(may_miss=False)
-    assert uid(1) not in run.node.writer.files
-    run.node.provider.driver_identity = 511
-    run.service.rewrite_missing_files(may_miss=False)
-    assert b"511" in run.node.writer.files[uid(2)]
+    del two.node.writer.files[uid(1)]
+    two.service.rewrite_missing_files(may_miss=False)
+    assert uid(1) not in two.node.writer.files
+    two.node.provider.driver_identity = 511
+    two.service.rewrite_missing_files(may_miss=False)
+    assert b"511" in two.node.writer.files[uid(2)]
 
 
 def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -> None:
@@ -148,16 +145,13 @@ def test_a_file_that_cannot_be_checked_now_is_checked_later(run: Run) -> None:
     assert b"511" in run.node.writer.files[uid(1)]
 
 
-def test_a_claim_whose_gpu_is_gone_keeps_its_file(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_claim_whose_gpu_is_gone_keeps_its_file(two: Run, caplog: pytest.LogCaptureFixture) -> None:
     """There is nothing to write; it is said once, and other claims are served."""
-    run.prepare(claim(1))
-    run.prepare(claim(2, result("gpu-1")))
-    run.service.rewrite_missing_files()
-    run.node.provider.driver_identity = 511
-    run.node.hardware = Snapshot(gpus=tuple(one for one in run.node.hardware.gpus if one.minor != 0))
+    two.node.provider.driver_identity = 511
+    two.node.hardware = Snapshot(gpus=tuple(one for one in two.node.hardware.gpus if one.minor != 0))
     for _ in range(2):
-        assert run.service.rewrite_missing_files() == ()
-    assert b"511" in run.node.writer.files[uid(2)]
+        assert two.service.rewrite_missing_files() == ()
+    assert b"511" in two.node.writer.files[uid(2)]
     assert caplog.text.count("stays as it is") == 1
 
 
@@ -223,7 +217,7 @@ def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> No
     """Prepared claims keep their devices, and a double allocation is still noticed."""
     answer = node.run("run-1").prepare(claim(1, result(request="main/small")))
     node.api.put(claim(2, result("gpu-1")))
-    lose_journal(node)
+    node.lose_journal()
     run = node.run("run-2")
     assert [(entry.ref, entry.state) for entry in run.journal.entries()] == [(ref(1), State.PREPARED)]
     assert run.prepare(ref(1)) == answer
@@ -236,77 +230,73 @@ def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> No
     first = node.run("run-1")
     for number in (1, 2, 3):
         first.prepare(claim(number, result(f"gpu-{number}")))
-    lose_journal(node)
+    node.lose_journal()
     node.api.remove(ref(2))
     node.api.deallocate(ref(3))
     assert node.run("run-2").journal.uids() == {uid(1)}
     assert set(node.writer.files) == {uid(1)}
 
 
-def test_without_the_api_server_files_are_kept_until_it_answers(node: ClaimsNode) -> None:
+def test_without_the_api_server_files_are_kept_until_it_answers(lost: ClaimsNode) -> None:
     """An unknown file stays, also over another restart."""
-    node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    node.api.outage = ApiUnreachableError("down")
-    run = node.run("run-2")
-    assert set(node.writer.files) == {uid(1)}
+    lost.api.outage = ApiUnreachableError("down")
+    run = lost.run("run-2")
+    assert set(lost.writer.files) == {uid(1)}
     assert "down" in recover(run.deps).problems
     run.journal.close()
-    node.run("run-3")
-    assert set(node.writer.files) == {uid(1)}
-    node.api.outage = None
-    again = node.run("run-4")
-    assert again.journal.uids() == {uid(1)}
+    lost.run("run-3")
+    assert set(lost.writer.files) == {uid(1)}
+    lost.api.outage = None
+    assert lost.run("run-4").journal.uids() == {uid(1)}
 
 
-def test_a_pending_rebuild_is_retried_within_half_a_minute(node: ClaimsNode) -> None:
+def test_a_pending_rebuild_is_retried_within_half_a_minute(lost: ClaimsNode) -> None:
     """Until it is complete a device could be assigned twice."""
-    node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    node.api.outage = ApiUnreachableError("down")
-    run = node.run("run-2")
+    lost.api.outage = ApiUnreachableError("down")
+    run = lost.run("run-2")
     for _ in range(40):
-        node.clock.time += 30.0
+        lost.clock.time += 30.0
         run.service.finish_rebuild()
     assert run.service.rebuild_pending
-    node.api.outage = None
-    node.clock.time += 29.0
+    lost.api.outage = None
+    lost.clock.time += 29.0
     run.service.finish_rebuild()
     assert run.service.rebuild_pending
-    node.clock.time += 1.0
+    lost.clock.time += 1.0
     run.service.finish_rebuild()
     assert not run.service.rebuild_pending
     assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
 
 
-def test_a_claim_that_cannot_be_adopted_slows_the_retries_down(node: ClaimsNode) -> None:
+def test_a_claim_that_cannot_be_adopted_slows_the_retries_down(lost: ClaimsNode) -> None:
     """One lost GPU must not cost the API server reads of all claims of the node every half minute."""
-    node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
-    run = node.run("run-2")
-    reads = node.api.reads
+    lost.hardware = without_the_first()
+    run = lost.run("run-2")
+    reads = lost.api.reads
     for _ in range(3600 // 5):
-        node.clock.time += 5.0
+        lost.clock.time += 5.0
         run.service.finish_rebuild()
-    assert 5 <= node.api.reads - reads <= 10
-    node.hardware = machine(4)
-    node.clock.time += 600.0
+    assert 5 <= lost.api.reads - reads <= 10
+    lost.hardware = machine(4)
+    lost.clock.time += 600.0
     run.service.finish_rebuild()
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(node: ClaimsNode) -> None:
+def without_the_first() -> Snapshot:
+    """The hardware of the node, whose first GPU is lost."""
+    return replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+
+
+def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(lost: ClaimsNode) -> None:
     """What was read is seconds old when it is used, and the kubelet does not unprepare a claim twice."""
-    node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    node.api.outage = ApiUnreachableError("down")
-    run = node.run("run-2")
-    node.api.outage = None
+    lost.api.outage = ApiUnreachableError("down")
+    run = lost.run("run-2")
+    lost.api.outage = None
 
     class Slow(FakeClaims):
         def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
-            found = node.api.read(of, within_s=within_s)
+            found = lost.api.read(of, within_s=within_s)
             assert run.unprepare(ref(1)) is None
             return found
 
@@ -314,14 +304,12 @@ def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(
     assert run.journal.entries() == ()
 
 
-def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> None:
+def test_without_hardware_files_are_kept_until_it_is_read(lost: ClaimsNode) -> None:
     """At a node's start the NVIDIA driver may load after this process."""
-    node.run("run-1").prepare(claim(1))
-    lose_journal(node)
-    hardware, node.hardware = node.hardware, Snapshot()
-    run = node.run("run-2")
-    assert set(node.writer.files) == {uid(1)}
-    node.hardware = hardware
+    hardware, lost.hardware = lost.hardware, Snapshot()
+    run = lost.run("run-2")
+    assert set(lost.writer.files) == {uid(1)}
+    lost.hardware = hardware
     run.service.maintain()
     assert run.journal.uids() == {uid(1)}
 
@@ -331,20 +319,17 @@ def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> No
     first.prepare(claim(1))
     first.node.writer.files[uid(2)] = b"a second claim's file"
     node.api.put(claim(2))
-    lose_journal(node)
+    node.lose_journal()
     run = node.run("run-2")
     assert len(run.journal.entries()) == 1
     assert set(node.writer.files) == {uid(1), uid(2)}
 
 
-def test_a_failure_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
+def test_a_failure_is_reported_and_the_rest_is_done(two: Run) -> None:
     """A start does not fail because of one claim, and a failed step is repeated later."""
-    run = node.run("run-1")
-    run.prepare(claim(1))
-    run.prepare(claim(2, result("gpu-1")))
-    node.writer.files.clear()
-    node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
-    found = recover(run.deps)
+    two.node.writer.files.clear()
+    two.node.hardware = without_the_first()
+    found = recover(two.deps)
     assert found.rewritten == (uid(2),)
     assert [problem for problem in found.problems if "claim-1" in problem and "no longer exists" in problem]
 
@@ -356,8 +341,7 @@ def test_a_read_only_disk_does_not_stop_a_start(node: ClaimsNode) -> None:
     node.writer.failure = StorageError("read-only")
     node.provider.failure = DriverUnavailableError("no driver")
     run.owners.alive.clear()
-    again = Run(node=node, journal=run.journal, deps=run.deps, owners=run.owners)
-    assert recover(again.deps).problems
+    assert recover(run.replaced().deps).problems
     assert run.journal.uids() == {uid(1)}
 
 

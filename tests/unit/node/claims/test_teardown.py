@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Snapshot
@@ -15,9 +14,7 @@ from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.workflow.recover import recover
 from tests.fakes.claims import FakeCdiWriter, claim, ref, result, uid
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-
-SMALL = "1g.10gb"
+from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, simulated
 
 
 @pytest.fixture
@@ -62,8 +59,7 @@ def test_an_overtaken_teardown_leaves_the_claim_that_was_prepared_anew(prepared:
         other.prepare(ref(1))
 
     locks = OvertakenLocks(node.folder / "locks")
-    overtaken = replace(prepared.deps, gpu_locks=locks)
-    waiting = Run(node=node, journal=prepared.journal, deps=overtaken, owners=prepared.owners)
+    waiting = prepared.replaced(gpu_locks=locks)
     locks.meanwhile = prepare_anew
     assert waiting.unprepare(ref(1)) is None
     assert state_of(other) is State.PREPARED
@@ -92,10 +88,8 @@ def test_another_boot_id_tears_prepared_claims_down(node: ClaimsNode) -> None:
 
 def test_no_gpu_counts_as_gone_while_no_gpu_can_be_read(prepared: Run) -> None:
     """While the NVIDIA driver is reloaded the node looks empty: the claim keeps its entry, and the call is repeated."""
-    assert prepared.node.backend is not None
-    prepared.node.backend.fail_next("destroy_compute_instance", DeviceLostError("no answer"))
-    blind = replace(prepared.deps, snapshot=Snapshot)
-    run = Run(node=prepared.node, journal=prepared.journal, deps=blind, owners=prepared.owners)
+    prepared.node.simulation.fail_next("destroy_compute_instance", DeviceLostError("no answer"))
+    run = prepared.replaced(snapshot=Snapshot)
     assert isinstance(run.unprepare(ref(1)), DeviceLostError)
     assert state_of(run) is State.UNPREPARING
     assert run.unprepare(ref(1)) is None
@@ -137,10 +131,10 @@ def test_files_change_only_while_no_other_process_can_begin_a_claim(run: Run) ->
     """Otherwise a file that another process writes between the look at the entry and the change would be lost."""
     run.prepare(claim(1))
     writer = WatchingWriter(run.node)
-    watched = replace(run.deps, writer=writer)
+    watched = run.replaced(writer=writer).deps
 
     writer.files[uid(2)] = b"without an entry"
-    assert Run(node=run.node, journal=run.journal, deps=watched, owners=run.owners).unprepare(ref(2)) is None
+    assert run.replaced(writer=writer).unprepare(ref(2)) is None
     assert uid(2) not in writer.files
     assert writer.locked
     assert all(writer.locked), "removing the file of a claim without an entry"

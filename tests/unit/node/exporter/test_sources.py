@@ -10,10 +10,8 @@ from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings
-from dra_driver.node.exporter.log_links import LogLinks
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageGpus
-from dra_driver.node.exporter.pod_resources import PodResourcesReader, claims_of
-from dra_driver.node.exporter.proc import FRESH_S, ProcReader
+from dra_driver.node.exporter.sources import FRESH_S, LogLinks, PodResourcesReader, ProcReader, claims_of
 from dra_driver.node.process.gpu_changes import ExporterLock
 from dra_driver.node.usage.containers import CgroupPlace, LogIndex
 from dra_driver.node.usage.sources import ProcessFacts, Unread

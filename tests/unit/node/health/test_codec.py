@@ -7,8 +7,8 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.health import HealthCause
-from dra_driver.node.health.codec import MOST_FAULTS, MOST_GPUS, decode
-from dra_driver.node.health.fault import FaultKey
+from dra_driver.node.health.fault import MOST_GPUS, FaultKey
+from dra_driver.node.health.storage import MOST_FAULTS, decode
 from tests.unit.node.health.world import GPU
 
 GOOD = {"cause": "xid", "xid": 79, "severity": "evict", "since": 5.0, "opened": 1, "seen": 2.0}
@@ -57,6 +57,14 @@ def test_fields_of_a_later_version_are_left_out() -> None:
     """A rollback reads what the later version wrote."""
     read = decode(written(GOOD | {"later": {}}, later=[1]))
     assert read.gpus[GPU][FaultKey(None, HealthCause.XID, 79)].seen == 2.0
+
+
+@pytest.mark.parametrize("field", ["detail", "evidence", "gi", "xid", "recovered", "ended", "repeats", "passing"])
+def test_null_in_an_optional_field_counts_as_absent(field: str) -> None:
+    """The fault stays, with an empty text: a GPU must not look healthy because a sentence about it is missing."""
+    plain = {name: value for name, value in GOOD.items() if name != field}
+    assert decode(written(GOOD | {field: None})) == decode(written(plain))
+    assert len(decode(written(plain)).gpus[GPU]) == 1
 
 
 def test_a_large_file_gives_a_bounded_record() -> None:

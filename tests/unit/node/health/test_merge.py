@@ -1,8 +1,7 @@
 """Two records of one node, and times that cannot be."""
 
 from dra_driver.core.model.health import HealthCause, Severity
-from dra_driver.node.health.codec import HealthRecord
-from dra_driver.node.health.fault import FaultKey, HealthFault
+from dra_driver.node.health.fault import FaultKey, HealthFault, HealthRecord
 from dra_driver.node.health.merge import until
 from tests.unit.node.health.world import GPU, WALL
 

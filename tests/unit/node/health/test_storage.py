@@ -9,7 +9,7 @@ import pytest
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file
 from dra_driver.node.health import storage
-from dra_driver.node.health.codec import HealthRecord
+from dra_driver.node.health.fault import HealthRecord
 from dra_driver.node.health.machine import after_event
 from dra_driver.node.health.storage import HealthFile
 from tests.unit.node.health.world import GPU, OTHER, WALL, at, xid

@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dra_driver.core.model.health import HealthCause, HealthEvent, HealthEventKind, HealthReading, RecoveryAction
+from dra_driver.core.model.health import (
+    HealthCause,
+    HealthCondition,
+    HealthEvent,
+    HealthEventKind,
+    HealthReading,
+    RecoveryAction,
+    Severity,
+)
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health import NodeHealth
@@ -27,6 +35,12 @@ def xid(number: int, *, gi_id: int | None = None, gpu: GpuUuid = GPU, count: int
 
 def ecc(*, gi_id: int | None = None) -> HealthEvent:
     return HealthEvent(kind=HealthEventKind.DOUBLE_BIT_ECC, gpu_uuid=GPU, gi_id=gi_id)
+
+
+def condition(**changes: Any) -> HealthCondition:
+    """XID 79, which keeps new claims from the GPU."""
+    given = {"cause": HealthCause.XID, "gpu_uuid": GPU, "severity": Severity.NO_NEW_CLAIMS, "value": "79", "since": 1.0}
+    return HealthCondition(**{**given, "message": "XID 79", **changes})
 
 
 def reading(**fields: Any) -> HealthReading:

@@ -7,18 +7,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import StorageError
-from dra_driver.core.model.ids import DeviceName, MigUuid
-from dra_driver.core.model.mig import PartitionId
-from dra_driver.core.model.terms import Form, Strategy
+from dra_driver.core.model.ids import DeviceName
+from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
-from dra_driver.node.claims.entry import (
-    AssignedPartition,
-    AssignedShare,
-    AssignedSharing,
-    Entry,
-    InstanceIds,
-    State,
-)
+from dra_driver.node.claims.entry import Entry, State
 from dra_driver.node.process.assignments_file import (
     CHECK_S,
     FILE,
@@ -31,7 +23,7 @@ from dra_driver.node.process.assignments_file import (
 from dra_driver.node.process.gpu_changes import COOLDOWN_S, ExporterLock, GpuChangeTracker
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
-from tests.fakes.entries import GPU, device, entry
+from tests.fakes.entries import GPU, device, entry, partition, sharing
 
 RULES = UsageRules(
     over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM
@@ -67,17 +59,15 @@ class Node:
         return assignments.decode((self.folder / FILE).read_bytes())
 
 
-def test_the_exporter_reads_what_the_node_process_writes(tmp_path: Path) -> None:
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_exporter_reads_what_the_node_process_writes(node: Node) -> None:
     """Every field, for a whole GPU, a share and a partition, with the rules of the GPU."""
-    share = AssignedShare(memory=2**30, percent=20, count=1, total_memory=2**36, max_shares=None)
-    sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=share)
-    live = InstanceIds(gi_id=7, ci_id=0, uuid=MigUuid("MIG-x"))
-    part = AssignedPartition(
-        id=PartitionId(GPU, 19, 0), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
-    )
-    node = Node(tmp_path)
     node.entries = [
-        entry("u2", device(share_id="s1", sharing=sharing), device(partition=part, request="mig")),
+        entry("u2", device(share_id="s1", sharing=sharing(2**30)), device(partition=partition(gi_id=7), request="mig")),
         entry("u1", device(admin_access=True)),
         entry("u3", state=State.PREPARING),
     ]
@@ -93,18 +83,16 @@ def test_the_exporter_reads_what_the_node_process_writes(tmp_path: Path) -> None
     assert found.claims[0].prepared.isoformat() == "2026-07-01T12:00:00+00:00"
 
 
-def test_the_files_are_roots_alone(tmp_path: Path) -> None:
+def test_the_files_are_roots_alone(node: Node) -> None:
     """Names of claims and programs are not for every user of the node."""
-    node = Node(tmp_path)
     (node.folder / "findings").mkdir(mode=0o755, parents=True)  # as the kubelet makes folders that it mounts
     node.file.step()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (node.folder, node.folder / "findings", node.folder / FILE)]
     assert modes == [0o700, 0o700, 0o600]
 
 
-def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
+def test_an_unchanged_file_is_not_written_again(node: Node) -> None:
     """And the journal is read when claims changed alone."""
-    node = Node(tmp_path)
     node.file.step()
     before = (node.folder / FILE).stat().st_ino
     node.file.step()
@@ -117,9 +105,8 @@ def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
     assert node.told().claims == ()
 
 
-def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(tmp_path: Path) -> None:
+def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(node: Node) -> None:
     """The exporter leaves them alone; it is told when that is over."""
-    node = Node(tmp_path)
     with node.changes.during(GPU):
         assert node.file.step() <= COOLDOWN_S
         assert node.told().gpus[0].changing
@@ -128,9 +115,8 @@ def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(tmp_path: Path) -> None
     assert node.told().detached == "this node has given its NVIDIA driver up"
 
 
-def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_read(node: Node) -> None:
     """What was told stays, and it is read again soon."""
-    node = Node(tmp_path)
     node.file.step()
     node.fails = True
     node.file.claims_changed()
@@ -141,9 +127,8 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
     assert node.told().claims == ()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(node: Node) -> None:
     """It is tried again; a file that was removed comes back."""
-    node = Node(tmp_path)
     node.folder.write_text("in the way")
     assert node.file.step() == RETRY_S
     node.folder.unlink()
@@ -153,9 +138,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert json.loads((node.folder / FILE).read_text())["node"] == "n"
 
 
-def test_changes_within_the_pause_are_written_together_except_of_gpus(tmp_path: Path) -> None:
+def test_changes_within_the_pause_are_written_together_except_of_gpus(node: Node) -> None:
     """Reading the journal takes time that prepares need; the exporter has to close a GPU immediately."""
-    node = Node(tmp_path)
     node.file.claims_changed()
     node.file._turn()
     node.file.claims_changed()

@@ -16,9 +16,7 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.core.model.mig import PartitionId
 from dra_driver.kube.events import EventRecorder
 from dra_driver.node.claims.entry import AssignedPartition, Entry
 from dra_driver.node.process.claim_events import (
@@ -32,17 +30,15 @@ from dra_driver.node.process.claim_events import (
 )
 from dra_driver.node.process.health_events import Notice
 from dra_driver.node.process.usage_report import ClaimNotice
-from tests.fakes.entries import device, entry
+from tests.fakes.entries import device, entry, partition
 from tests.fakes.stand_in import stand_in
+from tests.unit.node.health.world import condition
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
 
 FREE = mig_gpu(H100)
 CUT = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 19, 6),))
-(CUT_OUT,) = CUT.mig_instances
-PART = PartitionId(CUT.uuid, CUT_OUT.profile_id, CUT_OUT.start)
-CONDITION = HealthCondition(
-    cause=HealthCause.XID, gpu_uuid=CUT.uuid, severity=Severity.EVICT, value="79", since=1.0, message="fell off"
-)
+PART = partition(6, gpu=CUT.uuid)
+CONDITION = condition(gpu_uuid=CUT.uuid)
 BEGUN = Notice(condition=CONDITION, gpu=CUT, kind="Warning", reason="GpuUnhealthy", message="gpu-0 is not healthy")
 POD = {"resource": "pods", "name": "trainer", "uid": "pod-uid"}
 
@@ -51,10 +47,7 @@ def ref(name: str) -> ClaimRef:
     return ClaimRef(namespace="team", name=name, uid=ClaimUid(f"uid-of-{name}"))
 
 
-def held(name: str, gpu: str = CUT.uuid, partition: PartitionId | None = None) -> Entry:
-    part = None
-    if partition is not None:
-        part = AssignedPartition(id=partition, profile_name="1g.10gb", size=1, created_by_driver=True)
+def held(name: str, gpu: str = CUT.uuid, part: AssignedPartition | None = None) -> Entry:
     return entry("", device(gpu_uuid=GpuUuid(gpu), partition=part), ref=ref(name))
 
 
@@ -124,9 +117,10 @@ def test_the_claim_and_its_pod_get_the_sentence_of_the_nodes_event(node: Node) -
 
 def test_only_claims_that_have_the_device_are_told_and_read(node: Node) -> None:
     """A partition's error is not its neighbours'; the GPU's is everybody's on it."""
-    node.claims = [held("one", partition=PART), held("whole"), held("other", gpu="GPU-other")]
+    node.claims = [held("one", part=PART), held("whole"), held("other", gpu="GPU-other")]
     node.stored["whole"] = stored("whole")
-    assert node.told(replace(BEGUN, condition=replace(CONDITION, gi_id=CUT_OUT.gi_id)))[0] == ("ResourceClaim", "one")
+    in_part = replace(CONDITION, gi_id=CUT.mig_instances[0].gi_id)
+    assert node.told(replace(BEGUN, condition=in_part))[0] == ("ResourceClaim", "one")
     assert node.read == ["one"]
     node.told(replace(BEGUN, message="the whole GPU"))
     assert node.read == ["one", "one", "whole"]

@@ -17,14 +17,12 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
-from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.node.claims import Entry
-from dra_driver.node.claims.entry import AssignedPartition, InstanceIds
 from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimStatus, data_of
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
-from tests.fakes.entries import device, entry, sharing
+from tests.fakes.entries import device, entry, partition, sharing
 from tests.fakes.stand_in import stand_in
 
 POOL = PoolName("node-a/gpu.nvidia.com")
@@ -69,8 +67,14 @@ class Node:
         self.applied.append((path, body, manager))
         return {"status": {}} if self.drops else {"status": body["status"]}
 
-    def conditions(self) -> list[dict[str, Any]]:
-        return [device["conditions"][0] for device in self.applied[-1][1]["status"]["devices"]]
+    def conditions(self) -> list[tuple[str, str, str]]:
+        """Status, reason and message of each device as it was written last."""
+        found = [device["conditions"][0] for device in self.applied[-1][1]["status"]["devices"]]
+        return [(each["status"], each["reason"], each["message"]) for each in found]
+
+    def shows(self, *reports: DeviceReport) -> None:
+        self.status.show(reports)
+        self.status.step()
 
 
 @pytest.fixture
@@ -95,29 +99,22 @@ def test_what_is_written(node: Node) -> None:
 def test_health_is_a_condition_that_comes_and_goes(node: Node) -> None:
     """And nothing is written while nothing changes, also after a restart."""
     node.status.step()
-    node.status.show([SICK])
-    node.status.step()
-    assert [(each["status"], each["reason"], each["message"]) for each in node.conditions()] == [
-        ("False", "Unhealthy", "XID 79")
-    ]
+    node.shows(SICK)
+    assert node.conditions() == [("False", "Unhealthy", "XID 79")]
     node.restart()
-    node.status.show([SICK])
-    node.status.step()
+    node.shows(SICK)
     assert len(node.applied) == 2
-    node.status.show([WELL])
-    node.status.step()
-    assert (len(node.applied), node.conditions()[0]["status"]) == (3, "True")
+    node.shows(WELL)
+    assert (len(node.applied), node.conditions()[0][0]) == (3, "True")
 
 
 def test_a_restart_does_not_say_that_a_sick_device_is_well(node: Node) -> None:
     """What a process that has just started does not know yet is not written."""
-    node.status.show([SICK])
-    node.status.step()
+    node.shows(SICK)
     node.restart(waits_for_health=True)
     assert node.status.step() is None
-    node.status.show([SICK])
-    node.status.step()
-    assert [each["status"] for each in node.conditions()] == ["False"]
+    node.shows(SICK)
+    assert [status for status, *_ in node.conditions()] == ["False"]
     assert len(node.applied) == 1
 
 
@@ -126,7 +123,7 @@ def test_devices_that_are_all_well_are_written_after_the_first_report(node: Node
     node.restart(waits_for_health=True)
     node.status.show([])
     assert node.status.step() is None
-    assert node.conditions()[0]["status"] == "True"
+    assert node.conditions()[0][0] == "True"
 
 
 def test_a_claim_that_is_refused_does_not_stop_the_others(node: Node) -> None:
@@ -139,19 +136,16 @@ def test_a_claim_that_is_refused_does_not_stop_the_others(node: Node) -> None:
     assert node.status.problem is None
 
 
-def test_shares_have_their_id(node: Node) -> None:
-    """Two shares of one device are two entries."""
-    device = replace(CLAIM.devices[0], share_id="c1")
-    node.claims = [replace(CLAIM, devices=(device, replace(device, share_id="c2")))]
-    node.status.step()
-    assert [each["shareID"] for each in node.applied[0][1]["status"]["devices"]] == ["c1", "c2"]
-
-
-def test_a_device_of_two_requests_is_one_entry(node: Node) -> None:
-    """Entries are a map to the API server: with the same one twice, none would be written."""
-    node.claims = [replace(CLAIM, devices=(*CLAIM.devices, *CLAIM.devices))]
-    node.status.step()
-    assert [each["device"] for each in node.applied[0][1]["status"]["devices"]] == ["gpu-0"]
+def test_entries_of_a_device(node: Node) -> None:
+    """Two shares of it are two entries. To the API server entries are a map, so two requests for it are one."""
+    (device,) = CLAIM.devices
+    for devices, key, written in (
+        ((replace(device, share_id="c1"), replace(device, share_id="c2")), "shareID", ["c1", "c2"]),
+        ((device, device), "device", ["gpu-0"]),
+    ):
+        node.claims = [replace(CLAIM, devices=devices)]
+        node.status.step()
+        assert [each[key] for each in node.applied[-1][1]["status"]["devices"]] == written
 
 
 def test_an_older_api_server_is_refused_with_a_sentence(node: Node) -> None:
@@ -230,18 +224,9 @@ def test_a_file_that_cannot_be_used_only_repeats_writes(node: Node, text: str) -
 def test_data_of_devices() -> None:
     """Whole, partition and share."""
     whole = device(gpu_uuid=GpuUuid("GPU-0"))
-    live = InstanceIds(gi_id=7, ci_id=0, uuid=MigUuid("MIG-0"))
-    partition = AssignedPartition(
-        id=PartitionId(whole.gpu_uuid, 19, 6), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
-    )
+    part = partition(6, gpu=whole.gpu_uuid, gi_id=7)
+    place = {"profile": "1g.10gb", "start": 6, "size": 1}
+    share = {"strategy": "TimeSlicing", "computePercent": 20, "memoryBytes": 1024}
     assert data_of(whole) == {"uuid": "GPU-0"}
-    assert data_of(replace(whole, partition=partition)) == {
-        "uuid": "MIG-0",
-        "parentUUID": "GPU-0",
-        "placement": {"profile": "1g.10gb", "start": 6, "size": 1},
-    }
-    assert data_of(replace(whole, sharing=sharing(1024)))["share"] == {
-        "strategy": "TimeSlicing",
-        "computePercent": 20,
-        "memoryBytes": 1024,
-    }
+    assert data_of(replace(whole, partition=part)) == {"uuid": "MIG-x", "parentUUID": "GPU-0", "placement": place}
+    assert data_of(replace(whole, sharing=sharing(1024)))["share"] == share

@@ -14,14 +14,21 @@ from dra_driver.node.process.detaching import (
     MAX_FILE_BYTES,
     PAUSED,
     DetachFile,
+    DetachRequest,
     find_request,
 )
+from tests.fakes.stand_in import present
 
 CLIENT, DRA = LABELS
 PATH = Path("/plugins/detach")
 
 
 own_node = partial(OwnNode, name="node-a")
+
+
+def find(node: OwnNode | None, file: str | None = None) -> DetachRequest:
+    """A request that has to be found."""
+    return present(find_request(node, file, PATH))
 
 
 def test_without_node_and_file_nothing_is_asked() -> None:
@@ -31,8 +38,7 @@ def test_without_node_and_file_nothing_is_asked() -> None:
 
 def test_an_annotation_asks_at_once_and_says_how_to_end_it() -> None:
     """The sentence becomes part of the event of every pod that waits."""
-    found = find_request(own_node(annotations={ANNOTATION: "driver 580.105"}), None, PATH)
-    assert found is not None
+    found = find(own_node(annotations={ANNOTATION: "driver 580.105"}))
     assert str(found) == "annotation gpu.dra-driver.io/detach of node node-a: driver 580.105"
     assert found.ends == "remove the annotation: kubectl annotate node node-a gpu.dra-driver.io/detach-"
     assert (found.when_unused, found.taint_value) == (False, "requested")
@@ -47,8 +53,7 @@ def test_values_of_the_annotation(value: str, asks: bool) -> None:
 
 
 def test_a_file_asks_also_without_an_api_server() -> None:
-    found = find_request(None, "reset of gpu-3\n", PATH)
-    assert found is not None
+    found = find(None, "reset of gpu-3\n")
     assert (str(found), found.ends) == ("file /plugins/detach: reset of gpu-3", "remove the file")
 
 
@@ -56,21 +61,15 @@ def test_a_file_asks_also_without_an_api_server() -> None:
 @pytest.mark.parametrize("value", [PAUSED, f"on_{PAUSED}"])
 def test_labels_of_a_driver_upgrade_ask_to_wait_for_claims(label: str, value: str) -> None:
     """k8s-driver-manager evicts claim holders after it sets the first label; they need their unprepare."""
-    found = find_request(own_node(labels={label: value}), None, PATH)
-    assert found is not None
+    found = find(own_node(labels={label: value}))
     assert (found.when_unused, found.taint_value) == (True, "driver-upgrade")
     assert label in str(found)
 
 
 def test_a_person_who_asks_counts_before_a_label() -> None:
     """An explicit detach does not wait for claims."""
-    node = own_node(annotations={ANNOTATION: "now"}, labels={CLIENT: PAUSED})
-    found = find_request(node, None, PATH)
-    assert found is not None
-    assert not found.when_unused
-    found = find_request(own_node(labels={CLIENT: PAUSED}), "now", PATH)
-    assert found is not None
-    assert not found.when_unused
+    assert not find(own_node(annotations={ANNOTATION: "now"}, labels={CLIENT: PAUSED})).when_unused
+    assert not find(own_node(labels={CLIENT: PAUSED}), "now").when_unused
 
 
 def test_reasons_are_one_short_printable_line() -> None:
@@ -84,8 +83,7 @@ def test_a_file_is_read_up_to_its_limit_and_its_absence_is_seen(tmp_path: Path) 
     file = DetachFile(tmp_path / "detach")
     assert file.read() is None
     file.path.write_bytes(b"\xff" + b"x" * 10_000)
-    content = file.read()
-    assert content is not None
+    content = present(file.read())
     assert content.startswith("\N{REPLACEMENT CHARACTER}x")
     assert len(content) == MAX_FILE_BYTES
     file.path.unlink()

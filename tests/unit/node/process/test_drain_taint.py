@@ -4,7 +4,7 @@ from dra_driver.core.model.drain import DRAIN_ANNOTATION
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms
-from dra_driver.node.process.drain_taint import TAINT, DrainTaint
+from dra_driver.node.process.node_follower import TAINT, DrainTaint
 from tests.fakes.stand_in import stand_in
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")

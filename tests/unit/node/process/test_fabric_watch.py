@@ -70,18 +70,15 @@ def test_a_probe_after_the_fabric_was_ready_gets_some_time(bench: Bench) -> None
     assert bench.look(gpu(COMPLETED)) == {}
 
 
-def test_a_gpu_with_partitions_is_not_tainted(bench: Bench) -> None:
-    """Its fabric is suspended while instances exist, which do not use it; the time begins after the last one."""
+def test_a_gpu_in_mig_mode_is_not_tainted(bench: Bench) -> None:
+    """An administrator's mode publishes no whole GPU. Instances do not use the fabric, which is suspended while they
+    exist; the time begins after the last one."""
+    assert bench.look(gpu(NOT_STARTED, mig_enabled=True)) == {}
     cut = gpu(IN_PROGRESS, mig_enabled=True, mig_mode_owned=True, mig_instances=(INSTANCE,))
     assert bench.look(cut) == {}
     assert bench.look(cut, after_s=1000) == {}
     assert bench.look(gpu(IN_PROGRESS)) == {}
     assert bench.look(gpu(IN_PROGRESS), after_s=GRACE_S) == {"GPU-0": "probing"}
-
-
-def test_a_mig_mode_of_an_administrator_needs_no_fabric(bench: Bench) -> None:
-    """The GPU is not published as a whole."""
-    assert bench.look(gpu(NOT_STARTED, mig_enabled=True)) == {}
 
 
 def test_a_failed_probe_is_named(bench: Bench) -> None:

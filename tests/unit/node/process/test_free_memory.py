@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dra_driver.node.process.free_memory import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
+from dra_driver.node.process.process_tuning import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
 
 
 def test_asks_the_c_library_to_keep_nothing() -> None:

@@ -1,13 +1,12 @@
 """A GPU counts as changing while a call changes it, and a while longer, because the next call follows soon."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dra_driver.core.errors import GpuBusyError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.process.gpu_changes import (
     COOLDOWN_S,
@@ -66,37 +65,26 @@ def test_a_call_that_fails_ends_too(changes: Changes) -> None:
     assert changes.gpus.current() == frozenset()
 
 
-def noted(changes: Changes) -> tuple[TrackedGpuControl, GpuUuid]:
-    gpus = SimulatedBackend.from_spec("1xh100-sxm5-80gb", "n")
-    return TrackedGpuControl(gpus, changes.gpus), gpus.snapshot().gpus[0].uuid
+@pytest.fixture
+def control(changes: Changes, backend: "Held") -> TrackedGpuControl:
+    return TrackedGpuControl(backend, changes.gpus)
 
 
-def partition(control: TrackedGpuControl, gpu: GpuUuid) -> None:
+def test_cutting_a_gpu_is_a_change(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
+    """From MIG mode to the last instance, which the exporter would hold open."""
     control.set_mig_mode(gpu, True)
     gi = control.create_gpu_instance(gpu, 19, 0)
     ci = control.create_compute_instance(gpu, gi)
     assert len(control.mig_instances(gpu)) == 1
     control.destroy_compute_instance(gpu, gi, ci.ci_id)
     control.destroy_gpu_instance(gpu, gi)
-
-
-@pytest.mark.parametrize("work", [partition])
-def test_cutting_a_gpu_is_a_change(changes: Changes, work: Callable[[TrackedGpuControl, GpuUuid], None]) -> None:
-    """From MIG mode to the last instance, which the exporter would hold open."""
-    control, gpu = noted(changes)
-    work(control, gpu)
     assert changes.gpus.current() == {gpu}
     assert changes.begun == 1
 
 
-def test_looking_and_the_compute_mode_are_none(changes: Changes) -> None:
+def test_looking_and_the_compute_mode_are_none(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
     """The driver allows them while others have the GPU open."""
-    control, gpu = noted(changes)
     assert not control.mig_mode(gpu)
-    control.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
-    assert control.compute_mode(gpu) is ComputeMode.EXCLUSIVE_PROCESS
-    assert control.fabric(gpu) is not None or control.mig_instances(gpu) == ()
-    assert changes.gpus.current() == frozenset()
 
 
 class Held(SimulatedBackend):
@@ -123,44 +111,53 @@ class Held(SimulatedBackend):
         super().destroy_gpu_instance(gpu, gi_id)
 
 
-def held(changes: Changes) -> tuple[TrackedGpuControl, GpuUuid, Held]:
+@pytest.fixture
+def backend(changes: Changes) -> Held:
     gpus = Held.from_spec("1xh100-sxm5-80gb", "n")
     assert isinstance(gpus, Held)
     gpus.exporter = changes.exporter
-    changes.exporter.open()
-    return TrackedGpuControl(gpus, changes.gpus), gpus.snapshot().gpus[0].uuid, gpus
+    return gpus
 
 
-def test_a_change_of_mode_waits_for_the_exporter(changes: Changes) -> None:
+@pytest.fixture
+def gpu(backend: Held) -> GpuUuid:
+    return backend.snapshot().gpus[0].uuid
+
+
+def test_a_change_of_mode_waits_for_the_exporter(
+    changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
+) -> None:
     """The driver is not asked while the exporter has it open: it may leave a mode pending that it refuses."""
-    control, gpu, gpus = held(changes)
+    changes.exporter.open()
     control.set_mig_mode(gpu, True)
-    assert (control.mig_mode(gpu), gpus.refused) == (True, 0)
+    assert (control.mig_mode(gpu), backend.refused) == (True, 0)
     assert changes.exporter.waited_s > 0
 
 
-def test_a_partition_is_made_at_once_or_as_soon_as_the_exporter_let_go(changes: Changes) -> None:
+def test_a_partition_is_made_at_once_or_as_soon_as_the_exporter_let_go(
+    changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
+) -> None:
     """It does not wait where the driver allows it beside the exporter."""
-    control, gpu, gpus = held(changes)
-    changes.exporter.close()
     control.set_mig_mode(gpu, True)
     gi_id = control.create_gpu_instance(gpu, 19, 0)
-    assert (gpus.refused, changes.exporter.waited_s) == (0, 0)
+    assert (backend.refused, changes.exporter.waited_s) == (0, 0)
     changes.exporter.open()
     changes.exporter.told = True
     control.destroy_gpu_instance(gpu, gi_id)
-    assert gpus.refused == 1
+    assert backend.refused == 1
     assert changes.exporter.waited_s > 0
 
 
-def test_a_stuck_exporter_delays_one_change_and_prevents_none_that_the_driver_allows(changes: Changes) -> None:
+def test_a_stuck_exporter_delays_one_change_and_prevents_none_that_the_driver_allows(
+    changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
+) -> None:
     """The busy GPU is the caller's to try again."""
-    control, gpu, gpus = held(changes)
+    changes.exporter.open()
     changes.exporter.is_stuck = True
     for _ in range(2):
         with pytest.raises(GpuBusyError):
             control.set_mig_mode(gpu, True)
-    assert gpus.refused == 2
+    assert backend.refused == 2
     assert changes.exporter.waited_s == pytest.approx(WAIT_S, abs=0.1)
     with pytest.raises(GpuBusyError):
         control.create_gpu_instance(gpu, 19, 0)

@@ -18,7 +18,7 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm, ToldUsage
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.node.process.gpu_node import (
@@ -34,7 +34,8 @@ from dra_driver.node.process.gpu_node import (
     claims_by_gpu,
     status_of,
 )
-from tests.fakes.stand_in import stand_in
+from tests.fakes.stand_in import present, stand_in
+from tests.unit.node.health.world import condition
 from tests.unit.node.policy.hardware import gpu, node, partition, share, uuid, whole
 from tests.unit.node.process.test_usage_validation import TOLD
 
@@ -103,46 +104,39 @@ def node_1() -> Node:
     return Node()
 
 
+@pytest.fixture
+def written(node_1: Node) -> Node:
+    """A node whose GpuNode is written; what was asked for that is forgotten."""
+    assert node_1.keeper.step() == CHECK_S
+    node_1.api.asked.clear()
+    return node_1
+
+
 def test_it_is_made_once_and_owned_by_its_node(node_1: Node) -> None:
     assert node_1.keeper.step() == CHECK_S
     assert node_1.api.asked == ["get", "apply", "create", "apply"]
-    stored = node_1.api.stored
-    assert stored is not None
+    stored = present(node_1.api.stored)
     owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "uid-1"}
     assert stored["metadata"] == {"name": "node-1", "ownerReferences": [owner]}
     assert node_status_of(stored) == STATUS
 
 
-def test_without_a_change_nothing_is_asked(node_1: Node) -> None:
-    node_1.keeper.step()
-    node_1.api.asked.clear()
-    assert node_1.keeper.step() == CHECK_S
-    assert node_1.api.asked == []
+def test_only_a_change_is_written(written: Node) -> None:
+    assert written.keeper.step() == CHECK_S
+    assert written.api.asked == []
+    written.change("590.1")
+    written.keeper.step()
+    assert written.api.asked == ["apply"]
 
 
-def test_a_restart_writes_nothing_where_texts_are_stored_in_part(node_1: Node) -> None:
-    problem = NodeProblem(reason="NotReady", message="x" * 2000)
-    node_1.status = GpuNodeStatus(driver_name="gpu.nvidia.com", problems=(problem,))
+@pytest.mark.parametrize("problems", [(), (NodeProblem(reason="NotReady", message="x" * 2000),)], ids=["", "cut text"])
+def test_a_restart_writes_nothing_where_nothing_changed(node_1: Node, problems: tuple[NodeProblem, ...]) -> None:
+    """A fleet that is restarted must not write 10,000 objects, also where texts are stored in part."""
+    node_1.status = GpuNodeStatus(driver_name="gpu.nvidia.com", problems=problems)
     node_1.keeper.step()
     node_1.api.asked.clear()
     assert node_1.start().step() == CHECK_S
     assert node_1.api.asked == ["get"]
-
-
-def test_a_restart_writes_nothing_where_nothing_changed(node_1: Node) -> None:
-    """A fleet that is restarted must not write 10,000 objects."""
-    node_1.keeper.step()
-    node_1.api.asked.clear()
-    node_1.start().step()
-    assert node_1.api.asked == ["get"]
-
-
-def test_a_change_is_one_write(node_1: Node) -> None:
-    node_1.keeper.step()
-    node_1.api.asked.clear()
-    node_1.change("590.1")
-    node_1.keeper.step()
-    assert node_1.api.asked == ["apply"]
 
 
 def test_writes_come_further_apart_while_changes_keep_coming(node_1: Node) -> None:
@@ -160,35 +154,27 @@ def test_writes_come_further_apart_while_changes_keep_coming(node_1: Node) -> No
     assert node_1.keeper.pause_s() == 2 * PAUSE_S
 
 
-def test_an_object_that_was_deleted_comes_back(node_1: Node) -> None:
-    node_1.keeper.step()
-    node_1.api.stored = None
-    node_1.keeper.check()
-    node_1.keeper.step()
-    assert node_1.api.stored is not None
+def test_an_object_that_was_deleted_comes_back(written: Node) -> None:
+    written.api.stored = None
+    written.keeper.check()
+    written.keeper.step()
+    assert written.api.stored is not None
 
 
-def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(node_1: Node) -> None:
+def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(written: Node) -> None:
     """A Node that is deleted and registered again has another UID, and Kubernetes deletes what the former one owned,
     seconds later."""
-    node_1.keeper.step()
-    node_1.uid = "uid-2"
-    waits = [node_1.keeper.step()]
-    assert node_1.api.stored is not None
-    node_1.keeper.check()
-    waits.append(node_1.keeper.step())
-    assert waits == [ABSENT_S[0], 2 * ABSENT_S[0]]
-    node_1.api.stored = None
-    node_1.keeper.check()
-    assert node_1.keeper.step() == CHECK_S
-    assert owner_of(node_1) == "uid-2"
-    node_1.keeper.check()
-    assert node_1.keeper.step() == CHECK_S
-
-
-def owner_of(node_1: Node) -> object:
-    assert node_1.api.stored is not None
-    return node_1.api.stored["metadata"]["ownerReferences"][0]["uid"]
+    written.uid = "uid-2"
+    assert written.keeper.step() == ABSENT_S[0]
+    assert written.api.stored is not None
+    written.keeper.check()
+    assert written.keeper.step() == 2 * ABSENT_S[0]
+    written.api.stored = None
+    written.keeper.check()
+    assert written.keeper.step() == CHECK_S
+    assert present(written.api.stored)["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
+    written.keeper.check()
+    assert written.keeper.step() == CHECK_S
 
 
 def test_sentences_that_differ_in_numbers_are_written_now_and_then(node_1: Node) -> None:
@@ -274,8 +260,9 @@ def test_what_an_older_release_wrote_is_replaced(node_1: Node) -> None:
     assert node_status_of(node_1.api.stored) == STATUS
 
 
-def facts(snapshot: Snapshot | None = None, **changes: Any) -> NodeFacts:
-    return NodeFacts(snapshot=snapshot or node(), **{"terms": {}, **changes})
+def status(snapshot: Snapshot | None = None, **changes: Any) -> GpuNodeStatus:
+    facts = NodeFacts(snapshot=snapshot or node(), **{"terms": {}, **changes})
+    return status_of(facts, "d", Versions(node_process="1", nvml="13.580.65.06"))
 
 
 def test_forms_of_gpus() -> None:
@@ -283,7 +270,7 @@ def test_forms_of_gpus() -> None:
     terms = {uuid(0): shared, uuid(1): GpuTerms(policy="hidden", offered=False)}
     three = Snapshot(gpus=tuple(gpu(minor) for minor in range(4)))
     uses = (share(), whole(2), partition(9, minor=3))
-    found = status_of(facts(three, terms=terms, uses=uses), "d", Versions(node_process="1")).gpus
+    found = status(three, terms=terms, uses=uses).gpus
     assert [each.offered_as for each in found] == [
         (PublishedForm.SHARED,),
         (),
@@ -297,40 +284,31 @@ def test_forms_of_gpus() -> None:
 def test_partitions_that_take_a_reset_are_not_offered() -> None:
     """An A100 in its first state: MIG mode is off, none is published, and no feature gate is to blame for it."""
     gpus = (gpu(0, mig_resetless=False), gpu(1, mig_resetless=False, mig_enabled=True))
-    found = status_of(facts(Snapshot(gpus=gpus)), "d", Versions(node_process="1")).gpus
-    assert [PublishedForm.PARTITIONS in each.offered_as for each in found] == [False, True]
-
-
-def condition(cause: HealthCause, minor: int, message: str) -> HealthCondition:
-    severity = Severity.NO_NEW_CLAIMS
-    return HealthCondition(cause=cause, gpu_uuid=uuid(minor), severity=severity, value="", since=1.0, message=message)
+    published = [each.offered_as for each in status(Snapshot(gpus=gpus)).gpus]
+    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True]
 
 
 def test_health_of_gpus() -> None:
-    xid = condition(HealthCause.XID, 0, "XID 79")
-    blind = condition(HealthCause.UNMONITORED, 1, "its events cannot be had")
+    xid = condition(gpu_uuid=uuid(0))
+    blind = condition(cause=HealthCause.UNMONITORED, gpu_uuid=uuid(1))
     taint = Taint(key="gpu.dra-driver.io/xid", value="79", effect="NoSchedule")
     terms = {uuid(0): GpuTerms(condition_taints=(taint,))}
     three = Snapshot(gpus=tuple(gpu(minor) for minor in range(3)))
-    given = facts(three, terms=terms, conditions=(xid, blind), missing=frozenset({uuid(2)}))
-    found = status_of(given, "d", Versions(node_process="1")).gpus
+    found = status(three, terms=terms, conditions=(xid, blind), missing=frozenset({uuid(2)})).gpus
     assert [(each.health, each.causes) for each in found] == [
         (HealthWord.UNHEALTHY, ("xid",)),
         (HealthWord.UNKNOWN, ("unmonitored",)),
         (HealthWord.UNHEALTHY, ("lost",)),
     ]
     assert [(each.key, each.value, each.effect) for each in found[0].taints] == [(taint.key, "79", "NoSchedule")]
-    off = status_of(facts(watches_health=False), "d", Versions(node_process="1")).gpus
-    assert {each.health for each in off} == {HealthWord.UNKNOWN}
+    assert {each.health for each in status(watches_health=False).gpus} == {HealthWord.UNKNOWN}
 
 
 def test_what_the_exporter_found_is_told_and_read_back() -> None:
     told = ToldUsage(over_grant=(TOLD,), checked_at="2026-07-01T12:00:00Z")
-    status = status_of(facts(usage=told), "d", Versions(node_process="1"))
-    found = node_status_of({"status": node_status(status, "2026-07-01T12:00:00Z")})
-    assert found is not None
-    assert found.usage == told
-    assert node_status(status, "")["summary"]["usage"] == "1 over grant: team/llm"
+    written = node_status(status(usage=told), "2026-07-01T12:00:00Z")
+    assert present(node_status_of({"status": written})).usage == told
+    assert written["summary"]["usage"] == "1 over grant: team/llm"
 
 
 def test_versions_and_problems() -> None:
@@ -341,7 +319,7 @@ def test_versions_and_problems() -> None:
         left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),),
     )
     problem = NodeProblem(reason="NotReady", message="starting")
-    found = status_of(facts(snapshot, problems=(problem,)), "d", Versions(node_process="1", nvml="13.580.65.06"))
+    found = status(snapshot, problems=(problem,))
     assert (found.cuda_version, found.nvml_version) == ("13.0", "13.580.65.06")
     assert [each.reason for each in found.problems] == ["NotReady", "GpuLeftOut"]
     assert found.problems[1].message == "GPU 0000:65:00.0 cannot be used: it does not answer"

@@ -1,4 +1,4 @@
-"""`grpc_waits` in processes of their own: what it sets counts for a whole process."""
+"""`process_tuning.sleep_long` in processes of their own: what it sets counts for a whole process."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import json, time
 from pathlib import Path
 import grpc._server as server
 from grpc._cython import cygrpc
-from dra_driver.node.process import grpc_waits
+from dra_driver.node.process import process_tuning
 
 queue = cygrpc.CompletionQueue()
 
@@ -23,16 +23,16 @@ def wakes():
     queue.poll(time.time() + 0.7)
     return switches() - before
 
-print(json.dumps([wakes(), grpc_waits.sleep_long(), wakes(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+print(json.dumps([wakes(), process_tuning.sleep_long(), wakes(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
 """
 OTHER_VERSION = """
 import json
 import grpc._server as server
 from grpc._cython import cygrpc
-from dra_driver.node.process import grpc_waits
+from dra_driver.node.process import process_tuning
 
 del cygrpc.__pyx_capi__["g_interrupt_check_period_ms"]
-print(json.dumps([grpc_waits.sleep_long(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+print(json.dumps([process_tuning.sleep_long(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
 """
 
 

@@ -1,5 +1,6 @@
 """Events on the Node about conditions."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,18 +11,14 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.health import DeviceHealth, HealthState, HealthStatus
 from dra_driver.node.process.health_events import QUIET_S, ConditionEvents, HealthMetrics, Notice, device_of, sentences
+from tests.unit.node.health import world
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
 FREE = mig_gpu(H100)
 CUT = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 19, 6),))
 NODE = snapshot(CUT)
 STARTED = 1000.0
-
-
-def condition(**changes: Any) -> HealthCondition:
-    given = {"cause": HealthCause.XID, "gpu_uuid": FREE.uuid, "severity": Severity.NO_NEW_CLAIMS, "value": "79",
-             "since": STARTED + 1, "message": "it fell off the bus"}  # fmt: skip
-    return HealthCondition(**{**given, **changes})
+condition = partial(world.condition, gpu_uuid=FREE.uuid, since=STARTED + 1, message="it fell off the bus")
 
 
 class Events:
@@ -125,9 +122,7 @@ def test_sentences_for_readiness() -> None:
 
 
 SICK, WELL = gpu(40), gpu(41)
-CONDITION = HealthCondition(
-    cause=HealthCause.ECC, gpu_uuid=SICK.uuid, severity=Severity.EVICT, value="", since=1.0, message=""
-)
+CONDITION = condition(cause=HealthCause.ECC, gpu_uuid=SICK.uuid, severity=Severity.EVICT, value="", message="")
 
 
 def status(**changes: Any) -> HealthStatus:

@@ -9,18 +9,12 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
-from dra_driver.core.model.health import (
-    HealthCause,
-    HealthCondition,
-    HealthEvent,
-    HealthEventKind,
-    HealthReading,
-    Severity,
-)
+from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthEventKind, HealthReading
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.process.health_monitor import LOOK_S, PAUSE_S, TICK_S, HealthMonitor
 from dra_driver.node.process.missing_gpus import MissingGpu
 from tests.fakes.stand_in import stand_in
+from tests.unit.node.health.world import condition
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
 FIRST, SECOND = gpu(0), gpu(1)
@@ -82,8 +76,10 @@ class Health:
         }
         return self.held != before
 
-    def repaired(self, gpu: GpuUuid) -> bool:
+    def forget(self, gpu: GpuUuid) -> bool:
         return self.held.pop((gpu, None), None) is not None
+
+    repaired = forget
 
     def tick(self) -> bool:
         ticked, self.ticks = self.ticks, False
@@ -92,22 +88,10 @@ class Health:
     def conditions(self) -> tuple[HealthCondition, ...]:
         return tuple(self.held.values())
 
-    def forget(self, gpu: GpuUuid) -> bool:
-        return self.held.pop((gpu, None), None) is not None
-
     def _set(self, found: Mapping[tuple[GpuUuid, int | None], HealthCause]) -> bool:
         before = dict(self.held)
         for (uuid, gi_id), cause in found.items():
-            condition = HealthCondition(
-                cause=cause,
-                gpu_uuid=uuid,
-                gi_id=gi_id,
-                severity=Severity.NO_NEW_CLAIMS,
-                value="",
-                since=1.0,
-                message="",
-            )
-            self.held.setdefault((uuid, gi_id), condition)
+            self.held.setdefault((uuid, gi_id), condition(cause=cause, gpu_uuid=uuid, gi_id=gi_id))
         return self.held != before
 
 

@@ -1,12 +1,13 @@
 """What the kubelet is told about which devices."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.health import HealthCause, Severity
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.node.process.health_report import (
@@ -19,6 +20,7 @@ from dra_driver.node.process.health_report import (
     reports,
 )
 from dra_driver.node.process.missing_gpus import MissingGpu
+from tests.unit.node.health import world
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu, snapshot
 
 POOL = PoolName("node-a/gpu.nvidia.com")
@@ -30,12 +32,7 @@ WHOLE = ReportedDevice(pool=POOL, device=DeviceName("gpu-1"), gpu_uuid=OTHER.uui
 PART = ReportedDevice(
     pool=POOL, device=DeviceName("gpu-0-mig-1g10gb-19-6"), gpu_uuid=FREE.uuid, partition=PartitionId(FREE.uuid, 19, 6)
 )
-
-
-def condition(**changes: Any) -> HealthCondition:
-    given = {"cause": HealthCause.XID, "gpu_uuid": FREE.uuid, "severity": Severity.NO_NEW_CLAIMS, "value": "79",
-             "since": 1.0, "message": "XID 79"}  # fmt: skip
-    return HealthCondition(**{**given, **changes})
+condition = partial(world.condition, gpu_uuid=FREE.uuid)
 
 
 def told(*claimed: ReportedDevice, conditions: Any = (), missing: Any = (), node: Snapshot = NODE) -> dict[str, Any]:
@@ -109,38 +106,34 @@ def test_two_shares_are_one_device() -> None:
     )
 
 
-SICK = DeviceReport(
-    pool=PoolName("node-a/gpu.nvidia.com"), device=DeviceName("gpu-0"), state=DeviceState.UNHEALTHY, message="0 failed"
-)
+SICK = DeviceReport(pool=POOL, device=DeviceName("gpu-0"), state=DeviceState.UNHEALTHY, message="0 failed")
 SECOND = replace(SICK, device=DeviceName("gpu-1"))
 LOOK_S = 10.0
 
 
-class Clock:
-    """Stands still."""
+class Limited(RateLimitedReports):
+    """On a clock that stands still until a test moves it."""
+
+    now = 1000.0
 
     def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+        super().__init__(lambda: self.now)
 
 
 def test_a_sentence_that_changes_at_every_look_is_told_once_a_minute() -> None:
     """Each new one is a write to every pod that has the device, and to its claim."""
-    clock = Clock()
-    limited = RateLimitedReports(clock)
+    limited = Limited()
     told = []
     for look in range(61):
         (report,) = limited.apply([replace(SICK, message=f"{look} failed")])
         told.append(report.message)
-        clock.now += LOOK_S
+        limited.now += LOOK_S
     assert list(dict.fromkeys(told)) == [f"{look} failed" for look in range(0, 61, int(STEADY_S / LOOK_S))]
 
 
 def test_a_new_state_is_told_at_once() -> None:
     """And with its own sentence."""
-    limited = RateLimitedReports(Clock())
+    limited = Limited()
     limited.apply([SICK])
     for state, message in ((DeviceState.HEALTHY, ""), (DeviceState.UNHEALTHY, "lost"), (DeviceState.UNKNOWN, "late")):
         report = replace(SICK, state=state, message=message)
@@ -149,18 +142,17 @@ def test_a_new_state_is_told_at_once() -> None:
 
 def test_the_last_sentence_is_told_in_the_end() -> None:
     """It may be that recovery was seen."""
-    clock = Clock()
-    limited = RateLimitedReports(clock)
+    limited = Limited()
     limited.apply([SICK])
     last = replace(SICK, message="Recovery was seen")
     assert limited.apply([last]) == (SICK,)
-    clock.now += STEADY_S
+    limited.now += STEADY_S
     assert limited.apply([last]) == (last,)
 
 
 def test_devices_do_not_delay_each_other_and_those_that_are_gone_are_forgotten() -> None:
     """A device that comes back has a sentence of its own."""
-    limited = RateLimitedReports(Clock())
+    limited = Limited()
     limited.apply([SICK])
     assert limited.apply([replace(SECOND, message="new")]) == (replace(SECOND, message="new"),)
     again = replace(SICK, message="again")

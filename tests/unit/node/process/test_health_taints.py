@@ -1,17 +1,20 @@
 """From conditions to terms."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.health import HealthCause, Severity
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.kube.published.limits import is_taint
-from dra_driver.node.process.health_taints import KEYS, HealthTaints, amended, taint_of
+from dra_driver.node.process.health_taints import KEYS, amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
+from tests.fakes.stand_in import present
+from tests.unit.node.health import world
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu, snapshot
 
 FREE = mig_gpu(H100)
@@ -20,12 +23,7 @@ GI = CUT.mig_instances[0].gi_id
 SINCE = 1_800_000_000.9
 GONE = {FREE.uuid: MissingGpu(since=SINCE)}
 WHEN = "2027-01-15T08:00:00Z"
-
-
-def condition(**changes: Any) -> HealthCondition:
-    given = {"cause": HealthCause.XID, "gpu_uuid": FREE.uuid, "severity": Severity.NO_NEW_CLAIMS, "value": "79",
-             "since": SINCE, "message": "the GPU fell off the bus"}  # fmt: skip
-    return HealthCondition(**{**given, **changes})
+condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 
 
 def test_every_cause_has_a_key_of_its_own() -> None:
@@ -42,8 +40,7 @@ def test_every_cause_has_a_key_of_its_own() -> None:
 )  # fmt: skip
 def test_the_effect_follows_the_severity(changes: dict[str, Any], effect: Any) -> None:
     """Eviction only where policy asks for it."""
-    found = taint_of(condition(**changes))
-    assert found is not None
+    found = present(taint_of(condition(**changes)))
     assert (found.effect, found.time_added) == (effect, WHEN)
 
 
@@ -88,7 +85,7 @@ def test_a_gpu_that_is_not_published_has_no_terms() -> None:
 def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCause | None) -> None:
     """Between two looks it would otherwise be offered."""
     known = [] if cause is None else [condition(cause=cause, value="", severity=Severity.EVICT)]
-    (terms,) = HealthTaints(lambda: known, lambda: GONE).amend(snapshot(FREE), {}).values()
+    (terms,) = amended(snapshot(FREE), {}, known, GONE).values()
     (taint,) = terms.condition_taints
     assert (taint.key, taint.effect) == (
         (KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
@@ -97,7 +94,7 @@ def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCau
 
 def test_a_healthy_node_has_no_amendment() -> None:
     """Terms stay the same object."""
-    assert HealthTaints(list).amend(snapshot(FREE), {}) == {}
+    assert amended(snapshot(FREE), {}, [], {}) == {}
 
 
 def test_a_missing_gpu_is_evicted_from_the_start_where_its_policy_says_so() -> None:

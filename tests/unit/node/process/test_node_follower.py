@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -12,16 +11,16 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.slices.neighbours import Neighbour
+from tests.fakes.stand_in import stand_in
 
-DRIVER = "gpu.nvidia.com"
-FOLDER = Path("/nonexistent")
+NODE = OwnNode(name="node-a")
 
 
 class Surroundings:
-    """An own Node that is not known yet, an inventory, and a publisher that notes the GPUs it was asked about."""
+    """An inventory with one GPU, and a publisher that notes the GPUs it was asked about."""
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot()
+        self.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
         self.asked: list[set[str]] = []
         self.noticed = 0
         self.others: tuple[Neighbour, ...] = ()
@@ -37,65 +36,34 @@ class Surroundings:
         return True
 
 
-class KnownNode:
-    """An own Node whose annotations a test writes."""
+class Own:
+    """The Node of this process, once it is known."""
 
-    problem = None
+    def __init__(self, node: OwnNode | None) -> None:
+        self.node = node
+        self.problem = None if node is not None else "the Node has not been read"
 
-    def __init__(self) -> None:
-        self.node = OwnNode(name="node-a")
-
-    def current(self) -> OwnNode:
+    def current(self) -> OwnNode | None:
         return self.node
 
     def wait_first(self, timeout_s: float) -> bool:
-        return True
-
-
-class UnknownNode:
-    problem = "the Node has not been read"
-
-    def current(self) -> None:
-        return None
-
-    def wait_first(self, timeout_s: float) -> bool:
-        return False
-
-
-def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
-    """Otherwise both would offer the GPUs for a while after a detach, or after a driver came back."""
-    around = Surroundings()
-    follower = NodeFollower(
-        cast("Any", UnknownNode()),
-        cast("Any", None),
-        cast("Any", around),
-        cast("Any", around),
-        DRIVER,
-        folder=FOLDER,
-        allow_second=False,
-    )
-    around.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
-    follower.look()
-    around.snapshot = Snapshot()
-    follower.look()
-    assert around.asked[-2:] == [{"GPU-1"}, {"GPU-1"}]
+        return self.node is not None
 
 
 class Follower:
     """A follower that looks every second, on a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: OwnNode | None = NODE) -> None:
         self.now = 0.0
-        self.around, self.node = Surroundings(), KnownNode()
-        self.around.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
-        publisher = inventory = cast("Any", self.around)
+        self.around, self.node = Surroundings(), Own(node)
+        around = stand_in(self.around)
         self.follower = NodeFollower(
-            cast("Any", self.node),
-            cast("Any", None),
-            publisher,
-            inventory,
-            DRIVER,
-            folder=FOLDER,
+            stand_in(self.node),
+            stand_in(None),
+            around,
+            around,
+            "gpu.nvidia.com",
+            folder=Path("/nonexistent"),
             allow_second=False,
             clock=self.clock,
         )
@@ -111,6 +79,14 @@ class Follower:
             self.now += 1.0
             self.follower.look()
         return len(self.around.asked) - before
+
+
+def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
+    """Otherwise both would offer the GPUs for a while after a detach, or after a driver came back."""
+    at = Follower(None)
+    at.around.snapshot = Snapshot()
+    at.looks()
+    assert at.around.asked[-2:] == [{"GPU-1"}, {"GPU-1"}]
 
 
 def test_nothing_is_looked_at_while_nothing_changes() -> None:

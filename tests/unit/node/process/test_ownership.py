@@ -9,7 +9,7 @@ from dra_driver.core.errors import DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
-from dra_driver.node.process.ownership import OwnedBackend
+from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.stand_in import stand_in
 
 UUID = GpuUuid("GPU-0")

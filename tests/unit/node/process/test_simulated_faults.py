@@ -9,7 +9,7 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.own_node import OwnNode
-from dra_driver.node.process.simulated_faults import SOURCE, SimulatedFaults
+from dra_driver.node.process.simulated import SOURCE, SimulatedFaults
 
 
 class Stage:

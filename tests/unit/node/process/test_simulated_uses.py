@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, NotFoundError
-from dra_driver.core.model.ids import ClaimUid, GpuUuid, MigUuid
-from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.cdi.edits import SIMULATED_CLAIM, simulated_claim_edits
 from dra_driver.hardware.cdi.provider import CdiProvider
@@ -23,9 +22,9 @@ from dra_driver.hardware.gpu.simulated.usage import (
     read_uses,
 )
 from dra_driver.kube import paths
-from dra_driver.node.claims.entry import AssignedPartition, Entry, InstanceIds, State
-from dra_driver.node.process.simulated_uses import SimulatedUses
-from tests.fakes.entries import GPU, device, entry
+from dra_driver.node.claims.entry import Entry, State
+from dra_driver.node.process.simulated import SimulatedUses
+from tests.fakes.entries import GPU, device, entry, partition
 from tests.fakes.stand_in import stand_in
 
 STEPS = '[{"memory": "12Gi", "utilization": 60}]'
@@ -77,13 +76,8 @@ def test_a_prepared_claim_uses_its_devices_as_its_annotation_says_until_it_ends(
 
 def test_a_partition_is_used_as_an_instance_and_admin_access_uses_nothing(stage: Stage) -> None:
     """A partition that was not created yet is used by nothing either."""
-    at = PartitionId(GPU, 19, 0)
-    live = InstanceIds(gi_id=7, ci_id=0, uuid=MigUuid("MIG-x"))
-    made = AssignedPartition(id=at, profile_name="1g.10gb", size=1, created_by_driver=True, live=live)
-    missing = AssignedPartition(id=at, profile_name="1g.10gb", size=1, created_by_driver=True)
-    stage.entries = [
-        entry("u1", device(partition=made), device(partition=missing), device(request="look", admin_access=True))
-    ]
+    made, missing = device(partition=partition(gi_id=7)), device(partition=partition())
+    stage.entries = [entry("u1", made, missing, device(request="look", admin_access=True))]
     assert [use.gi_id for use in stage.step()] == [7]
 
 

@@ -8,12 +8,13 @@ import pytest
 from dra_driver.core.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import Form, GpuTerms, SharingTerms, Strategy, Terms, Use
-from dra_driver.node.process.terms_resolver import TermsResolver
+from dra_driver.core.model.terms import DETACHED_TAINT, Form, GpuTerms, SharingTerms, Strategy, Taint, Terms, Use
+from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from tests.fakes.stand_in import stand_in
 
-UUID = GpuUuid("GPU-0")
+UUID, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SNAPSHOT = Snapshot(driver_version="580.65.06")
+GPUS = Snapshot(gpus=(Gpu(uuid=UUID, minor=0), Gpu(uuid=OTHER, minor=1)))
 
 
 class Policies:
@@ -36,10 +37,19 @@ class Policies:
         return dict(self.answer)
 
 
-def test_terms_are_resolved_once_per_inventory_and_policy_change() -> None:
+@pytest.fixture
+def policies() -> Policies:
+    return Policies()
+
+
+@pytest.fixture
+def resolver(policies: Policies) -> TermsResolver:
+    """Of a node where nothing is in use."""
+    return TermsResolver(stand_in(policies), list)
+
+
+def test_terms_are_resolved_once_per_inventory_and_policy_change(policies: Policies, resolver: TermsResolver) -> None:
     """``update`` runs every five seconds for the life of the process."""
-    policies = Policies()
-    resolver = TermsResolver(stand_in(policies), list)
     for _ in range(3):
         resolver.update(SNAPSHOT)
     assert len(policies.asked) == 1
@@ -48,19 +58,17 @@ def test_terms_are_resolved_once_per_inventory_and_policy_change() -> None:
     assert len(policies.asked) == 2
 
 
-def test_same_terms_are_the_same_object() -> None:
+def test_same_terms_are_the_same_object(policies: Policies, resolver: TermsResolver) -> None:
     """The inventory publisher compares by identity to see whether anything changed."""
-    policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
-    resolver = TermsResolver(stand_in(policies), list)
     first = resolver.update(SNAPSHOT)
     policies.changed = True
     assert resolver.update(SNAPSHOT) is first is resolver.current()
 
 
-def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time() -> None:
+def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time(policies: Policies) -> None:
     """A form in use is kept until it is free, and no longer."""
-    policies, uses = Policies(), [Use(gpu_uuid=UUID, form=Form.WHOLE)]
+    uses = [Use(gpu_uuid=UUID, form=Form.WHOLE)]
     policies.answer = {UUID: GpuTerms(waiting="gpu-0 becomes hidden when it is free")}
     resolver = TermsResolver(stand_in(policies), lambda: list(uses))
     resolver.update(SNAPSHOT)
@@ -70,9 +78,8 @@ def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time() -> None:
     assert [len(asked) for asked in policies.asked] == [1, 0]
 
 
-def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay() -> None:
+def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay(policies: Policies) -> None:
     """A node with shares looks every five seconds for its whole life."""
-    policies = Policies()
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     resolver = TermsResolver(stand_in(policies), lambda: [Use(gpu_uuid=UUID, form=Form.SHARE)])
     for _ in range(3):
@@ -80,9 +87,8 @@ def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay() -> 
     assert len(policies.asked) == 1
 
 
-def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
+def test_terms_of_a_shared_gpu_follow_its_shares(policies: Policies) -> None:
     """Shares in use decide what is published when the API server stops keeping share fields."""
-    policies = Policies()
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     uses: list[Use] = []
     resolver = TermsResolver(stand_in(policies), lambda: list(uses))
@@ -92,11 +98,9 @@ def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
     assert policies.asked == [[], uses]
 
 
-def test_former_terms_apply_while_new_ones_cannot_be_resolved() -> None:
+def test_former_terms_apply_while_new_ones_cannot_be_resolved(policies: Policies, resolver: TermsResolver) -> None:
     """An unreadable journal or contradicting policies change nothing that is published; ``problem`` says why."""
-    policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
-    resolver = TermsResolver(stand_in(policies), list)
     before = resolver.update(SNAPSHOT)
     for error in (ConfigurationError("a and b contradict"), StorageError("disk full")):
         policies.answer, policies.changed = error, True
@@ -107,30 +111,23 @@ def test_former_terms_apply_while_new_ones_cannot_be_resolved() -> None:
     assert resolver.problem is None
 
 
-def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once() -> None:
+def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once(policies: Policies, resolver: TermsResolver) -> None:
     """A GPU that policies hide must not be offered because the journal could not be read at that moment."""
-    policies, uuids = Policies(), [GpuUuid("GPU-0"), GpuUuid("GPU-1")]
-    first, both = (
-        Snapshot(gpus=tuple(Gpu(uuid=uuid, minor=minor) for minor, uuid in enumerate(uuids[:count])))
-        for count in (1, 2)
-    )
+    first = Snapshot(gpus=GPUS.gpus[:1])
     policies.answer = StorageError("disk full")
-    resolver = TermsResolver(stand_in(policies), list)
-    assert not resolver.update(first)[uuids[0]].offered
+    assert not resolver.update(first)[UUID].offered
     policies.answer = {}
     assert resolver.update(first) == {}
     policies.answer = StorageError("disk full")
-    closed = resolver.update(both)
-    assert {uuid: terms.offered for uuid, terms in closed.items()} == {uuids[1]: False}
-    assert resolver.update(both) is closed
+    closed = resolver.update(GPUS)
+    assert {uuid: terms.offered for uuid, terms in closed.items()} == {OTHER: False}
+    assert resolver.update(GPUS) is closed
     policies.answer = {}
-    assert resolver.update(both) == {}
+    assert resolver.update(GPUS) == {}
 
 
-def test_unknown_terms_are_an_error_to_retry() -> None:
+def test_unknown_terms_are_an_error_to_retry(policies: Policies, resolver: TermsResolver) -> None:
     """During a slow first read of the hardware a prepare is repeated; default terms would refuse a share for good."""
-    policies = Policies()
-    resolver = TermsResolver(stand_in(policies), list)
     with pytest.raises(DriverUnavailableError, match="not known yet"):
         resolver.current()
     policies.answer = StorageError("disk full")
@@ -186,3 +183,31 @@ def test_a_prepare_during_the_first_update_never_sees_default_terms() -> None:
     assert policies.seen
     assert all(isinstance(seen, DriverUnavailableError) for seen in policies.seen), policies.seen
     assert policies.resolver.current() == policies.answer
+
+
+class Base:
+    """Terms of one GPU by a policy; the other has the default terms."""
+
+    is_known = True
+
+    def __init__(self, *taints: Taint) -> None:
+        self.terms: Terms = {UUID: GpuTerms(policy="p", taints=taints)}
+
+    def update(self, snapshot: Snapshot) -> Terms:
+        assert snapshot is GPUS
+        return self.terms
+
+
+def test_the_taint_of_all_devices_is_added_to_every_gpu_and_removed_again() -> None:
+    """GPUs without a policy get it as well, and taints of policies stay."""
+    reserved = Taint(key="gpu.dra-driver.io/reserved", value="p", effect="NoSchedule")
+    base, taint = Base(reserved), DetachTaint()
+    published = PublishedTerms(stand_in(base), [taint.amend])
+    assert published.update(GPUS) == base.terms
+    taint.value = "requested"
+    tainted = published.update(GPUS)
+    detached = Taint(key=DETACHED_TAINT, value="requested", effect="NoSchedule")
+    assert {gpu: terms.taints for gpu, terms in tainted.items()} == {UUID: (reserved, detached), OTHER: (detached,)}
+    assert published.update(GPUS) is tainted, "the publisher compares by identity"
+    taint.value = None
+    assert published.update(GPUS) == base.terms

@@ -2,20 +2,13 @@
 
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import NO_USAGE, ToldForeign, ToldIdle, ToldUsage
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.model.gpu_node import NO_USAGE, ToldForeign, ToldUsage
+from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.usage_report import QUIET_S, ClaimNotice, UsageEvents
-from tests.unit.node.process.test_usage_validation import TOLD
+from tests.unit.node.process.test_usage_validation import TOLD, TOLD_IDLE
 
-IDLE = ToldIdle(
-    namespace="team",
-    claim="notebook",
-    claim_uid="uid-n",
-    since="2026-07-01T12:00:00Z",
-    after_min=30,
-    action=IdleAction.RECLAIM,
-)
+IDLE = replace(TOLD_IDLE, claim="notebook", claim_uid="uid-n")
 FOREIGN = ToldForeign(gpu="gpu-0", processes=2, memory="3Gi", since="2026-07-01T12:00:00Z", commands=("python3",))
 
 

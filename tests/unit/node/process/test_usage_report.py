@@ -2,22 +2,24 @@
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import encode
 from dra_driver.core.model.gpu_node import NO_USAGE
 from dra_driver.core.model.terms import GpuTerms
-from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, UsageFindings, UsingPod
+from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings, UsingPod
 from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
 from dra_driver.node.process.usage_report import CHECKED_S, STALE_S, FindingsFile, UsageReport
 from tests.fakes.claims import gpu, ref
 from tests.unit.node.claims.test_journal import begun, open_journal, prepared
 from tests.unit.node.claims.test_journal_forms import shared
 from tests.unit.node.policy.hardware import node
+from tests.unit.node.process.test_usage_validation import OVER
 from tests.unit.node.usage.claims import NOW, claim
 
 FOUND = UsageFindings(written=NOW, idle=(IdleClaim(claim=claim(), since=NOW),))
@@ -120,7 +122,6 @@ def test_what_is_no_ordinary_file_is_not_read(exporter: Exporter, tmp_path: Path
     assert exporter.file.problem is not None
 
 
-NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 TERMS = {gpu(0).uuid: GpuTerms(usage=UsageRules(over_grant=OverGrantAction.EVICT))}
 SNAPSHOT = node(1)
 
@@ -143,17 +144,8 @@ class Node:
             now=lambda: NOW + timedelta(seconds=self.seconds),
         )
 
-    def write(self, number: int = 1) -> None:
-        found = OverGrant(
-            claim=ref(number),
-            device="gpu-0",
-            pods=(UsingPod(namespace=ref(number).namespace, name="pod", uid="uid-pod"),),
-            used_bytes=20 * 2**30,
-            grant_bytes=1,
-            processes=1,
-            since=NOW,
-            action=OverGrantAction.EVICT,
-        )
+    def write(self) -> None:
+        found = replace(OVER, claim=ref(1), pods=(UsingPod(namespace="default", name="pod", uid="uid-pod"),))
         temporary = self.path.with_name("new")
         temporary.write_bytes(encode(UsageFindings(written=NOW, over_grant=(found,))))
         temporary.rename(self.path)

@@ -1,30 +1,21 @@
 """What a file of findings may lead to: a lying one reaches no claim that the node has not prepared."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.gpu_node import (
-    MAX_TOLD,
-    ToldForeign,
-    ToldIdle,
-    ToldOverGrant,
-    ToldPod,
-    ToldUsage,
-)
+from dra_driver.core.model.gpu_node import MAX_TOLD, ToldForeign, ToldIdle, ToldOverGrant, ToldPod, ToldUsage
 from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
-from dra_driver.node.process.usage_validation import believed, idle_after_min
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules, idle_after_min
+from dra_driver.node.process.usage_report import believed
 from tests.fakes.entries import device, entry, sharing
 from tests.unit.node.policy.hardware import node, uuid
+from tests.unit.node.usage.claims import GIB, NOW
 
-NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
-GIB = 2**30
 REF = ClaimRef(namespace="team", name="llm", uid=ClaimUid("uid-llm"))
 SHARE = device(gpu_uuid=uuid(0), sharing=sharing(12 * GIB))
 CLAIM = entry(REF.uid, SHARE, ref=REF)
@@ -54,6 +45,14 @@ TOLD = ToldOverGrant(
     since="2026-07-01T12:00:00Z",
     action=OverGrantAction.EVICT,
     grace_s=90,
+)
+TOLD_IDLE = ToldIdle(
+    namespace="team",
+    claim="llm",
+    claim_uid="uid-llm",
+    since="2026-07-01T12:00:00Z",
+    after_min=30,
+    action=IdleAction.RECLAIM,
 )
 
 
@@ -118,16 +117,7 @@ def test_eviction_takes_both_the_file_and_the_policy() -> None:
 
 def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
     """The longest time counts, and reclaim only where all say so."""
-    assert told(idle=(IDLE,)).idle == (
-        ToldIdle(
-            namespace="team",
-            claim="llm",
-            claim_uid="uid-llm",
-            since="2026-07-01T12:00:00Z",
-            after_min=30,
-            action=IdleAction.RECLAIM,
-        ),
-    )
+    assert told(idle=(IDLE,)).idle == (TOLD_IDLE,)
     two = replace(CLAIM, devices=(SHARE, replace(SHARE, device=DeviceName("gpu-1"), gpu_uuid=uuid(1))))
     slower = {**TERMS, uuid(1): GpuTerms(usage=UsageRules(idle_after_min=60))}
     (found,) = told(idle=(IDLE,), claims=(two,), terms=slower).idle

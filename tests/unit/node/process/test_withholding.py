@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Terms
@@ -13,11 +13,10 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
 from dra_driver.node.process.terms_resolver import PublishedTerms
 from dra_driver.node.process.withholding import TAINT, PartitionWithholding
-from tests.fakes.stand_in import stand_in
+from tests.fakes.stand_in import present, stand_in
+from tests.unit.node.process.test_terms_resolver import GPUS, OTHER, UUID, Base
 
-ZERO, ONE = GpuUuid("GPU-0"), GpuUuid("GPU-1")
-SNAPSHOT = Snapshot(gpus=(Gpu(uuid=ZERO, minor=0), Gpu(uuid=ONE, minor=1)))
-PARTS = tuple(PartitionId(ZERO, 19, start) for start in range(7))
+PARTS = tuple(PartitionId(UUID, 19, start) for start in range(7))
 
 
 class Bench:
@@ -27,13 +26,13 @@ class Bench:
         self.events: list[tuple[str, str]] = []
         self.node_is_known = True
 
-    def refuse(self, times: int = LIMIT, gpu: GpuUuid = ZERO) -> None:
+    def refuse(self, times: int = LIMIT, gpu: GpuUuid = UUID) -> None:
         """Claims for the first partitions of the GPU are refused."""
         for start in range(times):
             self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
 
     def amended(self, terms: Terms | None = None) -> Terms:
-        return dict(self.withholding.amend(SNAPSHOT, terms or {}))
+        return dict(self.withholding.amend(GPUS, terms or {}))
 
     def report(self) -> None:
         def warn(reason: str, message: str) -> bool:
@@ -54,12 +53,9 @@ def test_only_the_gpu_that_refuses_is_affected(bench: Bench) -> None:
     bench.refuse(LIMIT - 1)
     assert bench.amended() == {}
     bench.refuse()
-    (changed,) = bench.amended({ZERO: GpuTerms(policy="p"), ONE: GpuTerms(policy="q")}).items()
-    assert changed[0] == ZERO
-    assert changed[1].policy == "p"
-    assert changed[1].whole
-    withheld = changed[1].withheld
-    assert withheld is not None
+    ((gpu, changed),) = bench.amended({UUID: GpuTerms(policy="p"), OTHER: GpuTerms(policy="q")}).items()
+    assert (gpu, changed.policy, changed.whole) == (UUID, "p", True)
+    withheld = present(changed.withheld)
     assert (withheld.taint, withheld.refused) == (TAINT, frozenset(PARTS[:LIMIT]))
     assert "partitions of gpu-0 that do not exist yet are withheld" in withheld.reason
 
@@ -123,35 +119,24 @@ def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
     assert bench.events == []
 
 
-class Base:
-    is_known = True
-
-    def __init__(self) -> None:
-        self.terms: Terms = {ZERO: GpuTerms(policy="p")}
-
-    def update(self, snapshot: Snapshot) -> Terms:
-        assert snapshot is SNAPSHOT
-        return self.terms
-
-
 def test_published_terms_are_the_same_object_until_they_change(bench: Bench) -> None:
     """The inventory publisher compares by identity, every five seconds."""
     published = PublishedTerms(stand_in(Base()), [bench.withholding.amend])
-    first = published.update(SNAPSHOT)
-    assert published.update(SNAPSHOT) is first
+    first = published.update(GPUS)
+    assert published.update(GPUS) is first
     bench.refuse()
-    second = published.update(SNAPSHOT)
+    second = published.update(GPUS)
     assert second is not first
-    assert published.update(SNAPSHOT) is second
+    assert published.update(GPUS) is second
     bench.now += WITHHELD_S
-    assert published.update(SNAPSHOT) == first
+    assert published.update(GPUS) == first
 
 
 def test_amendments_add_up() -> None:
     """Two conditions of one GPU are both published."""
 
     def amend(field: str, value: object) -> Callable[[Snapshot, Terms], Terms]:
-        return lambda _, terms: {ZERO: replace(terms[ZERO], **{field: value})}
+        return lambda _, terms: {UUID: replace(terms[UUID], **{field: value})}
 
     published = PublishedTerms(stand_in(Base()), [amend("whole", False), amend("offered", False)])
-    assert published.update(SNAPSHOT) == {ZERO: GpuTerms(policy="p", whole=False, offered=False)}
+    assert published.update(GPUS) == {UUID: GpuTerms(policy="p", whole=False, offered=False)}

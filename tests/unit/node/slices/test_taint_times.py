@@ -8,9 +8,8 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.kube.types import Device
 from dra_driver.node.slices.build import build_devices
-from dra_driver.node.slices.diff import PoolIdentity, compute_writes
+from dra_driver.node.slices.diff import PoolIdentity, compute_writes, known_times, with_times
 from dra_driver.node.slices.layout import split
-from dra_driver.node.slices.taint_times import known_times, with_times
 from tests.unit.node.slices.gpus import ALL as FEATURES
 from tests.unit.node.slices.gpus import gpu, snapshot
 

@@ -1,0 +1,193 @@
+"""Reads what the host and the kubelet report about processes, containers and their claims.
+
+- ``/proc`` (proc(5)): program, cgroup and start of a process. ``/proc/PID/stat`` and ``/proc/PID/cgroup`` are open to
+  every user, unless /proc is mounted with hidepid. The /proc of a PID namespace that is bound into a container shows
+  that namespace's PIDs, so no hostPID is needed for it.
+- The names of the kubelet's links to logs. No log is opened.
+- PodResources API v1, List: the containers that have devices of claims. In Kubernetes 1.34 and 1.35 the field
+  ``dynamic_resources`` needs the feature gate KubeletPodResourcesDynamicResources, on by default there. The kubelet
+  makes the socket for root alone.
+
+Each reader is of one thread.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
+from dra_driver.core.model.usage_findings import MAX_COMMAND
+from dra_driver.core.text import printable
+from dra_driver.core.unix_grpc import CallError, Peer, Service
+from dra_driver.node.usage.containers import MAX_LINKS, LogIndex, index, place_of
+from dra_driver.node.usage.sources import ClaimedDevice, PodClaims, ProcessFacts, Unread
+
+MAX_BYTES: Final = 16 * 1024
+FRESH_S: Final = 60.0
+"""A process keeps its facts for this time: its program may change with exec, its PID and start do not."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_SLACK_S: Final = 2 / _TICKS
+
+
+class _Known(Struct, frozen=True):
+    """Facts of one process, which is the same one as long as it began at the same tick."""
+
+    start: int
+    facts: ProcessFacts
+    until_s: float
+
+
+def since_boot_s() -> float:
+    """The clock of ``starttime`` in /proc/PID/stat."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ProcReader:
+    """``root`` is a /proc; ``clock`` does not jump."""
+
+    def __init__(self, root: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._known: dict[int, _Known] = {}
+
+    def read(self, pids: Collection[int], listed_s: float) -> Mapping[int, ProcessFacts] | Unread:
+        """The facts of those processes that live and began before ``listed_s`` (of `since_boot_s`), when the driver was
+        asked: one that began later has the PID of a process that ended."""
+        if not Path(self._root, "self").is_symlink() and not Path(self._root, "1").is_dir():
+            return Unread(reason=f"{self._root} is no /proc: mount the host's and set --proc-dir (PROC_DIR)")
+        now_s = self._clock()
+        found = {pid: known for pid in sorted(set(pids)) if (known := self._process(pid, listed_s, now_s)) is not None}
+        self._known = found
+        return {pid: known.facts for pid, known in found.items()}
+
+    def _process(self, pid: int, listed_s: float, now_s: float) -> _Known | None:
+        stat = self._stat(pid)
+        if stat is None or stat[0] / _TICKS > listed_s + _SLACK_S:
+            return None
+        start, command = stat
+        known = self._known.get(pid)
+        if known is not None and known.start == start and now_s < known.until_s:
+            return known
+        cgroup = self._content(pid, "cgroup")
+        again = self._stat(pid)
+        if cgroup is None or again is None or again[0] != start:
+            return None
+        return _Known(start, ProcessFacts(command=command, place=place_of(cgroup)), now_s + FRESH_S)
+
+    def _stat(self, pid: int) -> tuple[int, str] | None:
+        """When it began, in ticks since boot, and its program."""
+        content = self._content(pid, "stat")
+        if content is None:
+            return None
+        # PID (COMM) STATE ...: the program's name may have spaces and brackets.
+        head, _, tail = content.rpartition(")")
+        fields = tail.split()
+        if len(fields) < 20 or not fields[19].isdigit():
+            return None
+        return int(fields[19]), printable(head.partition("(")[2][:MAX_COMMAND])
+
+    def _content(self, pid: int, name: str) -> str | None:
+        try:
+            with open(f"{self._root}/{pid}/{name}", "rb") as file:  # noqa: PTH123 - thousands of them at each look
+                return file.read(MAX_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError):  # it ended, or its files may not be read
+            return None
+
+
+class LogLinks:
+    """The folder is listed again when a link came or went."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._seen: tuple[int, int] | None = None
+        self._index = index(())
+
+    def read(self) -> LogIndex | Unread:
+        try:
+            status = os.stat(self._folder)  # noqa: PTH116 - at each look
+            seen = (status.st_ino, status.st_mtime_ns)
+            if seen != self._seen:
+                self._index, self._seen = index(self._links()), seen
+        except OSError as error:
+            self._seen = None
+            return Unread(
+                reason=f"the kubelet's links to logs in {self._folder} cannot be listed: {error.strerror}; mount the "
+                "folder read-only and set --log-dir (LOG_DIR)"
+            )
+        return self._index
+
+    def _links(self) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if len(found) < MAX_LINKS and entry.name.endswith(".log"):
+                    try:
+                        found.append((entry.name, os.readlink(entry.path)))  # noqa: PTH115 - hundreds of them
+                    except OSError:  # no link, or it has gone
+                        continue
+        return found
+
+
+CALL_S: Final = 3.0
+LISTER: Final = Service(pb, "PodResourcesLister")
+MAX_PODS: Final = 2000
+
+
+class PodResourcesReader:
+    """``driver`` is the name of this driver; devices of others are left out. Close it."""
+
+    def __init__(self, path: str, driver: str, call_s: float = CALL_S) -> None:
+        self._path, self._driver, self._call_s = path, driver, call_s
+        self._peer: Peer | None = None
+
+    def close(self) -> None:
+        """Idempotent; the next read connects again."""
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+    def read(self) -> PodClaims | Unread:
+        """The devices of each container; waits at most ``call_s`` seconds."""
+        if not Path(self._path).exists():
+            return self._unread("there is no such socket")
+        self._peer = self._peer or Peer(self._path)
+        try:
+            answer = self._peer.call(LISTER, "List", pb.ListPodResourcesRequest(), self._call_s)
+        except CallError as error:
+            self.close()
+            return self._unread(str(error))
+        return claims_of(answer, self._driver)
+
+    def _unread(self, why: str) -> Unread:
+        return Unread(
+            reason=f"the kubelet does not tell which containers have which claims, at {self._path}: {why}; mount the "
+            "folder of the socket and set --pod-resources-socket (POD_RESOURCES_SOCKET)"
+        )
+
+
+def claims_of(answer: pb.ListPodResourcesResponse, driver: str) -> PodClaims:
+    """The devices of this driver in the kubelet's answer, by pod and container. Pure."""
+    found: dict[tuple[str, str], dict[str, tuple[ClaimedDevice, ...]]] = {}
+    for pod in answer.pod_resources[:MAX_PODS]:
+        containers = {container.name: tuple(_devices(container, driver)) for container in pod.containers}
+        if any(containers.values()):
+            found[pod.namespace, pod.name] = containers
+    return found
+
+
+def _devices(container: pb.ContainerResources, driver: str) -> list[ClaimedDevice]:
+    return [
+        ClaimedDevice(
+            namespace=claim.claim_namespace,
+            claim=claim.claim_name,
+            pool=device.pool_name,
+            device=device.device_name,
+            share_id=device.share_id or None,
+        )
+        for claim in container.dynamic_resources
+        for device in claim.claim_resources
+        if device.driver_name == driver
+    ]
