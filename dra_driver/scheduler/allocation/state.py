@@ -62,17 +62,16 @@ class Limits(Struct, frozen=True, kw_only=True):
     clock: Callable[[], float] = time.monotonic
 
 
-class SearchBudget:
+class SearchBudget(Struct, eq=False):
     """What is left of the limits for one search."""
 
-    __slots__ = ("_clock", "_end", "_limits", "_next_look", "steps")
+    limits: Limits
+    steps: int = 0
+    _end: float = 0.0
+    _next_look: int = _LOOK_EVERY
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._clock = limits.clock
-        self._end = limits.clock() + limits.timeout_s
-        self._next_look = _LOOK_EVERY
-        self.steps = 0
+    def __post_init__(self) -> None:
+        self._end = self.limits.clock() + self.limits.timeout_s
 
     def step(self, where: str) -> None:
         """Counts one device check. Raises AllocationError, naming the request, when the budget is spent."""
@@ -81,47 +80,38 @@ class SearchBudget:
             self._look(where)
 
     def _look(self, where: str) -> None:
-        self._next_look = min(self.steps + _LOOK_EVERY, self._limits.steps)
-        if self.steps >= self._limits.steps:
+        self._next_look = min(self.steps + _LOOK_EVERY, self.limits.steps)
+        if self.steps >= self.limits.steps:
             raise AllocationError(
                 f"{where}: no answer after {self.steps} checks of devices; fewer devices, requests or constraints, or "
                 "narrower selectors make the search shorter"
             )
-        if self._clock() > self._end:
+        if self.limits.clock() > self._end:
             raise AllocationError(
-                f"{where}: no answer after {self._limits.timeout_s:g} s (filter operation aborted); fewer devices, "
+                f"{where}: no answer after {self.limits.timeout_s:g} s (filter operation aborted); fewer devices, "
                 "requests or constraints, or narrower selectors make the search shorter"
             )
 
 
-class Candidates:
+class Candidates(Struct, eq=False):
     """The candidates of one alternative in one search.
 
     ``size`` is how many devices the request needs. For a request of all devices they are listed in ``every``.
     """
 
-    __slots__ = (
-        "_alternative",
-        "_checks",
-        "_cursor",
-        "_devices",
-        "_found",
-        "_has_side_effects",
-        "_unchecked",
-        "_unsuitable",
-        "every",
-        "size",
-    )
+    _alternative: Alternative
+    _devices: Sequence[PoolDevice]
+    _checks: "AllocationState"
+    size: int = 0
+    every: list[PoolDevice] = []
+    _has_side_effects: bool = False
+    _cursor: int = 0
+    _found: list[PoolDevice] = []
+    _unchecked: set[PoolDevice] = set()
+    _unsuitable: set[PoolDevice] = set()
 
-    def __init__(self, alternative: Alternative, devices: Sequence[PoolDevice], checks: "AllocationState") -> None:
-        self._alternative = alternative
-        self._devices = devices
-        self._checks = checks
-        self._cursor = 0
-        self._found: list[PoolDevice] = []
-        self._unchecked: set[PoolDevice] = set()
-        self._unsuitable: set[PoolDevice] = set()
-        self.every: list[PoolDevice] = []
+    def __post_init__(self) -> None:
+        alternative, checks = self._alternative, self._checks
         self.size = alternative.count
         self._has_side_effects = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
 

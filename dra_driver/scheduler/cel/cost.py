@@ -197,6 +197,8 @@ def cost_of_call(function: str, overload: str) -> Cost:
 def cost_of_equality(left: object, right: object, negated: bool) -> int:
     """The cost of ``==`` and ``!=``. With ``==`` values of Kubernetes' types cost 1, whatever their size."""
     kind = type(left)
+    if isinstance(left, str) and isinstance(right, str):
+        return _traversal(min(len(left), len(right)))
     if not negated and (kind in _UNIT_EQUALITY or kind.__module__ == "ipaddress"):
         return 1
     return _minimum((left, right), None)

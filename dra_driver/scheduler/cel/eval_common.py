@@ -4,9 +4,10 @@
 them: how a selection, an operator and a call is evaluated and whether its cost is charged. Results and errors are the
 same in both."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+
+from msgspec import Struct
 
 from dra_driver.scheduler.cel import wellknown
 from dra_driver.scheduler.cel.cost import LIST, MAP, MESSAGE, SELECT
@@ -25,7 +26,7 @@ from dra_driver.scheduler.cel.ir import (
     OrElse,
     Qualifier,
 )
-from dra_driver.scheduler.cel.operators import check_key, unwrapped
+from dra_driver.scheduler.cel.operators import check_key, find, lookup, unwrapped
 from dra_driver.scheduler.cel.values import (
     LISTS,
     MISSING,
@@ -47,13 +48,10 @@ UNSET: Final = object()
 """The value of an accumulator's slot before the first read."""
 
 
-class Failure:
+class Failure(Struct, eq=False):
     """The value of an accumulator's slot after a failed step; reading it raises the error."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: EvalError) -> None:
-        self.error = error
+    error: EvalError
 
 
 def truth(value: object) -> bool:
@@ -181,7 +179,7 @@ Selection = tuple[Callable[[Env, object], object], Callable[[Env, object], objec
 """How a qualifier is applied to (environment, target): the value or EvalError; the value or MISSING; is it optional."""
 
 
-class ClosureBuilder(ABC):
+class ClosureBuilder:
     """Builds the closure of each IR node of one expression. Not reused.
 
     The method for a node class is ``_`` and the class name in lower case. ``initial`` holds the closures of the first
@@ -198,9 +196,19 @@ class ClosureBuilder(ABC):
 
     # --- what an evaluator overrides
 
-    @abstractmethod
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
         """How a field or key of an operand is selected."""
+
+        def select(env: Env, target: object) -> object:
+            return lookup(target, key_of(env))
+
+        def select_present(env: Env, target: object) -> object:
+            return find(target, key_of(env))
+
+        def test(env: Env, target: object) -> object:
+            return find(target, key_of(env)) is not MISSING
+
+        return test if qualifier.test else select, select_present, qualifier.optional
 
     def _shortcut(self, _node: Chain) -> Closure | None:
         """A faster closure for a chain, None for the general one."""

@@ -6,10 +6,10 @@ compared with a constant, ``&&`` of two) have closures of their own, because the
 
 from typing import Final
 
-from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Failure, Selection, decided
-from dra_driver.scheduler.cel.ir import Chain, Constant, Equality, Invoke, IrNode, Logic, Qualifier
-from dra_driver.scheduler.cel.operators import equal, find, lookup
-from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError, reset_work
+from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Failure, decided
+from dra_driver.scheduler.cel.ir import Chain, Constant, Equality, Invoke, IrNode, Logic
+from dra_driver.scheduler.cel.operators import differs, equal
+from dra_driver.scheduler.cel.values import AbortedError, EvalError, reset_work
 
 _QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 
@@ -48,18 +48,6 @@ class FastBuilder(ClosureBuilder):
 
         return attribute
 
-    def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
-        def select(env: Env, target: object) -> object:
-            return lookup(target, key_of(env))
-
-        def select_present(env: Env, target: object) -> object:
-            return find(target, key_of(env))
-
-        def test(env: Env, target: object) -> object:
-            return find(target, key_of(env)) is not MISSING
-
-        return test if qualifier.test else select, select_present, qualifier.optional
-
     # --- operators and calls
 
     def _logic(self, node: Logic) -> Closure:
@@ -91,17 +79,8 @@ class FastBuilder(ClosureBuilder):
         left, right = self.build(node.left), self.build(node.right)
         if isinstance(node.right, Constant) and type(node.right.value) is str:
             return _equals_text(left, node.right.value, node.negated)
-        if not node.negated:
-            return lambda env: equal(left(env), right(env))
-
-        def differs(env: Env) -> bool:
-            one, two = left(env), right(env)
-            try:
-                return not equal(one, two)
-            except EvalError:
-                return True
-
-        return differs
+        compare = differs if node.negated else equal
+        return lambda env: compare(left(env), right(env))
 
     def _invoke(self, node: Invoke) -> Closure:
         folded = self._folded(node)
@@ -147,16 +126,11 @@ def _equals_text(left: Closure, text: str, negated: bool) -> Closure:
         value = left(env)
         return value == text if type(value) is str else equal(value, text)
 
-    def differs(env: Env) -> bool:
+    def other(env: Env) -> bool:
         value = left(env)
-        if type(value) is str:
-            return bool(value != text)
-        try:
-            return not equal(value, text)
-        except EvalError:
-            return True
+        return value != text if type(value) is str else differs(value, text)
 
-    return differs if negated else same
+    return other if negated else same
 
 
 def _raised(failure: Failure) -> Closure:

@@ -5,21 +5,20 @@ goes on with a failed accumulator, and every step is charged whether it failed o
 step where the order changes nothing. `eval_fast` evaluates expressions that cannot reach the limit.
 """
 
+from msgspec import Struct
+
 from dra_driver.scheduler.cel import cost as c
 from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Selection
 from dra_driver.scheduler.cel.ir import Equality, Invoke, Qualifier
-from dra_driver.scheduler.cel.operators import equal, find, lookup
+from dra_driver.scheduler.cel.operators import differs, equal
 from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError
 
 
-class Meter:
+class Meter(Struct, eq=False):
     """The cost so far of one evaluation."""
 
-    __slots__ = ("limit", "spent")
-
-    def __init__(self, limit: int = c.COST_LIMIT) -> None:
-        self.spent = 0
-        self.limit = limit
+    spent: int = 0
+    limit: int = c.COST_LIMIT
 
     def charge(self, amount: int) -> None:
         """Raises AbortedError beyond the limit."""
@@ -41,39 +40,32 @@ class MeteredBuilder(ClosureBuilder):
     # --- chains
 
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
-        def select(env: Env, target: object) -> object:
-            env[1].charge(c.SELECT)
-            return lookup(target, key_of(env))
+        select, select_present, optional = super()._selection(qualifier, key_of)
 
-        def select_present(env: Env, target: object) -> object:
-            value = find(target, key_of(env))
+        def charged(env: Env, target: object) -> object:
+            env[1].charge(c.SELECT)
+            return select(env, target)
+
+        def charged_if_present(env: Env, target: object) -> object:
+            value = select_present(env, target)
             if value is not MISSING:
                 env[1].charge(c.SELECT)
             return value
 
-        def test(env: Env, target: object) -> object:
-            env[1].charge(c.SELECT)
-            return find(target, key_of(env)) is not MISSING
-
-        return test if qualifier.test else select, select_present, qualifier.optional
+        return charged, charged_if_present, optional
 
     # --- operators and calls
 
     def _equality(self, node: Equality) -> Closure:
         operands = [self.build(node.left), self.build(node.right)]
-        negated = node.negated
+        negated, compare = node.negated, differs if node.negated else equal
 
         def compared(env: Env) -> bool:
             values, failed = _arguments(env, operands)
             env[1].charge(c.cost_of_equality(values[0], values[1], negated))
             if failed is not None:
                 raise failed
-            if not negated:
-                return equal(values[0], values[1])
-            try:
-                return not equal(values[0], values[1])
-            except EvalError:
-                return True
+            return compare(values[0], values[1])
 
         return compared
 

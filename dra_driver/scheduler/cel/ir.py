@@ -7,6 +7,8 @@ Folding makes some run-time errors errors of compilation."""
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from dra_driver.scheduler.cel.dispatch import implementation
 from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.libraries.strings import pattern
@@ -43,28 +45,22 @@ class Qualifier(NamedTuple):
     test: bool = False
 
 
-class Chain:
+class Chain(Struct, eq=False):
     """A variable (``slot``) or another node (``base``), and the selections from it."""
 
-    __slots__ = ("base", "qualifiers", "slot", "test")
-
-    def __init__(self, slot: int, base: "IrNode | None") -> None:
-        self.slot = slot
-        self.base = base
-        self.qualifiers: list[Qualifier] = []
-        self.test = False
+    slot: int
+    base: "IrNode | None"
+    qualifiers: list[Qualifier] = []
+    test: bool = False
 
 
-class Choice:
+class Choice(Struct, eq=False):
     """``condition ? yes : no``; qualifiers that follow apply to both."""
 
-    __slots__ = ("condition", "no", "test", "yes")
-
-    def __init__(self, condition: "IrNode", yes: "Chain | Choice", no: "Chain | Choice") -> None:
-        self.condition = condition
-        self.yes = yes
-        self.no = no
-        self.test = False
+    condition: "IrNode"
+    yes: "Chain | Choice"
+    no: "Chain | Choice"
+    test: bool = False
 
 
 class Logic(NamedTuple):
@@ -190,13 +186,10 @@ class IrBuilder:
     def _select(self, node: Select) -> IrNode:
         if node.variable is not None:
             return self._named(node.variable)
-        chain = self._chained(self.build(node.operand))
+        chain = _chained(self.build(node.operand))
         chain.test = chain.test or node.test
         _qualify(chain, Qualifier(Constant(node.field), False, node.test))
         return chain
-
-    def _chained(self, built: IrNode) -> Chain | Choice:
-        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
 
     # --- calls
 
@@ -212,17 +205,14 @@ class IrBuilder:
         return Logic(node.function == "_||_", tuple(arguments))
 
     def _conditional(self, _node: Call, arguments: list[IrNode]) -> IrNode:
-        return Choice(arguments[0], self._side(arguments[1]), self._side(arguments[2]))
-
-    def _side(self, built: IrNode) -> Chain | Choice:
-        """A side of ``?:`` is resolved, not evaluated: ``has()`` there counts as its chain, as in cel-go."""
-        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
+        # A side is resolved, not evaluated: ``has()`` there counts as its chain, as in cel-go.
+        return Choice(arguments[0], _chained(arguments[1]), _chained(arguments[2]))
 
     def _equality(self, node: Call, arguments: list[IrNode]) -> IrNode:
         return Equality(node.function == "_!=_", arguments[0], arguments[1])
 
     def _index(self, node: Call, arguments: list[IrNode]) -> IrNode:
-        chain, key = self._chained(arguments[0]), arguments[1]
+        chain, key = _chained(arguments[0]), arguments[1]
         if isinstance(key, Constant):
             try:
                 check_key(key.value)
@@ -302,6 +292,10 @@ class IrBuilder:
     def _slot(self) -> int:
         self.slots += 1
         return self.slots - 1
+
+
+def _chained(built: IrNode) -> Chain | Choice:
+    return built if isinstance(built, Chain | Choice) else Chain(-1, built)
 
 
 def _qualify(chain: Chain | Choice, qualifier: Qualifier) -> None:

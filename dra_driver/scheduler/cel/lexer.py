@@ -11,6 +11,8 @@ strings must be Unicode scalar values.
 import re
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.scheduler.cel.syntax import Call, Expr, Literal, Select
 from dra_driver.scheduler.cel.values import UInt
@@ -18,14 +20,11 @@ from dra_driver.scheduler.cel.values import UInt
 _SHOWN_WIDTH: Final = 160
 
 
-class SourceText:
+class SourceText(Struct, eq=False):
     """One expression during its compilation, by one thread. ``copied`` counts nodes that macros have copied."""
 
-    __slots__ = ("copied", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.copied = 0
+    text: str
+    copied: int = 0
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a character, both from 1."""

@@ -113,6 +113,14 @@ def equal(a: object, b: object) -> bool:
     return go_equal(a, b)
 
 
+def differs(a: object, b: object) -> bool:
+    """``a != b``. Values that cannot be compared differ."""
+    try:
+        return not equal(a, b)
+    except EvalError:
+        return True
+
+
 def go_equal(a: object, b: object) -> bool:
     """Go's ``a.Equal(b)``. Unlike ``==`` it has no special case for null on the right."""
     kind = type(a)

@@ -36,7 +36,6 @@ from dra_driver.scheduler.cel.signatures import LACKS_NONE
 from dra_driver.scheduler.cel.syntax import Variable
 from dra_driver.scheduler.cel.values import (
     AbortedError,
-    CelMap,
     DomainMap,
     EvalError,
     StringMap,
@@ -121,13 +120,16 @@ _LISTS: Final[Mapping[str, Function]] = {
 
 
 def _by_domain(driver: str, values: Mapping[str, object]) -> DomainMap:
-    domains: dict[str, CelMap] = {}
+    domains: dict[object, object] = {}
     for name, value in values.items():
         domain, separator, identifier = name.partition("/")
         if not separator:
             domain, identifier = driver, name
-        domains.setdefault(domain, StringMap({})).data[identifier] = value
-    return DomainMap(dict(domains.items()))
+        held = domains.get(domain)
+        if not isinstance(held, StringMap):
+            held = domains[domain] = StringMap({})
+        held.data[identifier] = value
+    return DomainMap(domains)
 
 
 MAX_LENGTH: Final = 10 * 1024

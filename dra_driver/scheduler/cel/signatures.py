@@ -74,25 +74,8 @@ _[_] -s optional_map_index_value opt(map(K,V)) K -> opt(V)
 _||_ -s logical_or bool bool -> bool
 cel.@mapInsert -f @mapInsert_map_key_value map(K,V) K V -> map(K,V)
 cel.@mapInsert -b @mapInsert_map_map map(K,V) map(K,V) -> map(K,V)
-# conversions and size
-bool -u bool_to_bool bool -> bool
-bool -u string_to_bool string -> bool
-bytes -u bytes_to_bytes bytes -> bytes
-bytes -u string_to_bytes string -> bytes
-double -u double_to_double double -> double
-double -u int64_to_double int -> double
-double -u string_to_double string -> double
-double -u uint64_to_double uint -> double
-duration -u duration_to_duration duration -> duration
-duration -u int64_to_duration int -> duration
-duration -u string_to_duration string -> duration
+# size
 dyn -s to_dyn A -> dyn
-int -u int64_to_int64 int -> int
-int -u double_to_int64 double -> int
-int -u duration_to_int64 duration -> int
-int -u string_to_int64 string -> int
-int -u timestamp_to_int64 timestamp -> int
-int -u uint64_to_int64 uint -> int
 size -s size_bytes bytes -> int
 size .s bytes_size bytes -> int
 size -s size_list list(A) -> int
@@ -101,24 +84,7 @@ size -s size_map map(A,B) -> int
 size .s map_size map(A,B) -> int
 size -s size_string string -> int
 size .s string_size string -> int
-string -u string_to_string string -> string
-string -u bool_to_string bool -> string
-string -u bytes_to_string bytes -> string
-string -u double_to_string double -> string
-string -u duration_to_string duration -> string
-string -u int64_to_string int -> string
-string -u timestamp_to_string timestamp -> string
-string -u uint64_to_string uint -> string
-string -u ip_to_string IP -> string
-string -u cidr_to_string CIDR -> string
-timestamp -u timestamp_to_timestamp timestamp -> timestamp
-timestamp -u int64_to_timestamp int -> timestamp
-timestamp -u string_to_timestamp string -> timestamp
 type -s type A -> type(A)
-uint -u uint64_to_uint64 uint -> uint
-uint -u double_to_uint64 double -> uint
-uint -u int64_to_uint64 int -> uint
-uint -u string_to_uint64 string -> uint
 # strings and regular expressions
 charAt .b string_char_at_int string int -> string
 contains .b contains_string string string -> bool
@@ -251,6 +217,17 @@ getSeconds .u duration_to_seconds duration -> int
 """
 
 _ORDERED: Final = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
+_CONVERSIONS: Final = {
+    "bool": "bool string",
+    "bytes": "bytes string",
+    "double": "double int string uint",
+    "duration": "duration int string",
+    "int": "int double duration string timestamp uint",
+    "string": "string bool bytes double duration int timestamp uint IP CIDR",
+    "timestamp": "timestamp int string",
+    "uint": "uint double int string",
+}
+_WORDS: Final = {"int": "int64", "uint": "uint64", "IP": "ip", "CIDR": "cidr"}
 _COMPARISONS: Final = {"_<_": "less", "_<=_": "less_equals", "_>_": "greater", "_>=_": "greater_equals"}
 _COMPARED: Final = (
     "bool=bool int64=int int64_double=int,double int64_uint64=int,uint uint64=uint uint64_double=uint,double"
@@ -262,19 +239,8 @@ _TIME_PARTS: Final = (
     " getDayOfWeek=day_of_week getHours=hours getMinutes=minutes getSeconds=seconds getMilliseconds=milliseconds"
 )
 FORMATS: Final = (
-    "byte",
-    "date",
-    "datetime",
-    "dns1035Label",
-    "dns1035LabelPrefix",
-    "dns1123Label",
-    "dns1123LabelPrefix",
-    "dns1123Subdomain",
-    "dns1123SubdomainPrefix",
-    "labelValue",
-    "qualifiedName",
-    "uri",
-    "uuid",
+    *("byte", "date", "datetime", "dns1035Label", "dns1035LabelPrefix", "dns1123Label", "dns1123LabelPrefix"),
+    *("dns1123Subdomain", "dns1123SubdomainPrefix", "labelValue", "qualifiedName", "uri", "uuid"),
 )
 """Names of ``format.NAME()``."""
 
@@ -312,6 +278,10 @@ def _overload(line: str) -> Overload:
 
 def _templated() -> list[str]:
     lines = []
+    for target, sources in _CONVERSIONS.items():
+        for source in sources.split():
+            identifier = f"{_WORDS.get(source, source)}_to_{_WORDS.get(target, target)}"
+            lines.append(f"{target} -u {identifier} {source} -> {target}")
     for operator, word in _COMPARISONS.items():
         for pair in _COMPARED.split():
             suffix, _, types = pair.partition("=")

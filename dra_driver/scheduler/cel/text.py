@@ -2,10 +2,12 @@
 
 import math
 import re
-from decimal import Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.scheduler.cel.values import Duration, EvalError, Timestamp
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 _NS: Final = 10**9
 _UNITS: Final = {
@@ -33,7 +35,7 @@ def double_text(value: float) -> str:
     """``%g`` with the fewest digits that parse to the same value."""
     if not math.isfinite(value):
         return _special(value)
-    number = Decimal(repr(value)).normalize()
+    number = _decimal(value)
     exponent = number.adjusted()
     if not value or -4 <= exponent < 6:
         return plain_double_text(value)
@@ -45,7 +47,13 @@ def double_text(value: float) -> str:
 
 def plain_double_text(value: float) -> str:
     """The fewest digits without an exponent."""
-    return f"{Decimal(repr(value)):f}".removesuffix(".0") if math.isfinite(value) else _special(value)
+    return f"{_decimal(value):f}" if math.isfinite(value) else _special(value)
+
+
+def _decimal(value: float) -> "Decimal":
+    from decimal import Decimal  # noqa: PLC0415  only for doubles in texts
+
+    return Decimal(repr(value)).normalize()
 
 
 def _special(value: float) -> str:

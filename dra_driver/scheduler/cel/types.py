@@ -8,21 +8,24 @@ where two types must be the same.
 from functools import lru_cache
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
 _DYNAMIC: Final = frozenset({"dyn", "any"})
 _NULLABLE: Final = frozenset({"opaque", "struct", "any", "duration", "timestamp"})
 
 
-class Type:
-    """One type term, immutable. ``kind`` is the group (``struct`` for all objects), ``name`` the type in the group."""
+class Type(Struct, frozen=True, eq=False):
+    """One type term. ``kind`` is the group (``struct`` for all objects), ``name`` the type in the group."""
 
-    __slots__ = ("generic", "kind", "name", "nullable", "parameters")
+    kind: str
+    name: str
+    parameters: "tuple[Type, ...]" = ()
+    nullable: bool = False
+    generic: bool = False
 
-    def __init__(self, kind: str, name: str, parameters: "tuple[Type, ...]" = (), nullable: bool = False) -> None:
-        self.kind = kind
-        self.name = name
-        self.parameters = parameters
-        self.nullable = nullable
-        self.generic: bool = kind == "param" or any(p.generic for p in parameters)
+    def __post_init__(self) -> None:
+        force_setattr(self, "generic", self.kind == "param" or any(p.generic for p in self.parameters))
 
     def __str__(self) -> str:
         name = f"wrapper({self.name})" if self.nullable else self.name

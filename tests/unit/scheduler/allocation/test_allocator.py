@@ -79,26 +79,25 @@ def test_too_few_devices_are_found_without_trying_combinations() -> None:
     assert allocate(claim("c", exactly(count=20)), slices=[many], held=held) is None
 
 
-def test_an_exponential_search_ends_with_an_error() -> None:
-    """The error names the request and says what shortens the search."""
+def search_without_end(limits: Limits) -> None:
+    """Two requests with unique boards and a third one that no device satisfies: every combination is tried."""
     many = resource_slice("a", *[gpu(f"gpu-{index}", board=str(index // 2)) for index in range(60)])
     unique = [{"distinctAttribute": f"{DRIVER}/board"}]
     wanted = claim("c", exactly("x", count=15), exactly("y", count=15), constraints=unique)
     never = claim("d", exactly("z", f'{A}.type == "never"'))
-    allocator = Allocator(slices=[many], classes=[device_class()], allocated=[], limits=Limits(steps=5000))
+    Allocator(slices=[many], classes=[device_class()], allocated=[], limits=limits).allocate(node("a"), [wanted, never])
+
+
+def test_an_exponential_search_ends_with_an_error() -> None:
+    """The error names the request and says what shortens the search."""
     with pytest.raises(
         AllocationError, match=r"claim default/., request [xyz]: no answer after 5000 checks of devices"
     ):
-        allocator.allocate(node("a"), [wanted, never])
+        search_without_end(Limits(steps=5000))
 
 
 def test_a_search_ends_after_its_timeout() -> None:
     """Few steps may take long with a slow selector; the clock limits them."""
-    many = resource_slice("a", *[gpu(f"gpu-{index}", board=str(index // 2)) for index in range(60)])
     moments = iter(range(10**9))
-    limits = Limits(timeout_s=3, clock=lambda: next(moments))
-    allocator = Allocator(slices=[many], classes=[device_class()], allocated=[], limits=limits)
-    unique = [{"distinctAttribute": f"{DRIVER}/board"}]
-    wanted = claim("c", exactly("x", count=15), exactly("y", count=15), constraints=unique)
     with pytest.raises(AllocationError, match="no answer after 3 s"):
-        allocator.allocate(node("a"), [wanted, claim("d", exactly("z", f'{A}.type == "never"'))])
+        search_without_end(Limits(timeout_s=3, clock=lambda: next(moments)))

@@ -1,36 +1,33 @@
 """Expressions over named variables."""
 
-from typing import Any
-
 import pytest
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.scheduler.cel import Expression, value_of
 
 
-def value(text: str, **variables: Any) -> Any:
+def value(text: str, **variables: object) -> object:
     given = {name: value_of(item) for name, item in variables.items()}
     return Expression(text, list(variables)).evaluate(given)
 
 
-def test_variables_are_read_by_their_names() -> None:
-    assert value("object.a + request.b", object={"a": 1}, request={"b": 2}) == 3
-
-
-def test_a_result_may_be_of_any_type() -> None:
-    assert value("object.map(k, k + '!')", object={"a": 1}) == ["a!"]
-
-
-def test_loops_beside_variables_have_slots_of_their_own() -> None:
-    assert value("a.map(x, b.map(y, x * y))", a=[1, 2], b=[3]) == [[3], [6]]
-
-
-def test_a_variable_of_a_loop_hides_one_of_the_same_name() -> None:
-    assert value("[x.inner].map(x, x + 1)", x={"inner": 1}) == [2]
-
-
-def test_null_and_absent_are_told_apart() -> None:
-    assert value("[has(o.a), has(o.b), o.?b.hasValue(), o.a == null]", o={"a": None}) == [True, False, False, True]
+@pytest.mark.parametrize(
+    ("text", "variables", "expected"),
+    [
+        pytest.param("object.a + request.b", {"object": {"a": 1}, "request": {"b": 2}}, 3, id="read by their names"),
+        pytest.param("object.map(k, k + '!')", {"object": {"a": 1}}, ["a!"], id="a result of any type"),
+        pytest.param("a.map(x, b.map(y, x * y))", {"a": [1, 2], "b": [3]}, [[3], [6]], id="slots of loops"),
+        pytest.param("[x.inner].map(x, x + 1)", {"x": {"inner": 1}}, [2], id="hidden by a variable of a loop"),
+        pytest.param(
+            "[has(o.a), has(o.b), o.?b.hasValue(), o.a == null]",
+            {"o": {"a": None}},
+            [True, False, False, True],
+            id="null and absent",
+        ),
+    ],
+)
+def test_variables_have_their_values(text: str, variables: dict[str, object], expected: object) -> None:
+    assert value(text, **variables) == expected
 
 
 def test_unknown_names_do_not_compile() -> None:
@@ -50,5 +47,5 @@ def test_the_cost_of_one_call_is_limited() -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(2**63, "double"), (2**63 - 1, "int"), (True, "bool"), (0.5, "double")])
-def test_numbers_have_the_types_of_kubernetes(number: Any, kind: str) -> None:
+def test_numbers_have_the_types_of_kubernetes(number: object, kind: str) -> None:
     assert value(f"type(o) == {kind}", o=number) is True
