@@ -10,7 +10,6 @@ from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
 from dra_driver.diagnose.doctor.facts import (
     DRIVER_NAME,
-    NODE_DAEMONSET,
     ClusterFacts,
     at,
     dicts,
@@ -34,7 +33,8 @@ _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra
 @check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
 def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
-    allowed = _is_allowed(facts)
+    own = facts.node_daemonsets if facts.knows(fact.DAEMONSETS) else []
+    allowed = bool(own) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in own)
     found = [(node, offers) for node in facts.items("nodes") if (offers := plugin_offers(node))]
     for node, offers in found:
         if name_of(node) not in wanted:
@@ -53,11 +53,6 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
         elsewhere = [name_of(node) for node, _ in found]
         seen = f"no node of the driver has a device plugin{f'; it is on {listed(elsewhere)}' if elsewhere else ''}"
         yield ok(seen, "cluster")
-
-
-def _is_allowed(facts: ClusterFacts) -> bool:
-    daemonsets = [item for item in facts.items_or_none(fact.DAEMONSETS) if name_of(item) == NODE_DAEMONSET]
-    return bool(daemonsets) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in daemonsets)
 
 
 @check("two-installations", Layer.SECOND_PUBLISHER, "a second installation")
