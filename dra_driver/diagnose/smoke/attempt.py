@@ -19,7 +19,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.finding import Layer, Status, ok
 from dra_driver.diagnose.smoke.judge import (
-    Problem,
+    TryProblem,
     compared,
     hopeless,
     is_over,
@@ -202,7 +202,7 @@ class Attempt:
 
     # --- removing ---
 
-    def _removed(self, patience_s: float) -> Problem | None:
+    def _removed(self, patience_s: float) -> TryProblem | None:
         """Deletes pod, Job and claim, and waits until the node has given the device back."""
         if not self._deleted():
             return None
@@ -213,7 +213,7 @@ class Attempt:
             if tools.clock() > until:
                 self.left += remaining
                 message = f"{' and '.join(remaining)}: still there {patience_s:.0f} s after deletion"
-                return Problem(Layer.RELEASE, message)
+                return TryProblem(Layer.RELEASE, message)
             tools.sleep(_pause_s(tools.clock() - begin))
         return None
 
