@@ -1,17 +1,28 @@
 """Evicts one pod through the eviction API, after a last look at the pod and at its device."""
 
-from typing import Protocol
+import random
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from dra_driver.controller.fleet import slice_view
 from dra_driver.controller.pending_evictions import PendingEviction, PodRef
+from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
 from dra_driver.kube.objects.core import Pod
 from dra_driver.kube.shapes import read
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
+OPTED_OUT_S: Final = 30.0
+"""How long until a pod that has opted out is read again."""
+
+
+def retries() -> Backoff:
+    """The pauses between attempts to evict one pod."""
+    return Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
 
 
 class EvictionRequests(Creator, Protocol):

@@ -6,7 +6,6 @@ One turn of the loop applies the eviction limit and the pace (`brake`), and evic
 """
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +15,7 @@ from msgspec import Struct, field
 
 from dra_driver.controller.brake import BrakeRules, BrakeState, Pace, brake_state
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict, look
+from dra_driver.controller.eviction_api import OPTED_OUT_S, EvictionOutcome, EvictionRequests, evict, look, retries
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.fleet import SliceView, fleet_of
 from dra_driver.controller.pending_evictions import PendingEviction, SpecialClaim, pending_evictions
@@ -28,9 +27,6 @@ from dra_driver.core.worker import Worker
 log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "evictions"
-FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
-OPTED_OUT_S: Final = 30.0
-"""How long until a pod that has opted out is read again."""
 # Changes come in groups: a GPU has up to 50 devices. The copies are looked at once per group.
 SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
@@ -54,9 +50,7 @@ class _Tries(Struct):
     """Of one pod: when the next try is due (s, monotonic), and the pauses between them."""
 
     not_before_s: float = 0.0
-    backoff: Backoff = field(
-        default_factory=lambda: Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
-    )
+    backoff: Backoff = field(default_factory=retries)
 
 
 class Evictions:

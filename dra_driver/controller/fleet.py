@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
 from dra_driver.core.time import parse_time
-from dra_driver.kube.objects.resource import Device, DeviceTaint, ResourceSlice, ResourceSliceSpec
+from dra_driver.kube.objects.resource import Device, ResourceSlice, ResourceSliceSpec
 from dra_driver.kube.shapes import read
 
 NO_EXECUTE: Final = "NoExecute"
@@ -85,8 +85,11 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
 
 def _tainted(spec: ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice]:
     for device in spec.devices:
-        found = (_evicting(taint) for taint in device.taints)
-        taints = tuple(taint for taint in found if taint is not None)
+        taints = tuple(
+            EvictingTaint(key=taint.key, value=taint.value, added=added)
+            for taint in device.taints
+            if taint.effect == NO_EXECUTE and (added := parse_time(taint.time_added)) is not None
+        )
         if taints:
             yield TaintedDevice(
                 pool=spec.pool.name,
@@ -96,13 +99,6 @@ def _tainted(spec: ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice
                 taints=taints,
                 grace_s=_grace_s(device),
             )
-
-
-def _evicting(taint: DeviceTaint) -> EvictingTaint | None:
-    added = parse_time(taint.time_added)
-    if taint.effect != NO_EXECUTE or added is None:
-        return None
-    return EvictingTaint(key=taint.key, value=taint.value, added=added)
 
 
 def _grace_s(device: Device) -> int | None:

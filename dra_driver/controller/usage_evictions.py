@@ -7,7 +7,6 @@ evictions and a brake (`usage_requests`); then the claim is read again.
 """
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -16,7 +15,7 @@ from msgspec import Struct, field
 
 from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict
+from dra_driver.controller.eviction_api import OPTED_OUT_S, EvictionOutcome, EvictionRequests, evict, retries
 from dra_driver.controller.eviction_events import UsageEvictionEvents
 from dra_driver.controller.pending_evictions import PodRef
 from dra_driver.controller.usage_requests import FRESH_S, CaseKey, NodeUse, UsageEvictionRequest, is_braked, usage_cases
@@ -29,8 +28,6 @@ from dra_driver.core.worker import Worker
 log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "usage-evictions"
-FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
-OPTED_OUT_S: Final = 30.0
 SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
 
@@ -56,9 +53,7 @@ class _Open(Struct):
     announced_s: float
     not_before_s: float
     told: set[str] = field(default_factory=set)
-    backoff: Backoff = field(
-        default_factory=lambda: Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
-    )
+    backoff: Backoff = field(default_factory=retries)
 
 
 class UsageEvictions:

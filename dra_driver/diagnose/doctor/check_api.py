@@ -58,17 +58,12 @@ def minor_of(version: str) -> int | None:
 
 @check("api-server-answers", Layer.API_SERVER, "an API server that answers")
 def _answers(facts: ClusterFacts) -> Iterator[Finding]:
-    found = facts.answers.get(fact.VERSION)
-    address = text(facts.answers.get(fact.SERVER), "address")
+    found, server = facts.answers.get(fact.VERSION), facts.answers.get(fact.SERVER)
+    address = text(server, "address")
     subject = "api-server" + (f" {address}" if address else "")
-    if (
-        isinstance(found, Unanswered)
-        and facts.answers.get(fact.SERVER)
-        and not isinstance(facts.answers.get(fact.SERVER), Unanswered)
-    ):
+    if isinstance(found, Unanswered) and server and not isinstance(server, Unanswered):
         yield fail(found.seen, "an answer to GET /version", found.fix, subject)
-        return
-    if facts.knows(fact.SERVER):
+    elif facts.knows(fact.SERVER):
         yield ok("answers", subject)
 
 

@@ -235,7 +235,8 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
         )
     wanted = facts.driver_nodes
     for pod in facts.items(fact.VISIBLE_DEVICES):
-        if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or _is_of_driver(pod):
+        is_of_driver = text(pod, "metadata", "labels", COMPONENT) == "node" or text(pod, "owner") == "DaemonSet"
+        if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or is_of_driver:
             continue
         yield warn(
             f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
@@ -244,10 +245,6 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
             "Where NVIDIA's runtime is the default of the node, this pod has GPUs that others were given: use a claim.",
             subject_of("pod", pod),
         )
-
-
-def _is_of_driver(pod: Wire) -> bool:
-    return text(pod, "metadata", "labels", COMPONENT) == "node" or text(pod, "owner") == "DaemonSet"
 
 
 _GPU_LEFT_OUT: Final = "GpuLeftOut"

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
@@ -29,17 +27,10 @@ from dra_driver.diagnose.doctor.views import (
 )
 from dra_driver.kube.published.names import TYPE_MIG
 from dra_driver.kube.state import Wire
-from dra_driver.scheduler.cel import DeviceView, Program, compile_selector
+from dra_driver.scheduler.cel import DeviceView, compile_selector
 
 MOST_DEVICES: Final = 5000
 """Devices on which a class is tried; the nodes of a fleet repeat each other."""
-
-
-class ClassMatch(Struct, frozen=True, kw_only=True):
-    """How often a class matched of the devices it was tried on; ``problem`` is why it cannot be evaluated."""
-
-    matched: bool = False
-    problem: str = ""
 
 
 @check("classes-present", Layer.CLASSES, "the DeviceClasses of the driver")
@@ -74,17 +65,20 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
         name = name_of(item)
         if not is_for(item, drivers) and name not in (WHOLE, PARTITIONS):
             continue
-        match = match_of(item, views)
-        if match.problem:
+        try:
+            programs = [compile_selector(expression) for expression in expressions(item)]
+            matches = any(all(program.evaluate(view) for program in programs) for view in views)
+        except (CelSyntaxError, CelEvaluationError) as error:
             yield fail(
-                f"its selector cannot be evaluated: {match.problem}",
+                f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}",
                 "selectors that hold for every device",
                 "kubectl dra lint class.yaml says where; one such error ends the scheduling of a pod on all nodes.",
                 f"class/{name}",
             )
-        elif not match.matched and (name == WHOLE or name in used):
+            continue
+        if not matches and (name == WHOLE or name in used):
             yield _no_match(item, facts, used.get(name, ()), drivers)
-        elif match.matched and name == WHOLE:
+        elif matches and name == WHOLE:
             yield ok("selects published devices", f"class/{name}")
 
 
@@ -142,18 +136,6 @@ def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
     return found[:MOST_DEVICES]
 
 
-def match_of(item: Wire, views: Sequence[DeviceView]) -> ClassMatch:
-    try:
-        programs = [compile_selector(expression) for expression in expressions(item)]
-        return ClassMatch(matched=any(_holds(programs, view) for view in views))
-    except (CelSyntaxError, CelEvaluationError) as error:
-        return ClassMatch(problem=" ".join(str(error).split())[:300])
-
-
-def _holds(programs: Sequence[Program], view: DeviceView) -> bool:
-    return all(program.evaluate(view) for program in programs)
-
-
 _JUDGED: Final = {
     "Refused": (
         Status.FAIL,
@@ -178,7 +160,9 @@ _EXPECTED: Final = "a policy that is in force on all GPUs that it selects"
 
 @check("policy-status", Layer.POLICIES, "what became of GpuPolicies")
 def _status(facts: ClusterFacts) -> Iterator[Finding]:
-    nodes = _by_policy(facts)
+    nodes: dict[str, list[tuple[str, NodePolicy]]] = {}
+    for node, told in _told(facts, PolicyOrigin.OBJECT):
+        nodes.setdefault(told.name, []).append((node, told))
     for policy in facts.items(fact.GPU_POLICIES):
         condition = condition_of(policy, "InForce")
         is_current = number(condition, "observedGeneration") >= number(policy, "metadata", "generation")
@@ -222,7 +206,11 @@ def _of_nodes(policy: Wire, told: list[tuple[str, NodePolicy]], facts: ClusterFa
 @check("policy-files", Layer.POLICIES, "what became of policies in files")
 def _files(facts: ClusterFacts) -> Iterator[Finding]:
     """Policies of files (chart value policies) have no object with a status."""
-    for (name, state), nodes in sorted(_files_by_state(facts).items()):
+    found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
+    for node, each in _told(facts, PolicyOrigin.FILE):
+        if each.state in _STATES:
+            found.setdefault((each.name, each.state), []).append((node, each))
+    for (name, state), nodes in sorted(found.items()):
         status, do = _JUDGED[_STATES[state]]
         policy = nodes[0][1]
         yield finding(
@@ -234,22 +222,12 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-def _files_by_state(facts: ClusterFacts) -> dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]]:
-    found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
+def _told(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
+    """What each node says of policies that are objects, or of files."""
     for node, status in facts.gpu_nodes.items():
         for policy in status.policies:
-            if policy.origin is PolicyOrigin.FILE and policy.state in _STATES:
-                found.setdefault((policy.name, policy.state), []).append((node, policy))
-    return found
-
-
-def _by_policy(facts: ClusterFacts) -> dict[str, list[tuple[str, NodePolicy]]]:
-    found: dict[str, list[tuple[str, NodePolicy]]] = {}
-    for node, status in facts.gpu_nodes.items():
-        for policy in status.policies:
-            if policy.origin is PolicyOrigin.OBJECT:
-                found.setdefault(policy.name, []).append((node, policy))
-    return found
+            if policy.origin is origin:
+                yield node, policy
 
 
 EXPORTER: Final = "exporter"

@@ -1,5 +1,6 @@
 """Checks of the driver's ResourceSlices, and for a second publisher: each GPU it offers could be given to two pods."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -10,7 +11,6 @@ from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
 from dra_driver.diagnose.doctor.facts import (
     DRIVER_NAME,
-    NODE_DAEMONSET,
     ClusterFacts,
     at,
     dicts,
@@ -34,7 +34,8 @@ _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra
 @check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
 def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
-    allowed = _is_allowed(facts)
+    own = facts.node_daemonsets if facts.knows(fact.DAEMONSETS) else []
+    allowed = bool(own) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in own)
     found = [(node, offers) for node in facts.items("nodes") if (offers := plugin_offers(node))]
     for node, offers in found:
         if name_of(node) not in wanted:
@@ -53,11 +54,6 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
         elsewhere = [name_of(node) for node, _ in found]
         seen = f"no node of the driver has a device plugin{f'; it is on {listed(elsewhere)}' if elsewhere else ''}"
         yield ok(seen, "cluster")
-
-
-def _is_allowed(facts: ClusterFacts) -> bool:
-    daemonsets = [item for item in facts.items_or_none(fact.DAEMONSETS) if name_of(item) == NODE_DAEMONSET]
-    return bool(daemonsets) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in daemonsets)
 
 
 @check("two-installations", Layer.SECOND_PUBLISHER, "a second installation")
@@ -102,28 +98,25 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
 @check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
 def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
     """The same UUID in two pools of one node."""
-    publishers: dict[tuple[str, str], set[str]] = {}
     by_place: dict[str, dict[str, list[Wire]]] = {}
     for item in facts.items("slices"):
         place = f"driver {text(item, 'spec', 'driver')}, pool {text(item, 'spec', 'pool', 'name')}"
         by_place.setdefault(text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
-    for node, places in by_place.items():
-        if len(places) > 1:  # most nodes have one pool, and their thousands of devices need no look
-            for place, items in places.items():
-                for uuid in {found for item in items for found in _uuids(item)}:
-                    publishers.setdefault((node, uuid), set()).add(place)
-    by_node: dict[tuple[str, tuple[str, ...]], int] = {}
-    for (node, _), offered_by in publishers.items():
-        if len(offered_by) > 1:
-            key = (node, tuple(sorted(offered_by)))
-            by_node[key] = by_node.get(key, 0) + 1
-    for (node, pools), count in sorted(by_node.items()):
-        yield fail(
-            f"{count} GPUs are published twice: {'; '.join(pools)}",
-            "each GPU in one pool",
-            "Stop one of the two drivers on this node; then delete its ResourceSlices.",
-            f"node/{node}",
-        )
+    for node, places in sorted(by_place.items()):
+        if len(places) < 2:
+            continue  # most nodes have one pool, and their thousands of devices need no look
+        publishers: dict[str, list[str]] = {}
+        for place, items in sorted(places.items()):
+            for uuid in {found for item in items for found in _uuids(item)}:
+                publishers.setdefault(uuid, []).append(place)
+        counts = Counter("; ".join(offered_by) for offered_by in publishers.values() if len(offered_by) > 1)
+        for pools, count in sorted(counts.items()):
+            yield fail(
+                f"{count} GPUs are published twice: {pools}",
+                "each GPU in one pool",
+                "Stop one of the two drivers on this node; then delete its ResourceSlices.",
+                f"node/{node}",
+            )
 
 
 def _uuids(item: Wire) -> set[str]:

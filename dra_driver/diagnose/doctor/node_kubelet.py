@@ -206,11 +206,9 @@ def read_sockets(view: HostView, ask: GetInfo = get_info) -> SocketFacts:
 
 def sockets_in(folder: str) -> list[str]:
     """Paths of the folder's sockets, hidden ones left out as the kubelet does; none for a folder that is missing."""
-    try:
-        found = sorted(os.listdir(folder))  # noqa: PTH208 - names
-    except OSError:
-        return []
-    return [f"{folder}/{name}" for name in found if not name.startswith(".") and is_socket(f"{folder}/{name}")]
+    return [
+        f"{folder}/{name}" for name in names(folder) or () if not name.startswith(".") and is_socket(f"{folder}/{name}")
+    ]
 
 
 def _device_plugins(view: HostView) -> tuple[tuple[str, bool], ...] | None:

@@ -25,6 +25,7 @@ from dra_driver.core.errors import RetryableError
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.core.text import listed
 from dra_driver.core.unix_grpc import CallError, Peer, Service, is_served, shown
+from dra_driver.core.wire import from_wire
 from dra_driver.diagnose.doctor.node_view import CRI_SOCKETS, HostView, is_socket, parse_version
 
 if TYPE_CHECKING:
@@ -113,9 +114,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-_MOST: Final = 16
-
-
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """``socket`` is the host's path, None where none was found among ``tried``. ``denied``: this user may not use it.
 
@@ -171,49 +169,46 @@ def _asked(client: CriClient, facts: RuntimeFacts) -> RuntimeFacts:
         return facts
 
 
+class _Handlers(Struct, frozen=True, rename="camel"):
+    default_runtime_name: str | None = None
+
+
+class _ContainerdConfig(Struct, frozen=True, rename={"cdi": "enableCDI", "cdi_dirs": "cdiSpecDirs"}):
+    cdi: bool | None = None
+    cdi_dirs: tuple[str, ...] | None = None
+    containerd: _Handlers = _Handlers()
+
+
+class _CrioRuntime(Struct, frozen=True):
+    cdi_spec_dirs: tuple[str, ...] | None = None
+    default_runtime: str | None = None
+
+
+class _Crio(Struct, frozen=True):
+    runtime: _CrioRuntime = _CrioRuntime()
+
+
+class _CrioConfig(Struct, frozen=True):
+    crio: _Crio = _Crio()
+
+
 def with_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
     """What containerd's configuration says, as it prints it by CRI. A text of another form tells nothing."""
-    wire = _json_object(config)
-    if not wire:
+    try:
+        wire = json.loads(config)
+        found = from_wire(_ContainerdConfig, wire)
+    except (ValueError, RecursionError):
         return facts
-    handlers = wire.get("containerd")
-    default = handlers.get("defaultRuntimeName") if isinstance(handlers, dict) else None
-    switch, folders = wire.get("enableCDI"), wire.get("cdiSpecDirs")
-    return replace(
-        facts,
-        tells_config=True,
-        cdi=switch if isinstance(switch, bool) else None,
-        cdi_dirs=_texts(folders),
-        default_handler=default if isinstance(default, str) else None,
-    )
+    default = found.containerd.default_runtime_name
+    return replace(facts, tells_config=bool(wire), cdi=found.cdi, cdi_dirs=found.cdi_dirs, default_handler=default)
 
 
 def with_crio_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
     try:
-        table = tomllib.loads(config).get("crio", {}).get("runtime", {})
-    except (tomllib.TOMLDecodeError, AttributeError, RecursionError):
-        return facts
-    if not isinstance(table, dict):
-        return facts
-    default = table.get("default_runtime")
-    return replace(
-        facts,
-        tells_config=True,
-        cdi_dirs=_texts(table.get("cdi_spec_dirs")),
-        default_handler=default if isinstance(default, str) else None,
-    )
-
-
-def _json_object(text: str) -> dict[str, object]:
-    try:
-        found = json.loads(text)
+        found = from_wire(_CrioConfig, tomllib.loads(config)).crio.runtime
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _texts(value: object) -> tuple[str, ...] | None:
-    return tuple(str(each) for each in value[:_MOST]) if isinstance(value, list) else None
+        return facts
+    return replace(facts, tells_config=True, cdi_dirs=found.cdi_spec_dirs, default_handler=found.default_runtime)
 
 
 CONTAINERD, CRIO, DOCKER = "containerd", "cri-o", "docker"

@@ -53,7 +53,8 @@ class ClaimView(Struct, frozen=True, kw_only=True):
         for source, path in (*self.files, ("/proc", "/proc"), ("/sys", "/sys")):
             mounts.bind(source, root / path.lstrip("/"))
         (root / "tmp").mkdir(exist_ok=True)
-        mounts.change_root(root)
+        os.chroot(root)
+        os.chdir("/")
 
 
 class _Calls:

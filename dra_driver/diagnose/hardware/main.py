@@ -11,7 +11,7 @@ from dra_driver.diagnose.hardware.place import load_places, place_flags
 from dra_driver.diagnose.node_settings import add_options
 
 if TYPE_CHECKING:
-    from dra_driver.diagnose.hardware.runner import Run
+    from dra_driver.diagnose.hardware.child import Task
     from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 
 REPORT_FILE: Final = "hardware-check-report.json"
@@ -111,7 +111,11 @@ def run(args: argparse.Namespace) -> int:
 
     child.name_process()
     interrupt_once()  # the checks end, and a GPU is restored
-    reader = _no_driver(no_driver) if no_driver else runner.run
+
+    def without_driver(_task: "Task", _limit_s: float) -> Reading:
+        return Reading(problem=no_driver)  # no process has to be started
+
+    reader = without_driver if no_driver else runner.run
     report = session.run_all(plan, reader, said, surveyed=surveyed)
     if hasher is not None:
         report = HardwareReport.from_wire(hasher.value(report.to_wire()) | {"hashed": True})
@@ -136,13 +140,6 @@ def _replay(path: Path) -> int:
         print(line)
     advise(report)
     return report.exit_status
-
-
-def _no_driver(reason: str) -> "Run":
-    """Answers every reading with the reason: without a driver no process has to be started."""
-    from dra_driver.diagnose.hardware.values import Reading
-
-    return lambda _task, _limit_s: Reading(problem=reason)
 
 
 def _found(survey: "Reading") -> str:

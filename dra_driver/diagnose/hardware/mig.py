@@ -6,7 +6,7 @@ the first one did not get there. The GPU's lock keeps the node process from chan
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -204,13 +204,13 @@ def _restore(backend: NvmlBackend, uuid: GpuUuid, before: Facts) -> None:
             return
 
 
-NOT_RESTORED: Final = "the GPU is not as it was: restore it by hand with nvidia-smi -mig and nvidia-smi mig"
+_NOT_RESTORED: Final = "the GPU is not as it was: restore it by hand with nvidia-smi -mig and nvidia-smi mig"
 
 
 @hardware_check(12, "first MIG instance beside a client", read_first_create, 60.0, BY_OWNER)
 def first_create(facts: Facts, _survey: Facts) -> Finding:
     """Creating works, or is refused with IN_USE while another client has the GPU."""
-    differences = [*_not_restored(facts)]
+    differences = []
     for step in ("mode beside client", "create beside client"):
         answer = facts[step]
         if "error" in answer and answer.get("code") != IN_USE:
@@ -219,18 +219,19 @@ def first_create(facts: Facts, _survey: Facts) -> Finding:
         if "error" in facts[step]:
             differences.append(f"{step}: {_told(facts[step])}, expected success")
     seen = ", ".join(f"{step}: {_told(facts[step])}" for step in ("mode beside client", "create beside client"))
-    return judgement(
+    return _judged(
+        facts,
         differences,
         seen,
         right="IN_USE is tried again while the call has time, and the process that holds the GPU is named",
-        wrong=NOT_RESTORED if any(_not_restored(facts)) else "a partition would fail instead of being tried again",
+        wrong="a partition would fail instead of being tried again",
     )
 
 
 @hardware_check(13, "instance that another process listed", read_subscriptions, 60.0, BY_OWNER)
 def subscriptions(facts: Facts, _survey: Facts) -> Finding:
     """Destroying works, at the latest after the other process has ended."""
-    differences = [*_not_restored(facts)]
+    differences = []
     for step in ("mode", "create"):
         if "error" in facts[step]:
             differences.append(f"{step}: {_told(facts[step])}")
@@ -239,11 +240,12 @@ def subscriptions(facts: Facts, _survey: Facts) -> Finding:
         differences.append(f"destroy beside client: {_told(beside)}, expected success or code {IN_USE}")
     if "error" in alone:
         differences.append(f"destroy alone: {_told(alone)}, expected success")
-    return judgement(
+    return _judged(
+        facts,
         differences,
         f"destroying an instance that a second process has listed: {_told(beside)}; after its end: {_told(alone)}",
         right="two node processes during an update do not block each other for longer than one of them lists",
-        wrong=NOT_RESTORED if any(_not_restored(facts)) else "unpreparing a claim would fail instead of being retried",
+        wrong="unpreparing a claim would fail instead of being retried",
     )
 
 
@@ -251,21 +253,24 @@ def subscriptions(facts: Facts, _survey: Facts) -> Finding:
 def fabric(facts: Facts, _survey: Facts) -> Finding:
     """The fabric is complete again within 30 s after the last instance."""
     timeline = facts["fabric after"]
-    differences = [*_not_restored(facts)]
+    differences = []
     if not timeline or timeline[-1][1] != COMPLETED:
         differences.append(f"the fabric's state after MIG was {timeline}, expected {COMPLETED} (completed)")
-    return judgement(
+    return _judged(
+        facts,
         differences,
         f"fabric states (seconds, state) after the last instance: {timeline}",
         right="a whole GPU after partitions waits this long for the fabric",
-        wrong=NOT_RESTORED if any(_not_restored(facts)) else "CUDA would fail with code 802 on a whole GPU after MIG",
+        wrong="CUDA would fail with code 802 on a whole GPU after MIG",
     )
 
 
-def _not_restored(facts: Facts) -> Iterator[str]:
+def _judged(facts: Facts, differences: Sequence[str], seen: str, *, right: str, wrong: str) -> Finding:
+    """A GPU that was not restored counts more than any other difference."""
     before, after = facts.get("before"), facts.get("after")
     if before != after:
-        yield f"before {before}, afterwards {after or 'unknown'}"
+        differences, wrong = [f"before {before}, afterwards {after or 'unknown'}", *differences], _NOT_RESTORED
+    return judgement(differences, seen, right=right, wrong=wrong)
 
 
 def _told(answer: Facts) -> str:

@@ -64,11 +64,6 @@ def make_node(path: Path, major: int, minor: int) -> None:
     path.chmod(0o666)
 
 
-def change_root(folder: Path) -> None:
-    os.chroot(folder)
-    os.chdir("/")
-
-
 def hide(paths: Iterable[str]) -> list[str]:
     """Cover programs with an empty file, which cannot be executed; returns those that exist."""
     found = [path for path in paths if Path(path).is_file()]

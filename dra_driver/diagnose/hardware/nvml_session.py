@@ -204,7 +204,9 @@ def copies(facts: Facts, _survey: Facts) -> Finding:
     first = sessions[0]
     differences = []
     for number, session in enumerate(sessions, 1):
-        if session["library"] not in session["mapped"] and not _same_name(session):
+        # The linker's path may name the library by its real file.
+        name = "/" + session["library"].rpartition("/")[2]
+        if session["library"] not in session["mapped"] and not any(path.endswith(name) for path in session["mapped"]):
             differences.append(f"session {number} did not load {session['library']}")
         if (session["gpus"], session["driver"]) != (first["gpus"], first["driver"]):
             differences.append(f"session {number} sees other GPUs than session 1")
@@ -221,11 +223,6 @@ def copies(facts: Facts, _survey: Facts) -> Finding:
         right="a driver upgrade is followed without a restart of the node process",
         wrong="after a driver upgrade the node process would use the former library, or fail",
     )
-
-
-def _same_name(session: Facts) -> bool:
-    """The linker's path may name the library by its real file."""
-    return any(path.endswith("/" + session["library"].rpartition("/")[2]) for path in session["mapped"])
 
 
 @hardware_check(11, "nvidia-smi and first calls", read_first_calls, 75.0)

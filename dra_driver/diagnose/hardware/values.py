@@ -259,15 +259,9 @@ def survey_gpus(survey: Facts) -> list[Facts]:
     return [gpu for gpu in survey.get("gpus", ()) if "answers" in gpu]
 
 
-def code_of(answer: Facts) -> int | None:
-    """0 for a value, else NVML's code; None where the binding could not even ask."""
-    return 0 if "value" in answer else answer.get("code")
-
-
 def known(answer: Facts, allowed: Iterable[int]) -> bool:
-    """Whether the answer is a value, or one of the ``allowed`` codes; None counts as a function that is missing."""
-    code = code_of(answer)
-    return code is None or code == 0 or code in set(allowed)
+    """Whether the answer is a value, one of the ``allowed`` codes, or none: the binding could not even ask."""
+    return "value" in answer or answer.get("code") in {None, *allowed}
 
 
 def described(answer: Facts) -> str:

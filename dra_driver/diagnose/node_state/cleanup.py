@@ -191,7 +191,7 @@ def _refusals(state: NodeState) -> Iterator[str]:
             f"{seen}, and {len(state.cdi.claims)} claims have CDI files, so it is not known what is prepared: start "
             "the node process again, delete the pods with GPUs, and try again"
         )
-    held = [entry for entry in (content.entries if content else ()) if not _is_over(state, entry.boot_id)]
+    held = [entry for entry in (content.entries if content else ()) if not state.is_of_earlier_boot(entry)]
     if held:
         yield _prepared(held)
 
@@ -201,11 +201,6 @@ def _prepared(held: Sequence[Entry]) -> str:
     states = "prepared" if all(entry.state is State.PREPARED for entry in held) else "prepared or in work"
     advice = "delete their pods while the node process runs, or drain the node"
     return f"claims are {states}: {names}; {advice}"
-
-
-def _is_over(state: NodeState, boot_id: str) -> bool:
-    """No container outlives a reboot."""
-    return bool(state.boot_id) and boot_id not in ("", state.boot_id)
 
 
 def _changes(state: NodeState) -> Iterator[str]:

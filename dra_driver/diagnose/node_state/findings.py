@@ -9,7 +9,7 @@ from dra_driver.core.model.terms import Strategy
 from dra_driver.core.text import listed
 from dra_driver.diagnose.node_state.state import NodeState
 from dra_driver.hardware.gpu.backend import MIG_MODE
-from dra_driver.node.claims.inspection import AssignedDevice, Entry, State
+from dra_driver.node.claims.inspection import AssignedDevice, State
 
 _SOON: Final = "a node process repairs it within seconds; without one, --repair does"
 _LATER: Final = "a node process repairs it within ten minutes or at its start; without one, --repair does"
@@ -63,9 +63,9 @@ def _journal(state: NodeState) -> Iterator[Finding]:
 
 
 def _claims(state: NodeState) -> Iterator[Finding]:
-    for entry in _entries(state):
+    for entry in state.entries:
         about = f"claim {entry.ref}"
-        if _is_of_earlier_boot(state, entry):
+        if state.is_of_earlier_boot(entry):
             seen = "it was prepared in an earlier boot, so no container of it runs"
             yield _about(about, seen, _LATER)
         elif entry.state is not State.PREPARED and entry.attempt.owner not in state.runs:
@@ -87,7 +87,7 @@ def _cdi(state: NodeState) -> Iterator[Finding]:
         for uid in sorted(state.cdi.claims - {entry.ref.uid for entry in content.entries}):
             seen = "it has a CDI file, but no entry in the journal"
             yield _about(f"claim with uid {uid}", seen, _LATER)
-    if _entries(state) and not state.cdi.base:
+    if state.entries and not state.cdi.base:
         seen = "the base document is missing: no container with a GPU can start"
         yield _about(state.cdi.folder, seen, _SOON)
 
@@ -119,8 +119,8 @@ def _hardware(state: NodeState) -> Iterator[Finding]:
         yield _about("GPUs", state.hardware_problem, "check the NVIDIA driver of the node")
     if state.gpus is None or state.journal.content is None:
         return
-    for entry in _entries(state):
-        if entry.state is State.PREPARED and not _is_of_earlier_boot(state, entry):
+    for entry in state.entries:
+        if entry.state is State.PREPARED and not state.is_of_earlier_boot(entry):
             for device in entry.devices:
                 seen = _missing(state.gpus.get(device.gpu_uuid), device)
                 if seen is not None:
@@ -193,11 +193,3 @@ def _health(state: NodeState) -> Iterator[Finding]:
     if state.health_problem is not None:
         advice = "the next start of the node process keeps it aside and begins anew"
         yield _about("health of GPUs", state.health_problem, advice)
-
-
-def _entries(state: NodeState) -> tuple[Entry, ...]:
-    return state.journal.content.entries if state.journal.content is not None else ()
-
-
-def _is_of_earlier_boot(state: NodeState, entry: Entry) -> bool:
-    return bool(state.boot_id) and entry.boot_id not in ("", state.boot_id)

@@ -21,6 +21,7 @@ from dra_driver.hardware.sharing.memory import own_mounts
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
 from dra_driver.node.claims.inspection import (
     BOOT_ID,
+    Entry,
     GpuStateBackup,
     JournalContent,
     living_runs,
@@ -138,6 +139,15 @@ class NodeState(Struct, frozen=True, kw_only=True):
     health_problem: str | None = None
     gpus: Mapping[str, Gpu] | None = None
     hardware_problem: str | None = None
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Those of the journal; none where it cannot be read."""
+        return self.journal.content.entries if self.journal.content is not None else ()
+
+    def is_of_earlier_boot(self, entry: Entry) -> bool:
+        """Whether no container of the claim can run: none outlives a reboot."""
+        return bool(self.boot_id) and entry.boot_id not in ("", self.boot_id)
 
 
 _MAX_FILE: Final = 8 * 2**20

@@ -17,10 +17,10 @@ from dra_driver.core.errors import (
     NotFoundError,
     ServerBusyError,
 )
-from dra_driver.core.finding import Finding, Layer, Status, ok
+from dra_driver.core.finding import Layer, Status, ok
 from dra_driver.diagnose.smoke.judge import (
+    TryProblem,
     compared,
-    failed,
     hopeless,
     is_over,
     is_placed,
@@ -100,14 +100,14 @@ class Attempt:
         try:
             found = self._created() or self._followed(begin)
         except KubernetesApiError as error:
-            found = self._failed(failed(Layer.API_SERVER, str(error)))
+            found = self._failed(Layer.API_SERVER, str(error))
         except BaseException:
             self._deleted()
             raise
         ran = found.status is Status.OK
         release = self._removed(RELEASE_S if ran else RELEASE_S / 4)
         if release is not None and ran:
-            found = replace(found, finding=self._failed(release).finding)
+            found = replace(found, finding=self._failed(*release).finding)
         return replace(found, seconds=self._tools.clock() - begin)
 
     # --- creating ---
@@ -120,10 +120,10 @@ class Attempt:
             owner = self._api.create(paths.jobs(self._namespace), body)
             self._api.create(paths.resource_claims(self._namespace), claim(owner, tools.run, task.spec))
         except (ForbiddenError, InvalidObjectError) as error:  # quota, admission
-            return self._failed(failed(Layer.WORKLOAD, str(error)))
+            return self._failed(Layer.WORKLOAD, str(error))
         except NotFoundError:  # `check_namespace` may not look at namespaces with every user's rights
             gone = f"namespace {self._namespace} does not exist: name one with -n"
-            return self._failed(failed(Layer.WORKLOAD, gone))
+            return self._failed(Layer.WORKLOAD, gone)
         return None
 
     # --- following ---
@@ -156,7 +156,7 @@ class Attempt:
             if not is_placed(pod):
                 return self._pending(pod, waited_s)
             problem = stuck(pod, self._events(pod["metadata"]["uid"]), waited_s)
-        return self._failed(problem) if problem is not None else None
+        return self._failed(*problem) if problem is not None else None
 
     def _pod(self) -> Wire | None:
         query = {"labelSelector": f"batch.kubernetes.io/job-name={self._task.name}"}
@@ -168,12 +168,12 @@ class Attempt:
             owner = self._api.get(self._job)
         except NotFoundError:
             message = "the Job was deleted by another client, or lived longer than its deadline"
-            return self._failed(failed(Layer.WORKLOAD, message))
+            return self._failed(Layer.WORKLOAD, message)
         events = self._events(owner["metadata"]["uid"])
         if not events and not late:
             return None
         said = f"{events[0].get('reason')}: {shortened(events[0].get('message'))}" if events else "no event says why"
-        return self._failed(failed(Layer.WORKLOAD, f"the Job has no pod: {said}"))
+        return self._failed(Layer.WORKLOAD, f"the Job has no pod: {said}")
 
     def _ended(self, pod: Wire) -> TryResult:
         log = ""
@@ -181,8 +181,7 @@ class Attempt:
             log = self._api.get_text(paths.pod_log(self._namespace, pod["metadata"]["name"]))
         results = self._tools.allocated(self._task.name)
         good = TryResult(node=self._task.node, kind=self._task.kind, finding=ok(""))
-        found = compared(good, pod, log, results, self._task.slices)
-        return found if found.status is Status.OK else replace(found, finding=self._failed(found.finding).finding)
+        return compared(good, pod, log, results, self._task.slices)
 
     def _pending(self, pod: Wire, waited_s: float) -> TryResult:
         fit = self._tools.fit(self._task)
@@ -191,7 +190,7 @@ class Attempt:
         said = unscheduled_message(pod) or "nothing: is it running?"
         answer = fit.answer or "explain finds that it fits"
         message = f"the pod is pending after {waited_s:.0f} s: {answer}; the scheduler says {said}"
-        return self._failed(failed(Layer.SCHEDULING, message))
+        return self._failed(Layer.SCHEDULING, message)
 
     def _events(self, uid: str) -> list[Wire]:
         """Warnings about an object, newest first; none where the user may not list events."""
@@ -203,7 +202,7 @@ class Attempt:
 
     # --- removing ---
 
-    def _removed(self, patience_s: float) -> Finding | None:
+    def _removed(self, patience_s: float) -> TryProblem | None:
         """Deletes pod, Job and claim, and waits until the node has given the device back."""
         if not self._deleted():
             return None
@@ -214,7 +213,7 @@ class Attempt:
             if tools.clock() > until:
                 self.left += remaining
                 message = f"{' and '.join(remaining)}: still there {patience_s:.0f} s after deletion"
-                return failed(Layer.RELEASE, message)
+                return TryProblem(Layer.RELEASE, message)
             tools.sleep(_pause_s(tools.clock() - begin))
         return None
 
@@ -244,8 +243,8 @@ class Attempt:
 
     # --- the result ---
 
-    def _failed(self, problem: Finding) -> TryResult:
-        return TryResult.failed(self._task.node, self._task.kind, problem.layer or Layer.CONTAINER, problem.seen)
+    def _failed(self, layer: Layer, message: str) -> TryResult:
+        return TryResult.failed(self._task.node, self._task.kind, layer, message)
 
     def _not_tried(self, why: str) -> TryResult:
         return TryResult.skipped(self._task.node, self._task.kind, why)

@@ -1,11 +1,11 @@
 """What a pod's state, its log and its events say about one try. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.finding import Layer
 from dra_driver.core.text import one_line
 from dra_driver.diagnose.smoke.objects import CONTAINER
 from dra_driver.diagnose.smoke.report import TryResult
@@ -26,6 +26,13 @@ _LONGEST: Final = 400
 _MOST_LINES: Final = 10
 
 
+class TryProblem(NamedTuple):
+    """Why a try fails: the layer, and a phrase."""
+
+    layer: Layer
+    message: str
+
+
 def is_over(pod: Wire) -> bool:
     """Whether the container has ended, so that its log is complete."""
     return _status(pod).get("phase") in {"Succeeded", "Failed"} or "terminated" in _state(pod)
@@ -35,13 +42,13 @@ def is_placed(pod: Wire) -> bool:
     return bool((pod.get("spec") or {}).get("nodeName"))
 
 
-def hopeless(pod: Wire) -> Finding | None:
+def hopeless(pod: Wire) -> TryProblem | None:
     """Why the container can never start, None while it may."""
     waiting = _state(pod).get("waiting") or {}
     layer = _HOPELESS.get(str(waiting.get("reason")))
     if layer is None:
         return None
-    return failed(layer, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
+    return TryProblem(layer, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
 
 
 def compared(tried: TryResult, pod: Wire, log: str, results: Sequence[Wire], slices: Iterable[Wire]) -> TryResult:
@@ -50,7 +57,7 @@ def compared(tried: TryResult, pod: Wire, log: str, results: Sequence[Wire], sli
     problem = _problem(pod, results, allocated, observed)
     return replace(
         tried,
-        finding=problem or tried.finding,
+        finding=TryResult.failed(tried.node, tried.kind, *problem).finding if problem else tried.finding,
         device=", ".join(str(result.get("device")) for result in results),
         expected=_words(allocated),
         seen=_words(observed),
@@ -58,17 +65,17 @@ def compared(tried: TryResult, pod: Wire, log: str, results: Sequence[Wire], sli
     )
 
 
-def stuck(pod: Wire, events: Sequence[Wire], waited_s: float) -> Finding:
+def stuck(pod: Wire, events: Sequence[Wire], waited_s: float) -> TryProblem:
     """Why a pod that has a node did not get so far in time, from its newest events."""
     for event in events:
         if event.get("reason") in _PREPARE_EVENTS:
-            return failed(Layer.PREPARE, shortened(event.get("message")))
+            return TryProblem(Layer.PREPARE, shortened(event.get("message")))
     waiting = _state(pod).get("waiting") or {}
     if str(waiting.get("reason", "")).startswith("ErrImage"):
-        return failed(Layer.IMAGE, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
+        return TryProblem(Layer.IMAGE, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
     said = f"; {events[0].get('reason')}: {shortened(events[0].get('message'))}" if events else ""
     what = "the container still runs" if "running" in _state(pod) else "the container has not started"
-    return failed(Layer.CONTAINER, f"{what} after {waited_s:.0f} s{said}")
+    return TryProblem(Layer.CONTAINER, f"{what} after {waited_s:.0f} s{said}")
 
 
 def newest_first(events: Iterable[Wire]) -> list[Wire]:
@@ -88,29 +95,24 @@ def shortened(text: object) -> str:
     return one_line(str(text or ""), _LONGEST)
 
 
-def failed(layer: Layer, message: str) -> Finding:
-    """A failure; the try adds node and next step."""
-    return Finding(status=Status.FAIL, layer=layer, seen=message)
-
-
-def _problem(pod: Wire, results: Sequence[Wire], allocated: Devices, observed: Devices) -> Finding | None:
+def _problem(pod: Wire, results: Sequence[Wire], allocated: Devices, observed: Devices) -> TryProblem | None:
     ended = _state(pod).get("terminated") or {}
     if ended.get("exitCode"):
         why = shortened(ended.get("message")) if ended.get("reason") in {"StartError", "ContainerCannotRun"} else ""
-        return failed(Layer.CONTAINER, _ended(ended, why))
+        return TryProblem(Layer.CONTAINER, _ended(ended, why))
     if _status(pod).get("phase") == "Failed" and not ended:
         said = shortened(f"{_status(pod).get('reason')} {_status(pod).get('message')}")
-        return failed(Layer.CONTAINER, f"the pod failed: {said}")
+        return TryProblem(Layer.CONTAINER, f"the pod failed: {said}")
     if not results or UNKNOWN in (*allocated.gpus, *allocated.parents):
         what = "the claim's allocation was not seen" if not results else "no ResourceSlice describes the device"
-        return failed(Layer.SLICES, f"{what}, so nothing can be compared")
+        return TryProblem(Layer.SLICES, f"{what}, so nothing can be compared")
     if not observed.listed:
-        return failed(
+        return TryProblem(
             Layer.CONTAINER,
             "the container lists no GPU: the container runtime did not apply the CDI devices of the claim",
         )
     wrong = difference(observed, allocated)
-    return failed(Layer.CONTAINER, wrong) if wrong is not None else None
+    return TryProblem(Layer.CONTAINER, wrong) if wrong is not None else None
 
 
 def _ended(ended: Wire, why: str) -> str:

@@ -78,7 +78,8 @@ class ClusterView:
         The whole cluster's state would be looked through once for each try.
         """
         slices = self._slices.get(node, ())
-        claims = [claim for pool in _pool_names(slices) for claim in self._claims.get(pool, ())]
+        pools = dict.fromkeys(item["spec"]["pool"]["name"] for item in slices)
+        claims = [claim for pool in pools for claim in self._claims.get(pool, ())]
         own = self._nodes.get(node) or {"metadata": {"name": node}, "status": {"allocatable": _ROOMY}}
         return replace(
             self._state,
@@ -108,10 +109,6 @@ def _newest(slices: Iterable[Wire]) -> list[Wire]:
 
 def _generation(item: Wire) -> int:
     return int(item["spec"]["pool"].get("generation") or 0)
-
-
-def _pool_names(slices: Iterable[Wire]) -> list[str]:
-    return list(dict.fromkeys(item["spec"]["pool"]["name"] for item in slices))
 
 
 def _has(item: Wire, labels: Wire) -> bool:

@@ -239,21 +239,28 @@ def test_a_gpu_is_restored_although_the_command_was_killed(
     environment: dict[str, str], state: State, tmp_path: Path
 ) -> None:
     """The kernel tells the check's process; no report is left."""
+    process = changing(environment, state, tmp_path)
+    process.kill()
+    process.communicate(timeout=40)
+    assert within(40.0, lambda: state.count(1) == (0, 0) and state.modes(1) == (0, 0))
+    assert within(40.0, lambda: processes_with(state.path) == [])
+    assert not (tmp_path / REPORT).exists()
+
+
+def changing(environment: dict[str, str], state: State, tmp_path: Path) -> "subprocess.Popen[str]":
+    """The command while the instance of check 13 exists: what its second client lists takes time."""
     state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)
     arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
     process = subprocess.Popen(
         [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
         env={**environment, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert within(60.0, lambda: state.count(1) == (1, 0))
-    process.kill()
-    process.wait(timeout=10)
-    assert within(40.0, lambda: state.count(1) == (0, 0) and state.modes(1) == (0, 0))
-    assert within(40.0, lambda: processes_with(state.path) == [])
-    assert not (tmp_path / REPORT).exists()
+    return process
 
 
 def within(seconds: float, holds: Callable[[], bool]) -> bool:
@@ -269,17 +276,7 @@ def test_an_interrupted_change_of_mig_is_restored(
     environment: dict[str, str], state: State, tmp_path: Path, number: int
 ) -> None:
     """While the instance exists; the report says that it was interrupted."""
-    state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)  # what the second client lists takes its time
-    arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert within(60.0, lambda: state.count(1) == (1, 0))
+    process = changing(environment, state, tmp_path)
     assert processes_with(state.path).count("dra-hw-check") >= 2, "the command and its check; a client may just start"
     process.send_signal(number)
     out, err = process.communicate(timeout=80)

@@ -1,5 +1,6 @@
 """Each broken set-up is named by its layer first, with what was seen and what to do; a healthy one by none."""
 
+import json
 import time
 from functools import cache
 from pathlib import Path
@@ -11,9 +12,11 @@ from dra_driver.diagnose.doctor.cluster import CHECKS, DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import DoctorReport
 from tests.doctor_faults import ROWS
+from tests.doctor_faults.__main__ import DATA, name_of
 from tests.doctor_faults.cluster import SERVER, Cluster, by_template, event, named, template, workload
 from tests.doctor_faults.row import BrokenSetup, examined, first_of
 from tests.fakes.dra_objects import claim, exactly
+from tests.fakes.node_faults import FAULTS
 
 
 @cache
@@ -106,3 +109,12 @@ def test_the_page_has_every_setup() -> None:
     """A row that is added is examined, and the page written again."""
     page = (Path(__file__).resolve().parents[4] / "docs" / "doctor-faults.md").read_text()
     assert [row.name for row in ROWS if f"| {row.name} | `{row.layer}` | {row.status} |" not in page] == []
+
+
+def test_every_broken_set_up_is_recorded_with_its_layer() -> None:
+    """The page is made from the record; a new or changed set-up needs `python -m tests.doctor_faults --write`."""
+    found = json.loads(DATA.read_text())
+    assert [(row["name"], row["layer"], row["status"]) for row in found["cluster"]] == [
+        (row.name, row.layer, row.status) for row in ROWS
+    ]
+    assert [(row["name"], row["layer"]) for row in found["node"]] == [(name_of(each), each.layer) for each in FAULTS]

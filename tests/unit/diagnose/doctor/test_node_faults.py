@@ -6,7 +6,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,8 @@ from dra_driver.diagnose.hardware.values import CheckRecord, Reading
 from dra_driver.diagnose.node_state import Places
 from tests.fakes.broken_node import DRIVER, BrokenNode
 from tests.fakes.node_faults import FAULTS, NVIDIA_PLUGIN, Fault, container, nothing_installed
+
+Break = Callable[[BrokenNode], object]
 
 
 @pytest.fixture
@@ -51,17 +55,18 @@ def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
     assert report.exit_status == 1
 
 
-def only_one_on_vfio(node: BrokenNode) -> None:
-    node.gpu("0000:02:00.0", "vfio-pci")
-    node.nvml = NvmlAnswer(gpus=1)
+def having(**values: Any) -> Break:
+    """Set attributes of the node."""
+
+    def change(node: BrokenNode) -> None:
+        for name, value in values.items():
+            setattr(node, name, value)
+
+    return change
 
 
-def a_gpu_is_left_out(node: BrokenNode) -> None:
-    node.nvml = NvmlAnswer(gpus=1, left_out=("0000:02:00.0: GPU is lost",))
-
-
-def a_gpu_is_missing_in_nvml(node: BrokenNode) -> None:
-    node.nvml = NvmlAnswer(gpus=1)
+def listening(path: str, *, dead: bool = True) -> Break:
+    return methodcaller("serve", path, dead=dead)
 
 
 def missing_nodes(node: BrokenNode) -> None:
@@ -81,61 +86,48 @@ def not_ready(node: BrokenNode) -> None:
     node.runtime.not_ready = ("NetworkReady is false (NetworkPluginNotReady): no network config found",)
 
 
-def old_pod_left_a_socket(node: BrokenNode) -> None:
-    node.serve(f"kubelet/plugins_registry/{DRIVER}-1234-reg.sock", dead=True)
-
-
-def other_driver_is_gone(node: BrokenNode) -> None:
-    node.serve("kubelet/plugins_registry/net.example.com-reg.sock", dead=True)
-
-
-def uninstalled_plugin(node: BrokenNode) -> None:
-    node.serve(NVIDIA_PLUGIN, dead=True)
-
-
-def allowed_plugin(node: BrokenNode) -> None:
-    node.serve(NVIDIA_PLUGIN)
-    node.set(allow_second_publisher=True)
-
-
-def pod_without_claim(node: BrokenNode) -> None:
-    node.pods = ("default/train",)
+def container_without_claim(node: BrokenNode) -> None:
     node.runtime.running = {"main": container([], [])}
 
 
-def pod_elsewhere(node: BrokenNode) -> None:
-    node.pods = ("default/train",)
-
-
-def no_cdi_folder(node: BrokenNode) -> None:
-    node.remove("cdi")
+REGISTRY = "kubelet/plugins_registry"
+POD = having(pods=("default/train",))
+WARNED: dict[str, tuple[Any, ...]] = {
+    "one GPU on vfio": (
+        "gpus-on-bus",
+        "0000:02:00.0 is bound to vfio-pci",
+        methodcaller("gpu", "0000:02:00.0", "vfio-pci"),
+        having(nvml=NvmlAnswer(gpus=1)),
+    ),
+    "GPU left out": ("nvml", "GPU is lost", having(nvml=NvmlAnswer(gpus=1, left_out=("0000:02:00.0: GPU is lost",)))),
+    "GPU missing": ("nvml", "2 GPUs are bound to nvidia, NVML counts 1", having(nvml=NvmlAnswer(gpus=1))),
+    "missing node": ("device-nodes", "/dev/nvidia1 is missing", missing_nodes),
+    "mode of root": ("device-nodes", "/dev/nvidia0 has the mode 0600", mode_of_root),
+    "default runtime": ("default-runtime", "a pod without a claim gets GPUs", default_runtime),
+    "runtime not ready": ("runtime-answers", "NetworkReady is false", not_ready),
+    "old pod": ("stale-sockets", "1234-reg.sock", listening(f"{REGISTRY}/{DRIVER}-1234-reg.sock")),
+    "other driver": ("stale-sockets", "of another driver", listening(f"{REGISTRY}/net.example.com-reg.sock")),
+    "uninstalled plugin": ("device-plugin", "no process listens", listening(NVIDIA_PLUGIN)),
+    "allowed plugin": (
+        "device-plugin",
+        "ALLOW_SECOND_PUBLISHER permits",
+        listening(NVIDIA_PLUGIN, dead=False),
+        methodcaller("set", allow_second_publisher=True),
+    ),
+    "pod without claim": ("container", "got no CDI name", POD, container_without_claim),
+    "pod elsewhere": ("container", "no container of it runs", POD),
+    "no CDI folder": ("cdi-files", "does not exist", methodcaller("remove", "cdi")),
+}
+"""By what is broken: the check that warns, what it says, and the steps that break it."""
 
 
 @pytest.mark.parametrize(
-    ("breaks", "check", "seen"),
-    [
-        (only_one_on_vfio, "gpus-on-bus", "0000:02:00.0 is bound to vfio-pci"),
-        (a_gpu_is_left_out, "nvml", "GPU is lost"),
-        (a_gpu_is_missing_in_nvml, "nvml", "2 GPUs are bound to nvidia, NVML counts 1"),
-        (missing_nodes, "device-nodes", "/dev/nvidia1 is missing"),
-        (mode_of_root, "device-nodes", "/dev/nvidia0 has the mode 0600"),
-        (default_runtime, "default-runtime", "a pod without a claim gets GPUs"),
-        (not_ready, "runtime-answers", "NetworkReady is false"),
-        (old_pod_left_a_socket, "stale-sockets", "1234-reg.sock"),
-        (other_driver_is_gone, "stale-sockets", "of another driver"),
-        (uninstalled_plugin, "device-plugin", "no process listens"),
-        (allowed_plugin, "device-plugin", "ALLOW_SECOND_PUBLISHER permits"),
-        (pod_without_claim, "container", "got no CDI name"),
-        (pod_elsewhere, "container", "no container of it runs"),
-        (no_cdi_folder, "cdi-files", "does not exist"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ("check", "seen", "breaks"), [(row[0], row[1], row[2:]) for row in WARNED.values()], ids=WARNED
 )
-def test_what_may_work_is_a_warning(
-    node: BrokenNode, breaks: Callable[[BrokenNode], None], check: str, seen: str
-) -> None:
+def test_what_may_work_is_a_warning(node: BrokenNode, check: str, seen: str, breaks: tuple[Break, ...]) -> None:
     """GPUs may still work, so the exit status is 0."""
-    breaks(node)
+    for step in breaks:
+        step(node)
     report = node.report()
     warned = [finding for finding in report.findings if finding.status is Status.WARN]
     assert [finding.check for finding in warned] == [check], shown(report)

@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+from dra_driver.hardware.gpu.nvml import probes
+
 UUID = "GPU-7fff86ef-8c16-a98c-945a-2541fc35b20d"
 NOT_SUPPORTED = {"error": "NVMLError_NotSupported", "code": 3, "ms": 0.1}
 NOT_FOUND = {"error": "NVMLError_NotFound", "code": 6, "ms": 0.1}
@@ -87,22 +89,7 @@ def profiles() -> dict[str, Any]:
 
 
 def every_call() -> dict[str, Any]:
-    names = (
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetMinorNumber",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetBrand",
-        "nvmlDeviceGetArchitecture",
-        "nvmlDeviceGetCudaComputeCapability",
-        "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetPciInfo",
-        "nvmlDeviceGetAddressingMode",
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetVirtualizationMode",
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlDeviceGetGpuFabricInfoV",
-    )
-    answers: dict[str, Any] = {name: answer(1) for name in names}
+    answers: dict[str, Any] = {name: answer(1) for name in (*probes.NEEDED, *probes.OPTIONAL)}
     answers["nvmlDeviceGetMigMode"] = dict(NOT_SUPPORTED)
     return {"0": answers | {"fields": {"184": {"code": 3}}}, "snapshot": {"gpus": ["Gpu()"], "leftOut": []}}
 
