@@ -38,7 +38,7 @@ def run(command: str) -> None:
 
 def seconds_until_a_new_pod_runs(pods: Pods, since: float) -> float:
     """A pod that is created now, with a GPU of its own."""
-    pods.create("next")
+    pods.make("next")
     pods.wait_ready("next", timeout_s=RETRY_S)
     seconds = time.monotonic() - since
     assert pods.gpu("next")
@@ -85,7 +85,7 @@ def test_a_kill_changes_nothing_for_pods(
     before = node_folders.claims_in_journal()
     own_driver.end(signal.SIGKILL)
     since = time.monotonic()
-    pods.create("waiting")
+    pods.make("waiting")
     seen = pods.wait_warning("FailedPrepareDynamicResources")
     restart(own_driver)
     pods.wait_ready("waiting", timeout_s=RETRY_S)
