@@ -12,23 +12,16 @@ import time
 
 import pytest
 
+from tests.chaos.conftest import fault
 from tests.chaos.record import FaultRecord
 from tests.e2e.cluster import REACH_S, RealCluster, wait
 from tests.e2e.node import Folders
 from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, restart, steady
 from tests.fakes.node_process import NodeProcess
 
-__all__ = ["pods", "steady"]  # fixtures
+__all__ = ["fault", "pods", "steady"]  # fixtures
 RUNTIME_RESTART = os.environ.get("E2E_RUNTIME_RESTART")
 RETRY_S = 180.0
-
-
-@pytest.fixture
-def fault(request: pytest.FixtureRequest) -> FaultRecord:
-    """The record of this test's fault."""
-    found = request.node.get_closest_marker("fault")
-    assert found is not None
-    return FaultRecord(fault=found.args[0], test=request.node.nodeid)
 
 
 def run(command: str) -> None:
