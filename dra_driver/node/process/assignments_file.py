@@ -64,7 +64,6 @@ def header(settings: NodeSettings, started: float | None = None) -> Json:
 
 
 def reported_gpus(snapshot: Snapshot, terms: Terms) -> list[ReportedGpu]:
-    """The GPUs of the snapshot with the rules in force."""
     return [
         ReportedGpu(
             device=gpu.device_name, gpu_uuid=gpu.uuid, model=gpu.product_name, rules=terms_of(terms, gpu.uuid).usage
@@ -106,7 +105,6 @@ class AssignmentsFile:
         )
 
     def claims_changed(self) -> None:
-        """A claim was prepared or unprepared."""
         self._claims_due.set()
         self.worker.wake()
 

@@ -262,7 +262,6 @@ class Versions(Struct, frozen=True, kw_only=True):
 
 
 def status_of(facts: NodeFacts, driver_name: str, versions: Versions) -> GpuNodeStatus:
-    """The status of the GpuNode."""
     cuda = facts.snapshot.cuda_driver_version
     left_out = [
         NodeProblem(reason="GpuLeftOut", message=f"GPU {each.label} cannot be used: {each.reason}")

@@ -232,15 +232,12 @@ class OwnedBackend:
             self._journal = journal
 
     def open(self) -> None:
-        """See ``Backend.open``."""
         self._backend.open()
 
     def close(self) -> None:
-        """See ``Backend.close``."""
         self._backend.close()
 
     def wait_for_event(self, timeout_s: float) -> bool:
-        """See ``Backend.wait_for_event``."""
         return self._backend.wait_for_event(timeout_s)
 
     def snapshot(self) -> Snapshot:
@@ -251,21 +248,18 @@ class OwnedBackend:
         if journal is None:
             return self._backend.snapshot()
         try:
-            before = _Own(journal)
+            before = _own(journal)
             snapshot = self._backend.snapshot()
-            after = _Own(journal)
+            after = _own(journal)
         except StorageError as error:
             raise DriverUnavailableError(f"it is not known which MIG devices this driver created: {error}") from error
-        own, modes = before.partitions | after.partitions, before.modes | after.modes
+        own, modes = before[0] | after[0], before[1] | after[1]
         return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
 
 
-class _Own:
-    """One reading of the journal."""
-
-    def __init__(self, journal: Journal) -> None:
-        self.partitions = journal.created_partitions()
-        self.modes = frozenset(journal.gpus_with_note(MIG_MODE))
+def _own(journal: Journal) -> tuple[frozenset[PartitionId], frozenset[GpuUuid]]:
+    """One reading of the journal: the partitions that this driver created, and GPUs whose mode it switched."""
+    return journal.created_partitions(), frozenset(journal.gpus_with_note(MIG_MODE))
 
 
 def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) -> Gpu:

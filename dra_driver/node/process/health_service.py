@@ -125,7 +125,6 @@ class HealthService:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each condition."""
         return sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
 
     @property
@@ -135,25 +134,20 @@ class HealthService:
 
     @property
     def missing(self) -> frozenset[GpuUuid]:
-        """GPUs that are published and not found."""
         return frozenset(self._known.missing) if self._is_on else frozenset()
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """Terms of the GPUs that are not healthy."""
         return amended(snapshot, terms, self._health.conditions(), self._known.missing) if self._is_on else {}
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
-        """See ``MissingGpuTracker.complete``."""
         return self._known.complete(snapshot) if self._is_on else snapshot
 
     def claims_changed(self) -> None:
-        """See ``HealthMonitor.devices_changed``."""
         if self._is_on:
             self._claimed.changed()
             self._monitor.devices_changed()
 
     def given_back(self, gpus: Iterable[GpuUuid]) -> None:
-        """See ``HealthMonitor.given_back``."""
         if self._is_on:
             self._monitor.given_back(gpus)
 
@@ -192,7 +186,6 @@ class HealthService:
 
 
 def _devices(journal: Journal) -> Iterator[ReportedDevice]:
-    """The devices of prepared claims, those of admin access too."""
     for entry in journal.entries():
         if entry.state == "prepared":
             yield from devices_of(entry)

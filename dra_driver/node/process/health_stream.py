@@ -1,18 +1,14 @@
 """The kubelet's device health streams, v1 and v1alpha1: keeps them open and sends what ``report`` is given.
 
-Each message has all devices, with a timeout of ``TIMEOUT_S`` after which the kubelet shows a device as Unknown; the
-caller reports again well within it, and at once after a change. Nothing is sent before the first report, nor with
-health off: the kubelet then shows Unknown.
+Each message has all devices, with a timeout of ``TIMEOUT_S`` after which the kubelet shows a device as Unknown.
+Nothing is sent before the first report, nor with health off. The streams are served anyway: kubelets up to 1.36 open
+the v1alpha1 stream to every DRA driver and dial again every 5 s, with a log line, when it ends
+(kubernetes/kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from
+its deadlock after 30 idle minutes.
 
-The streams are served all the same: kubelets up to 1.36 open the v1alpha1 stream to every DRA driver, advertised or
-not, and dial again every 5 s with a log line each time when it ends or is not implemented (kubernetes/kubernetes
-pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock after 30
-idle minutes.
-
-A stream holds no thread, so streams never take one from a prepare. gRPC's ``send`` waits until the message is on its
-way, which takes for ever when the other side does not read: messages are sent in ``SENDERS`` threads, one at a time per
-stream and always the newest, and a stream on which one takes longer than ``SLOW_S`` is ended. The kubelet opens it
-again.
+A stream holds no thread, so streams never take one from a prepare. gRPC's ``send`` blocks while the other side does not
+read: ``SENDERS`` threads send, one message at a time per stream and always the newest. A stream on which one takes
+longer than ``SLOW_S`` is ended, and the kubelet opens it again.
 """
 
 import logging
@@ -68,7 +64,6 @@ class HealthStreams:
         self._senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="health-stream")
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """The gRPC handlers of both versions."""
         return [
             generic_handler(
                 messages.DESCRIPTOR.services_by_name["DRAResourceHealth"],

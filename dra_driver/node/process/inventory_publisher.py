@@ -1,23 +1,17 @@
 """Keeps driver files, the base CDI document and the slices in step with inventory and policies.
 
-Driver files come first and slices after, so that no device is published before a prepare could serve it.
-
-Devices that no container could get are withdrawn: the scheduler keeps placing pods where slices are, and each of these
-pods waits more than a minute between two tries. When they are withdrawn depends on what is lost by it:
+Driver files come first: no device is published before a prepare could serve it. Devices that no container could get are
+withdrawn, because the scheduler keeps placing pods where slices are, and each waits more than a minute between tries:
 
 - *This run has published no device*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices of an
   earlier run may exist. Otherwise an empty pool is published.
-- *Devices are published*, or the first read of the hardware has not returned (it takes long without persistence mode):
-  after ``KEEP_S``. A shorter failure, such as the reload of a driver, moves no pods.
+- *Devices are published*, or the first read of the hardware has not returned: after ``KEEP_S``. A shorter failure, such
+  as the reload of a driver, moves no pods.
+- *Something else offers the same GPUs* (``second_publisher.py``): immediately.
 
-GPUs that claims have stay published, tainted so that no new claim gets them: what reads slices still finds the devices
-of running pods. All are published again after the next good read. Prepared claims are not affected: the kubelet and
-their containers do not read slices, and their devices stay allocated.
-
-They are withdrawn as well, at once, while something else offers the same GPUs (``second_publisher.py``).
-
-While the driver is given up on request (``detaching.py``), nothing is withdrawn: the last inventory stays published
-with a taint, and driver files are left alone, because a search could load the driver again or find half of one.
+GPUs that claims have stay published with a taint, so that readers of slices still find the devices of running pods.
+All are published again after the next good read. While the driver is given up on request (``detaching.py``), the last
+inventory stays published with a taint, and driver files are left alone: a search could load the driver again.
 """
 
 import logging
@@ -76,17 +70,9 @@ class InventoryPublisher:
         driver_root: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hardware = hardware
-        self._files = files
-        self._slices = slices
-        self._terms = terms
-        self._detach = detach
-        self._conflict = conflict
-        self._taint = taint
-        self._held = held
-        self._complete = complete
-        self._driver_root = driver_root
-        self._clock = clock
+        self._hardware, self._files, self._slices, self._terms = hardware, files, slices, terms
+        self._detach, self._conflict, self._taint = detach, conflict, taint
+        self._held, self._complete, self._driver_root, self._clock = held, complete, driver_root, clock
         self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
         self._newest: Snapshot | None = None
         self._offered: Snapshot | None = None
@@ -115,9 +101,7 @@ class InventoryPublisher:
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
             self._newest = snapshot
-            self._terms.update(
-                self._complete(snapshot)
-            )  # first: prepares use the terms as soon as the inventory is known
+            self._terms.update(self._complete(snapshot))  # first: prepares use them once the inventory is known
             if self._detach.is_detached:  # read before that
                 self._search_due = True
             else:
@@ -161,7 +145,9 @@ class InventoryPublisher:
 
         A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
         """
-        if self._offered is None and not (self._conflict.is_known and self._has_policies()):
+        if not self._terms.is_known and self._offered is None and self._conflict.is_known and self._newest is not None:
+            self._terms.update(self._complete(self._newest))  # looks for policies
+        if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
             return
         reason = self._hardware.problem or self._problem
         asked = self._detach.taint_value
@@ -177,12 +163,6 @@ class InventoryPublisher:
             self._withdraw(reason, UNAVAILABLE)
         elif self._offered not in (None, NOTHING):
             self._show(self._known(), self._taint.value)
-
-    def _has_policies(self) -> bool:
-        """Whether it is known which policies there are; looks for them."""
-        if not self._terms.is_known and self._newest is not None:
-            self._terms.update(self._complete(self._newest))
-        return self._terms.is_known
 
     def _withdraw(self, reason: str, taint_value: str) -> None:
         """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""

@@ -1,17 +1,15 @@
 """Publishes missing GPUs from their last known description, with a taint.
 
-A GPU that falls off the bus, hangs or does not come back after a reboot is left out of the inventory. Taken out of the
-slices, its pods would never be evicted (only devices in slices have taints that evict), and a claim that has it would
-keep a device that no slice explains. So its last known value stays published, with a taint (``health_taints.py``):
-while NVML still lists the GPU, while a claim in the journal has it, and in any case for ``KEEP_S``.
+A GPU that falls off the bus, hangs or does not return after a reboot is not in the inventory. Without its devices in
+slices, its pods would never be evicted, and its claim would keep a device that no slice explains. So it stays published
+with a taint (``health_taints.py``): while NVML lists it, while a claim in the journal has it, and for ``KEEP_S``.
 
 The device name contains the minor number. When another GPU has it now, the one that a claim has is published under the
-name, and the other one when that claim has ended; without a claim, the GPU that exists is published.
+name until that claim ends; without a claim, the GPU that exists is published.
 
-The values are also in a file, so that a restart while a GPU is missing, also of the node, publishes it again. A GPU
-that was found when the file was written and that this process has not seen may only be late: GPUs of one node do not
-all answer at once when the driver was loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get
-it, and it is not called lost. One that this process has seen is lost at once.
+A file keeps the values over restarts. A GPU in it that this process has not found may only be late: GPUs do not all
+answer when the driver was just loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get it,
+and it is not called lost.
 """
 
 import logging
@@ -128,7 +126,6 @@ class MissingGpuTracker:
 
     @property
     def missing(self) -> dict[GpuUuid, MissingGpu]:
-        """GPUs that are not found."""
         with self._lock:
             waits = self._awaited_since is None or self._clock() - self._awaited_since < GRACE_S
             return {
@@ -139,7 +136,6 @@ class MissingGpuTracker:
 
     @property
     def remembered(self) -> Snapshot:
-        """All of them: those found last and those missing."""
         with self._lock:
             return Snapshot(gpus=tuple(last.gpu for last in self._known.values()))
 

@@ -57,7 +57,7 @@ from dra_driver.node.process.claim_events import open_claim_events
 from dra_driver.node.process.claim_status import open_claim_status
 from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
-from dra_driver.node.process.endpoints import Endpoints, Probe, socket_problems
+from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
 from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_node import GpuNodeService
@@ -69,10 +69,9 @@ from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeu
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.policy_watch import PolicyWatch
+from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.process_tuning import trimmer
-from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
-from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
@@ -330,7 +329,10 @@ class NodeProcess:
         if status is not None:
             claims_changed.add(status.worker.wake)
             yield _threaded(status, status.worker, remarks=lambda: [status.problem] if status.problem else [])
-        held = partial(_held_gpus, claims)
+
+        def held() -> set[GpuUuid]:
+            return {use.gpu_uuid for use in journal.uses()}
+
         health = HealthService(
             settings,
             plugin_dir,
@@ -422,11 +424,7 @@ class NodeProcess:
         # 7. Maintenance
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         yield Component(part=report, remarks=report.remarks)
-        yield Component(
-            part=node,
-            problem=lambda: node.problem,
-            remarks=lambda: node.remarks,
-        )
+        yield Component(part=node, problem=lambda: node.problem, remarks=lambda: node.remarks)
         files = ClaimFiles(settings.cdi_dir, claims.service.rewrite_missing_files)
         storage = StorageHealth(
             [
@@ -528,10 +526,6 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
     found = [claims.problem] if claims.problem else []
     # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
     return found if endpoints.problem else found + sockets.problems()
-
-
-def _held_gpus(claims: Claims) -> set[GpuUuid]:
-    return {use.gpu_uuid for use in claims.journal.uses()}
 
 
 def run(settings: NodeSettings) -> None:

@@ -79,7 +79,6 @@ class PolicyWatch:
         self._reflector.start()
 
     def stop(self) -> None:
-        """Ends the watch. Idempotent."""
         self._reflector.stop()
 
     @property
@@ -193,5 +192,4 @@ class ObjectPages:
         return {**page, "items": [{"metadata": {"name": name}, _KEPT: one} for name, one in found.items()]}
 
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
-        """As ``rest.watch``."""
         return self._rest.watch(path, query, read_timeout_s)

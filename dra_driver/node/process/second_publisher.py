@@ -1,20 +1,17 @@
-"""Withdraws devices while something else offers the same GPUs: each could be given to two pods at once.
+"""Withdraws devices while something else offers the same GPUs: each could be given to two pods.
 
-What counts, and where it is seen without any request at rest:
+Both are detected without requests:
 
-- a device plugin: the own Node's allocatable has ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0 (the mixed MIG
+- A device plugin: this node's allocatable has ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0 (the mixed MIG
   strategy shows ``nvidia.com/gpu: 0``). An extended resource of a DeviceClass never appears there: the kubelet takes
-  allocatable from its device manager alone (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004)
-- another DRA driver, or another pool of a driver of this name: its ResourceSlices of this node name the same UUIDs
+  allocatable from its device manager (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004).
+- Another DRA driver, or another pool of this driver: its ResourceSlices of this node name the same UUIDs.
 
-Two of these drivers under different names find each other: both withdraw, both see the other gone, and both would offer
-again at the same time, for ever. So a driver whose name comes after that of the other one waits `YIELD_S` before it
-offers again; by then the first one offers, and goes on. The order of names needs neither a mark in resource slices, by
-which the other is known to be of this kind, nor an agreement. Where one of them has claims, its GPUs stay published, so
-it is the one that goes on, whatever its name; where both have claims, both stay withdrawn until those of one end.
+Two of these drivers under different names would both withdraw and both offer again, for ever. So the driver whose name
+comes later waits `YIELD_S` before it offers again. A driver whose GPUs have claims keeps those GPUs published, so it
+continues, whatever its name; where both have claims, both stay withdrawn until those of one end.
 
-Both sides of a migration may be here on purpose, with the GPUs divided by hand; ``--allow-second-publisher`` is for
-that. The decision is `judge`, pure; `SecondPublisher` feeds it.
+``--allow-second-publisher`` is for a migration in which the GPUs are divided by hand. `judge` decides, without I/O.
 """
 
 import json

@@ -46,7 +46,6 @@ class Built(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> list[Device]:
-        """All devices, in the order in which the scheduler tries them (1.36)."""
         return [device for group in self.groups for device in group.devices]
 
     @property

@@ -50,7 +50,6 @@ def available(gpu: Gpu, taken: Iterable[MigInstance]) -> Amounts:
 
 
 def wire_set(gpu: Gpu, left: Amounts) -> CounterSet:
-    """The counter set as it is published."""
     return CounterSet(
         name=set_name(gpu), counters={name: Counter(value=amount_text(name, value)) for name, value in left.items()}
     )

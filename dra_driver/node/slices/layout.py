@@ -52,7 +52,6 @@ class DesiredSlice(Struct, frozen=True, kw_only=True):
         return not self.counter_sets and any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
-        """Whether both have the same content."""
         return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
 
 
@@ -89,7 +88,6 @@ def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice
 
 
 def _may_be_cut(group: GpuGroup) -> bool:
-    """Whether the GPU has partitions, or may get them."""
     return group.counter_set is not None or group.max_devices > 1
 
 

@@ -1,16 +1,14 @@
 """Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
 
-Resource slices are not deleted when it stops: a restart must not make devices disappear, and the kubelet deletes the
-resource slices of a driver that stays away (30 s after its last connection; kubernetes/kubernetes
-pkg/kubelet/cm/dra/plugin).
+A stop deletes nothing: a restart must not make devices disappear, and the kubelet deletes the resource slices of a
+driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin).
 
 The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
-and leaves them; it repairs edits of its own resource slices ever more slowly and reports them. Its watch covers the
-resource slices of all drivers of the node, so that ``node/process/second_publisher.py`` needs no watch of its own.
+and leaves them; it repairs edits of its own ever more slowly and reports them. Its watch covers the resource slices of
+all drivers of the node, for ``node/process/second_publisher.py``.
 
-What is published depends on which fields the API server keeps. So the API server is probed before anything is built,
-and again when its version changes. When it drops a field later, the next pass follows at once and withdraws what needs
-that field.
+The API server is probed for the fields that it keeps before anything is built, and again when its version changes. When
+it drops a field later, the next pass follows immediately and withdraws what needs that field.
 """
 
 import logging

@@ -1,15 +1,14 @@
 """One pass: list the existing ResourceSlices, compute the writes, write, and compare the answers.
 
-Between passes it keeps the node's UID, digests of what the server accepted, and the versions of own writes. Each pass
-lists the resource slices again: one request, only when something happened. A cache would lag behind own writes
-(client-go's slice controller keeps a mutation cache for that).
+Each pass lists the resource slices again: one request, only when something happened. A cache would lag behind own
+writes (client-go's slice controller keeps a mutation cache for that).
 
 A pass stops at the first answer that lacks a gated field: without counters the scheduler would allocate a whole GPU and
-its partitions side by side. The pool is left incomplete (see ``diff.py``), so that none of its devices is allocated
-until the next pass has written what the server does keep.
+its partitions side by side. The pool stays incomplete (see ``diff.py``), so none of its devices is allocated until the
+next pass has written what the server does keep.
 
-A resource slice that is to have counter sets beside devices (1.34) is written with the counter sets alone first. An
-update of a resource slice that has counters keeps all of them, whatever the gate of the API server that receives it
+A resource slice that is to have counter sets beside devices (1.34) is first written with the counter sets alone: an
+update of a resource slice that has counters keeps all of them, whatever the gate of the API server
 (dropDisabledDRAPartitionableDevicesFields in pkg/registry/resource/resourceslice/strategy.go).
 """
 

@@ -7,9 +7,8 @@
     assignments.json: GPU, GPU instance and grant of the device
 
 A process belongs to a claim if its container has a device of the claim on that GPU (and instance). One whose container
-has devices of several claims there is counted as used by claims, and by none of them. What belongs to no claim is
-unattributed. Where a step is missing altogether, nothing is attributed by guess: `Knows` says what is missing, and
-only a device that a claim has alone is still told, by all that is in use of it.
+has devices of several claims there counts as used by claims, and by none of them. The rest is unattributed. Where a
+step is missing, `Knows` says so, and only the use of a device that a claim has alone is reported.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ HIDDEN_BYTES: Final = 2**30
 
 
 def join(look: Look) -> JoinedUsage:
-    """The look with every process attributed, as far as that can be known."""
     knows = _knows(look)
     assigned = look.assignments
     if isinstance(assigned, Unread):
@@ -111,10 +109,16 @@ def _attribution(look: Look, knows: Knows) -> Attribution | None:
 
 def _knows(look: Look) -> Knows:
     readings = () if isinstance(look.readings, Unread) else look.readings
+    percents = [process.sm_percent for each in readings for process in each.processes or ()]
+    unknown_utilisation = None
+    if percents and all(percent is None for percent in percents):
+        unknown_utilisation = (
+            "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
+        )
     return Knows(
         driver=_reason(look.readings),
-        processes=_reason(look.readings) or _reason(look.processes) or _unlisted(readings) or _hidden(look, readings),
-        utilisation=_reason(look.readings) or _no_utilisation(readings),
+        processes=_reason(look.readings) or _reason(look.processes) or _hidden(look, readings),
+        utilisation=_reason(look.readings) or unknown_utilisation,
         containers=_reason(look.logs) or _unlinked(look),
         claims=_reason(look.assignments) or _reason(look.pods) or _unnamed(look),
     )
@@ -148,16 +152,11 @@ def _unnamed(look: Look) -> str | None:
     )
 
 
-def _unlisted(readings: Sequence[GpuUsage]) -> str | None:
-    """Why no GPU's processes can be listed."""
-    if not readings or any(each.processes is not None for each in readings):
-        return None
-    problem = next((each.problem for each in readings if each.problem), "no reason is told")
-    return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
-
-
 def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
-    """Why the processes that are listed are not those of the node."""
+    """Why no GPU's processes are listed, or those that are listed are not the node's."""
+    if readings and all(each.processes is None for each in readings):
+        problem = next((each.problem for each in readings if each.problem), "no reason is told")
+        return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
     listed = [process.pid for each in readings for process in each.processes or ()]
     in_use = sum(each.memory_used or 0 for each in readings)
     if not listed and in_use > HIDDEN_BYTES and all(each.processes is not None for each in readings):
@@ -171,13 +170,6 @@ def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
             "is mounted, and without hidepid"
         )
     return None
-
-
-def _no_utilisation(readings: Sequence[GpuUsage]) -> str | None:
-    processes = [process for each in readings for process in each.processes or ()]
-    if not processes or any(process.sm_percent is not None for process in processes):
-        return None
-    return "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
 
 
 def _attributed(gpu: _Gpu) -> _Attributed | None:

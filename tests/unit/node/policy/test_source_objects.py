@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.terms import Use
-from dra_driver.node.policy.objects import PolicyObject, kept
+from dra_driver.node.policy.policy_set import PolicyObject, kept
 from dra_driver.node.policy.source import PolicySource
 from tests.unit.node.policy.hardware import NODE, node, uuid, whole, written
 

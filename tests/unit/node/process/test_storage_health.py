@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import StorageError
-from dra_driver.node.process.storage_health import ClaimFiles, Folder, Space, StorageHealth, space
+from dra_driver.node.process.preflight import ClaimFiles, Folder, Space, StorageHealth, space
 
 PLENTY = Space(bytes=2**30, files=None)
 
