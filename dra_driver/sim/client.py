@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -79,10 +80,8 @@ class StoreClient:
 
     def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
         """Delete the object and its dependents, as kubectl does. Does nothing if the object does not exist."""
-        try:
+        with suppress(NotFoundError):
             self._store.delete(kind, name, namespace, DeleteOptions(propagation="Background"))
-        except NotFoundError:
-            return
 
     def log(self, namespace: str, pod: str, container: str) -> str:
         lines = self._store.logs.read(namespace, pod, container)

@@ -5,6 +5,7 @@ Everything goes through the API server's REST interface, logs included, so no ku
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ GONE_S = 90.0
 # How long something that must not change is watched.
 SETTLE_S = 2.0
 POLL_S = 0.1
+KUBECTL_DRA = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl"]
 
 Complaint = Callable[[], str | None]
 
@@ -113,6 +115,10 @@ class RealCluster:
     def slices(self) -> list[Obj]:
         """This driver's slices, of all nodes."""
         return [item for item in self.client.list(RESOURCE_SLICES, "") if item["spec"]["driver"] == DRIVER]
+
+    def devices(self) -> list[Obj]:
+        """The devices of all of these slices."""
+        return [device for item in self.slices() for device in entries(item, "spec", "devices")]
 
     def nodes(self) -> list[Obj]:
         return self.client.list(NODES, "")

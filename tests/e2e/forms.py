@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from dra_driver.kube.published.listing import Devices, difference, observed_devices
 from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver import kinds
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
-from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.demo.expectations import allocated_devices, why_unscheduled
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
@@ -34,6 +34,17 @@ def share(memory: str, percent: int) -> Obj:
 
 def _request(device_class: str, expression: str) -> Obj:
     return {"deviceClassName": device_class, "selectors": [{"cel": {"expression": expression}}]}
+
+
+# Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
+PODS = {
+    "ten": share("10Gi", 10),
+    "twenty": share("20Gi", 20),
+    "whole": whole(),
+    "small": slice_of("1g.10gb"),
+    "larger": slice_of("2g.20gb"),
+}
+"""Requests of pods for GPUs in every form, on three H100."""
 
 
 class Forms:
@@ -69,7 +80,7 @@ class Forms:
     def delete(self, *names: str) -> None:
         """Delete the pods and wait until they and their claims are removed."""
         for name in names:
-            self.cluster.client.delete(PODS, name, self.namespace)
+            self.cluster.client.delete(kinds.PODS, name, self.namespace)
         wait(lambda: self._left(names), GONE_S)
 
     def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:
@@ -118,7 +129,7 @@ class Forms:
         return f"{waiting} not ready; {self.cluster.warnings(self.namespace)}" if waiting else None
 
     def _left(self, names: tuple[str, ...]) -> str:
-        kinds = (PODS, RESOURCE_CLAIMS)
-        found = [obj["metadata"]["name"] for kind in kinds for obj in self.cluster.client.list(kind, self.namespace)]
+        lists = (kinds.PODS, kinds.RESOURCE_CLAIMS)
+        found = [obj["metadata"]["name"] for kind in lists for obj in self.cluster.client.list(kind, self.namespace)]
         # The name of a generated claim is that of its pod, of its entry in the pod, and five letters.
         return ", ".join(one for one in found if one in names or one.rsplit("-device-", 1)[0] in names)

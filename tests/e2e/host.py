@@ -110,7 +110,7 @@ class Host:
 
     def _differs(self) -> str | None:
         wanted = self._wanted()
-        found = {_essence(device) for item in self._cluster.slices() for device in item["spec"].get("devices") or ()}
+        found = {_essence(device) for device in self._cluster.devices()}
         if found == wanted:
             return None
         return f"slices have {sorted(found - wanted)}, and have not {sorted(wanted - found)}; {self.process.text}"

@@ -34,7 +34,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.client import kind_of
 from tests.e2e import objects, test_chart_pods
-from tests.e2e.cluster import DRIVER, RealCluster, containers, wait
+from tests.e2e.cluster import DRIVER, KUBECTL_DRA, RealCluster, containers, wait
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped
 from tests.e2e.helm_release import NAMESPACE, Release, release
 from tests.e2e.node import STATE_DIR, local_node
@@ -273,8 +273,7 @@ class Reader:
         return f"{path}/{self._namespace}"
 
     def command(self, *arguments: str) -> list[str]:
-        module = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl"]
-        return [*module, *arguments, "--kubeconfig", str(self.kubeconfig)]
+        return [*KUBECTL_DRA, *arguments, "--kubeconfig", str(self.kubeconfig)]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Exit status, standard output and standard error."""
@@ -351,8 +350,7 @@ def used(kubeconfig: str, gates: dict[str, bool]) -> Iterator[UsedCluster]:
 
 
 def is_shared(real: RealCluster) -> bool:
-    devices = [device for each in real.slices() for device in each["spec"].get("devices") or ()]
-    return any(device.get("allowMultipleAllocations") for device in devices)
+    return any(device.get("allowMultipleAllocations") for device in real.devices())
 
 
 def test_each_process_counts_for_its_claim_and_every_gpu_adds_up(used: UsedCluster) -> None:
@@ -503,7 +501,7 @@ def test_the_page_shows_what_is_used(used: UsedCluster, kubeconfig: str) -> None
         *((f"/claims/{used.namespace}/{names[key]}", f"{gib:.0f} GiB") for key, gib in USED.items()),
         *((path,) for path in ("/pending", "/capacity", "/events")),
     ]
-    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "ui", "--kubeconfig", kubeconfig]
+    command = [*KUBECTL_DRA, "ui", "--kubeconfig", kubeconfig]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             page = PageReader(process)

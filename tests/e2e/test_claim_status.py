@@ -14,7 +14,6 @@ from tests.e2e.forms import Forms, slice_of, whole
 from tests.e2e.gates import DRIVER_STATUS, PARTITIONS
 from tests.e2e.host import Host
 from tests.e2e.test_health import BACK_S, NEEDS_RESET, REQUIREMENTS, SHOWN_S
-from tests.e2e.upgrade import devices
 from tests.fakes import chart
 from tests.rights.accounts import acting_as
 
@@ -71,7 +70,7 @@ def ready(forms: Forms) -> str:
 
 def taints(forms: Forms) -> set[str]:
     """The keys on all devices."""
-    return {str(taint["key"]) for device in devices(forms.cluster) for taint in entries(device, "taints")}
+    return {str(taint["key"]) for device in forms.cluster.devices() for taint in entries(device, "taints")}
 
 
 @pytest.mark.needs(PARTITIONS)

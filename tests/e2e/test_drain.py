@@ -31,7 +31,7 @@ from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
 from tests.e2e.host import Host
 from tests.e2e.node import CDI_DIR, STATE_DIR
 from tests.e2e.objects import budget, deployment, pod, pod_spec, template
-from tests.e2e.upgrade import devices, events, holds, versions
+from tests.e2e.upgrade import events, holds, versions
 from tests.fakes import chart
 from tests.rights.accounts import acting_as
 from tests.rights.forbidden import RBAC
@@ -99,7 +99,7 @@ def budgets(namespace: str) -> str:
 def drained(cluster: RealCluster) -> set[str]:
     """GPUs whose devices, all of them, have the taint of a drain."""
     found: dict[str, set[bool]] = {}
-    for device in devices(cluster):
+    for device in cluster.devices():
         keys = {taint["key"] for taint in entries(device, "taints")}
         found.setdefault(device["name"].partition("-mig-")[0], set()).add("gpu.dra-driver.io/drained" in keys)
     assert all(len(answers) == 1 for answers in found.values()), found
@@ -184,7 +184,7 @@ def test_a_drained_node_stays_drained_over_a_reboot(
     own_host.restart()
     forms.create("after", whole())
     holds(lambda: not is_ready(forms.get("after")))
-    assert not [device for device in devices(cluster) if not device.get("taints")]
+    assert not [device for device in cluster.devices() if not device.get("taints")]
     assert drains.run("undrain")[0] == 0
     forms.wait_ready("after")
     forms.sees("after")
@@ -260,7 +260,7 @@ def test_a_device_plugin_on_the_node_withdraws_the_devices(own_host: Host, forms
     cluster = forms.cluster
     forms.run("holder", whole())
     before = containers(forms.get("holder"))
-    everything = {device["name"] for device in devices(cluster)}
+    everything = {device["name"] for device in cluster.devices()}
 
     def offer(amount: str) -> None:
         resources = {"nvidia.com/gpu": amount}
@@ -268,14 +268,14 @@ def test_a_device_plugin_on_the_node_withdraws_the_devices(own_host: Host, forms
         cluster.rest.merge_patch(f"{paths.node(node_name)}/status", status)
 
     def published(fine: Callable[[set[str]], bool]) -> str | None:
-        found = {device["name"] for device in devices(cluster)}
+        found = {device["name"] for device in cluster.devices()}
         return None if fine(found) else f"{sorted(found)} are published"
 
     try:
         offer("4")
         (held,) = cluster.granted_devices(forms.get("holder"))
         wait(lambda: published(lambda found: {name.partition("-mig-")[0] for name in found} == {held}), NOTICED_S)
-        assert {dig(device, "taints", 0, "value") for device in devices(cluster)} == {"second-publisher"}
+        assert {dig(device, "taints", 0, "value") for device in cluster.devices()} == {"second-publisher"}
         wait(lambda: None if events(cluster, node_name, "SecondPublisher") else "no event", NOTICED_S)
         forms.create("next", whole())
         holds(lambda: not is_ready(forms.get("next")))

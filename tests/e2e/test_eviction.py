@@ -13,7 +13,7 @@ from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, POD_DISRUPTION_BUDGETS, PODS
-from dra_driver.sim.client import load
+from dra_driver.sim.client import kind_of, load
 from dra_driver.sim.demo.health import POLICY
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
@@ -45,7 +45,7 @@ def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Pat
     account = Account(name=ACCOUNT, namespace=namespace, token=token(cluster.rest, ACCOUNT, namespace))
     yield account.kubeconfig(Path(kubeconfig), tmp_path / "kubeconfig")
     for obj in objects:
-        cluster.rest.delete(path_of(obj))
+        cluster.client.delete(kind_of(obj), obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
 
 
 def moved(obj: Obj, namespace: str) -> Obj:
@@ -59,13 +59,6 @@ def moved(obj: Obj, namespace: str) -> Obj:
     if dig(obj, "roleRef", "kind") == "ClusterRole":
         obj["roleRef"]["name"] = namespace
     return obj
-
-
-def path_of(obj: Obj) -> str:
-    metadata = obj["metadata"]
-    inside = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
-    root = f"/apis/{obj['apiVersion']}" if "/" in obj["apiVersion"] else f"/api/{obj['apiVersion']}"
-    return f"{root}{inside}/{obj['kind'].lower()}s/{metadata['name']}"
 
 
 @pytest.fixture
@@ -133,8 +126,7 @@ class World:
     def tainted(self) -> list[str]:
         return [
             device["name"]
-            for item in self.cluster.slices()
-            for device in entries(item, "spec", "devices")
+            for device in self.cluster.devices()
             if any(taint["effect"] == "NoExecute" for taint in entries(device, "taints"))
         ]
 

@@ -8,7 +8,7 @@ name when it starts.
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from tests.e2e.objects import pod
 Obj = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A pod and its objects. ``code`` is the cause that explain has to name, "" when the pod fits.
 
@@ -39,10 +39,11 @@ class Case:
     """
 
     name: str
-    requests: Sequence[Obj] = ()
-    constraints: Sequence[Obj] = ()
     code: str = ""
     scheduler: str = ""
+    _: KW_ONLY
+    requests: Sequence[Obj] = ()
+    constraints: Sequence[Obj] = ()
     pod: Obj = field(default_factory=dict)
     resources: Obj = field(default_factory=dict)
     claim: Obj = field(default_factory=dict)
@@ -152,18 +153,18 @@ class Cluster:
         named = self.attribute("name")
         share = {"requests": {"memory": "8Gi"}}
         return [
-            Case(name="one-gpu", requests=[self.request(self.whole, f'{model} == "A100"')]),
-            Case(name="second-best", requests=[{"name": "gpu", "firstAvailable": either}]),
-            Case(name="share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
-            Case(name="another-share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
+            Case("one-gpu", requests=[self.request(self.whole, f'{model} == "A100"')]),
+            Case("second-best", requests=[{"name": "gpu", "firstAvailable": either}]),
+            Case("share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
+            Case("another-share", requests=[self.request(self.shared, capacity=share)], needs=frozenset({SHARES})),
             Case(
-                name="tolerates",
+                "tolerates",
                 requests=[self.request(self.whole, f'{named} == "h100-1"', tolerations=[tolerated])],
                 needs=frozenset({TAINTS}),
             ),
-            Case(name="extended", resources={"limits": {self.resource: "1"}}, needs=frozenset({EXTENDED})),
+            Case("extended", resources={"limits": {self.resource: "1"}}, needs=frozenset({EXTENDED})),
             Case(
-                name="part",
+                "part",
                 requests=[self.request(self.part, f'{named} == "part-a"')],
                 needs=frozenset({PARTITIONS}),
             ),
@@ -212,30 +213,22 @@ class Cluster:
     def _never_evaluated(self) -> list[Case]:
         return [
             Case(
-                name="cel-error",
-                code="celError",
-                scheduler="no such key",
+                "cel-error",
+                "celError",
+                "no such key",
                 requests=[self.request(self.whole, f'{self.attribute("nosuch")} == "x"')],
             ),
             Case(
-                name="over-limit",
-                code="notWeighable",
-                scheduler="exceeds the claim limit",
+                "over-limit",
+                "notWeighable",
+                "exceeds the claim limit",
                 requests=[self.request(self.whole, name="a", count=20), self.request(self.whole, name="b", count=20)],
             ),
+            Case("no-class", "classMissing", "does not exist", requests=[self.request(f"missing-{self._mark}")]),
+            Case("no-template", "templateMissing", claim={"resourceClaimTemplateName": "missing"}),
+            Case("no-claim", "claimMissing", claim={"resourceClaimName": "missing"}),
             Case(
-                name="no-class",
-                code="classMissing",
-                scheduler="does not exist",
-                requests=[self.request(f"missing-{self._mark}")],
-            ),
-            Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "missing"}),
-            Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "missing"}),
-            Case(
-                name="no-resource",
-                code="resourceUnknown",
-                scheduler="Insufficient",
-                resources={"limits": {f"{self.driver}/missing": "1"}},
+                "no-resource", "resourceUnknown", "Insufficient", resources={"limits": {f"{self.driver}/missing": "1"}}
             ),
         ]
 
@@ -247,32 +240,21 @@ class Cluster:
 
         return [
             Case(
-                name="elsewhere",
-                code="nodesUnfit",
-                scheduler="node affinity/selector",
+                "elsewhere",
+                "nodesUnfit",
+                "node affinity/selector",
                 requests=requests,
                 pod={"nodeSelector": {"example.com/nowhere": "true"}},
             ),
+            Case("no-cpu", "nodesUnfit", "Insufficient cpu", requests=requests, resources={"requests": {"cpu": "4k"}}),
             Case(
-                name="no-cpu",
-                code="nodesUnfit",
-                scheduler="Insufficient cpu",
-                requests=requests,
-                resources={"requests": {"cpu": "4k"}},
+                "gated", "schedulingGates", requests=requests, pod={"schedulingGates": [{"name": "example.com/wait"}]}
             ),
+            Case("no-volume", "volumeWaiting", "not found", requests=requests, pod=volume("missing")),
             Case(
-                name="gated",
-                code="schedulingGates",
-                requests=requests,
-                pod={"schedulingGates": [{"name": "example.com/wait"}]},
-            ),
-            Case(
-                name="no-volume", code="volumeWaiting", scheduler="not found", requests=requests, pod=volume("missing")
-            ),
-            Case(
-                name="volume",
-                code="volumeWaiting",
-                scheduler="unbound immediate PersistentVolumeClaims",
+                "volume",
+                "volumeWaiting",
+                "unbound immediate PersistentVolumeClaims",
                 requests=requests,
                 pod=volume("data"),
                 others=[_volume_claim("data")],
@@ -281,12 +263,7 @@ class Cluster:
 
     def half(self) -> Case:
         """Returns the pod for an incomplete pool, which exists only for a short time: it affects requests for all."""
-        return Case(
-            name="half",
-            code="poolUnusable",
-            scheduler="cannot allocate all claims",
-            requests=[self.request(f"half-{self._mark}")],
-        )
+        return Case("half", "poolUnusable", "cannot allocate all claims", requests=[self.request(f"half-{self._mark}")])
 
     def _class(self, name: str, kind: str, **spec: Any) -> Obj:
         guard = f'device.driver == "{self.driver}" && {self.attribute("type")} == "{kind}"'

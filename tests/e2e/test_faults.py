@@ -12,23 +12,16 @@ import time
 
 import pytest
 
+from tests.chaos.conftest import fault
 from tests.chaos.record import FaultRecord
 from tests.e2e.cluster import REACH_S, RealCluster, wait
 from tests.e2e.node import Folders
 from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, restart, steady
 from tests.fakes.node_process import NodeProcess
 
-__all__ = ["pods", "steady"]  # fixtures
+__all__ = ["fault", "pods", "steady"]  # fixtures
 RUNTIME_RESTART = os.environ.get("E2E_RUNTIME_RESTART")
 RETRY_S = 180.0
-
-
-@pytest.fixture
-def fault(request: pytest.FixtureRequest) -> FaultRecord:
-    """The record of this test's fault."""
-    found = request.node.get_closest_marker("fault")
-    assert found is not None
-    return FaultRecord(fault=found.args[0], test=request.node.nodeid)
 
 
 def run(command: str) -> None:
@@ -38,7 +31,7 @@ def run(command: str) -> None:
 
 def seconds_until_a_new_pod_runs(pods: Pods, since: float) -> float:
     """A pod that is created now, with a GPU of its own."""
-    pods.create("next")
+    pods.make("next")
     pods.wait_ready("next", timeout_s=RETRY_S)
     seconds = time.monotonic() - since
     assert pods.gpu("next")
@@ -85,7 +78,7 @@ def test_a_kill_changes_nothing_for_pods(
     before = node_folders.claims_in_journal()
     own_driver.end(signal.SIGKILL)
     since = time.monotonic()
-    pods.create("waiting")
+    pods.make("waiting")
     seen = pods.wait_warning("FailedPrepareDynamicResources")
     restart(own_driver)
     pods.wait_ready("waiting", timeout_s=RETRY_S)

@@ -5,17 +5,15 @@ The GPU is a simulated H100 of a node process of this test; its state file shows
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.apiserver.jsonvalue import entries
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.demo.requirements import Requirements
-from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
+from tests.e2e.cluster import GONE_S, KUBECTL_DRA, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
@@ -48,16 +46,7 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
     """Exit status and output of `kubectl dra explain`."""
-    command = [
-        sys.executable,
-        "-m",
-        "dra_driver.kubectl.commands.kubectl",
-        "explain",
-        f"pod/{pod}",
-        "-n",
-        forms.namespace,
-    ]
-    command += ["--kubeconfig", kubeconfig]
+    command = [*KUBECTL_DRA, "explain", f"pod/{pod}", "-n", forms.namespace, "--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -167,8 +156,7 @@ def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: Real
 
 def shareable(cluster: RealCluster) -> set[str]:
     """Names of the devices that several claims may use."""
-    devices = [device for item in cluster.slices() for device in entries(item, "spec", "devices")]
-    return {device["name"] for device in devices if device.get("allowMultipleAllocations")}
+    return {device["name"] for device in cluster.devices() if device.get("allowMultipleAllocations")}
 
 
 def kill_in_long_call(own_host: Host) -> None:

@@ -22,7 +22,7 @@ from tests.e2e.gates import POD_HEALTH, SHARES, TAINTS
 from tests.e2e.host import REGISTERED, START_S, Host
 from tests.e2e.objects import deployment, pod_spec, template
 from tests.e2e.test_drain import POLICY
-from tests.e2e.upgrade import devices, events
+from tests.e2e.upgrade import events
 from tests.fakes.node_process import NodeProcess
 
 log = logging.getLogger(__name__)
@@ -69,12 +69,12 @@ class Sickness:
 
     def taints(self, device: str) -> dict[str, tuple[str, str]]:
         """Key -> effect and time, of the whole GPU."""
-        (found,) = [each for each in devices(self.cluster) if each["name"] == device]
+        (found,) = [each for each in self.cluster.devices() if each["name"] == device]
         return {each["key"]: (each["effect"], each["timeAdded"]) for each in entries(found, "taints")}
 
     def clean(self) -> None:
         """Wait until no device is tainted."""
-        wait(lambda: str({each["name"] for each in devices(self.cluster) if each.get("taints")} or ""), BACK_S)
+        wait(lambda: str({each["name"] for each in self.cluster.devices() if each.get("taints")} or ""), BACK_S)
 
     def health(self, pod: str) -> list[Obj]:
         """What the kubelet says of the pod's devices."""

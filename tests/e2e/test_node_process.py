@@ -13,13 +13,11 @@ import pytest
 
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.paths import resource_slices
-from dra_driver.kube.published.listing import observed_devices
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import dig
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.client import load
-from dra_driver.sim.demo.expectations import allocated_devices
-from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
+from tests.e2e.forms import Forms
 from tests.e2e.host import REGISTERED
 from tests.e2e.node import Folders
 from tests.fakes.node_process import NodeProcess
@@ -30,51 +28,32 @@ REPUBLISH_S = 5.0
 RETRY_S = 180.0
 
 
-class Pods:
+class Pods(Forms):
     """Pods with one GPU each, in one namespace, like examples/one-gpu.yaml."""
 
     def __init__(self, cluster: RealCluster, namespace: str) -> None:
-        self._cluster, self._namespace = cluster, namespace
+        super().__init__(cluster, namespace)
         template, self._pod = load(ROOT / "examples" / "one-gpu.yaml")
         cluster.apply([template], namespace)
 
-    def create(self, name: str) -> None:
-        self._cluster.apply([{**self._pod, "metadata": {"name": name}}], self._namespace)
-
-    def get(self, name: str) -> Obj:
-        return self._cluster.pod(name, self._namespace)
-
-    def delete(self, name: str) -> None:
-        self._cluster.client.delete(PODS, name, self._namespace)
-
-    def log(self, name: str) -> str:
-        return self._cluster.client.log(self._namespace, name, "main")
+    def make(self, *names: str) -> None:
+        self.cluster.apply([{**self._pod, "metadata": {"name": name}} for name in names], self.namespace)
 
     def gpu(self, name: str) -> str:
         """The only GPU in the pod's log, which must be the allocated one."""
-        # A container is ready before its command has printed anything.
-        wait(lambda: None if self.log(name) else f"the log of {name} is empty", 30.0)
-        seen = observed_devices(self.log(name)).listed
-        assert seen == allocated_devices(self.get(name), self._cluster.client).gpus
-        return str(*seen)
-
-    def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:
-        wait(lambda: self._unready(names), timeout_s)
+        return str(*self.sees(name).listed)
 
     def wait_gone(self, name: str) -> None:
-        wait(lambda: f"pod {name} still exists" if name in self._names() else None, RETRY_S)
+        def present() -> str | None:
+            names = {pod["metadata"]["name"] for pod in self.cluster.pods(self.namespace)}
+            return f"pod {name} still exists" if name in names else None
+
+        wait(present, RETRY_S)
 
     def wait_warning(self, reason: str) -> str:
         """The first warning event of that reason in the namespace."""
-        wait(lambda: None if self._cluster.warnings(self._namespace, reason) else f"no event {reason}", REACH_S)
-        return self._cluster.warnings(self._namespace, reason)[0]
-
-    def _names(self) -> set[str]:
-        return {pod["metadata"]["name"] for pod in self._cluster.pods(self._namespace)}
-
-    def _unready(self, names: tuple[str, ...]) -> str | None:
-        waiting = [name for name in names if not is_ready(self.get(name))]
-        return f"{waiting} not ready; {self._cluster.warnings(self._namespace)}" if waiting else None
+        wait(lambda: None if self.cluster.warnings(self.namespace, reason) else f"no event {reason}", REACH_S)
+        return self.cluster.warnings(self.namespace, reason)[0]
 
 
 def restart(process: NodeProcess) -> None:
@@ -98,7 +77,7 @@ def pods(cluster: RealCluster, driver: NodeProcess | None, namespace: str) -> It
 @pytest.fixture
 def steady(driver: NodeProcess | None, pods: Pods) -> Iterator[str]:
     """A running pod that must be undisturbed: same containers, same log, at the end of the test."""
-    pods.create("steady")
+    pods.make("steady")
     pods.wait_ready("steady")
     gpu = pods.gpu("steady")
     before, log = containers(pods.get("steady")), pods.log("steady")
@@ -117,7 +96,7 @@ def test_kill_and_restart_change_nothing_for_running_pods(
     time.sleep(1.0)
     restart(own_driver)
     assert (node_folders.claims_in_journal(), node_folders.claims_with_files()) == before
-    pods.create("next")
+    pods.make("next")
     pods.wait_ready("next")
     assert pods.gpu("next") != steady
 
@@ -126,8 +105,7 @@ def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pod
     """After a kill at any point of a prepare, every pod gets a GPU of its own in the end."""
     before = len(node_folders.claims_in_journal())
     names = ["a", "b", "c"]
-    for name in names:
-        pods.create(name)
+    pods.make(*names)
     wait(lambda: None if len(node_folders.claims_in_journal()) > before else "nothing in work", 30.0)
     own_driver.end(signal.SIGKILL)
     restart(own_driver)
@@ -139,11 +117,11 @@ def test_pod_deleted_while_the_driver_is_down_is_removed_afterwards(
     own_driver: NodeProcess, pods: Pods, node_folders: Folders
 ) -> None:
     """Its GPU is not allocated again until the driver has unprepared its claim."""
-    pods.create("leaving")
+    pods.make("leaving")
     pods.wait_ready("leaving")
     held = node_folders.claims_in_journal()
     own_driver.end(signal.SIGKILL)
-    pods.delete("leaving")
+    pods.cluster.client.delete(PODS, "leaving", pods.namespace)
     time.sleep(3.0)
     assert node_folders.claims_in_journal() == held
     restart(own_driver)

@@ -61,10 +61,17 @@ class Spec:
     a MIG device is listed below its GPU. ``check`` checks side effects while the pods run."""
 
     reaches: Sequence[str]
-    pods: int
-    lines: int
+    pods: int = 1
+    lines: int = 1
     requirements: Requirements = ANY
     check: Callable[[View], None] | None = None
+
+
+def two_pods(first: str, second: str, requirements: Requirements = ANY, *, relation: str = "") -> Spec:
+    """Each sees one GPU; ``relation``: the same, or different ones."""
+    reaches = [f"pod/{name} Running sees 1 GPU" for name in (first, second)]
+    related = [f"pods {first} {second} {relation}"] if relation else []
+    return Spec(reaches=[*reaches, *related], pods=2, lines=2, requirements=requirements)
 
 
 def different_gpus(view: View) -> None:
@@ -109,69 +116,40 @@ def four_quartets(view: View) -> None:
 
 
 SPECS = {
-    "gpu-simple-full": Spec(reaches=["pod/pod-full-gpu Running sees 1 GPU"], pods=1, lines=1),
-    "gpu-2pods-2gpus": Spec(
-        reaches=["pod/pod1 Running sees 1 GPU", "pod/pod2 Running sees 1 GPU", "pods pod1 pod2 different GPUs"],
-        pods=2,
-        lines=2,
-    ),
-    "gpu-2pods-1gpu": Spec(
-        reaches=["pod/pod1 Running sees 1 GPU", "pod/pod2 Running sees 1 GPU", "pods pod1 pod2 same GPU"],
-        pods=2,
-        lines=2,
-    ),
-    "gpu-1pod-2cnt-1gpu": Spec(
-        reaches=["pod/pod1 Running sees 1 GPU", "containers pod1/ctr0 pod1/ctr1 same GPU"], pods=1, lines=1
-    ),
-    "gpu-two-claims-one-pod": Spec(reaches=["pod/pod-two-claims Running sees 2 GPUs"], pods=1, lines=2),
+    "gpu-simple-full": Spec(reaches=["pod/pod-full-gpu Running sees 1 GPU"]),
+    "gpu-2pods-2gpus": two_pods("pod1", "pod2", relation="different GPUs"),
+    "gpu-2pods-1gpu": two_pods("pod1", "pod2", relation="same GPU"),
+    "gpu-1pod-2cnt-1gpu": Spec(reaches=["pod/pod1 Running sees 1 GPU", "containers pod1/ctr0 pod1/ctr1 same GPU"]),
+    "gpu-two-claims-one-pod": Spec(reaches=["pod/pod-two-claims Running sees 2 GPUs"], lines=2),
     "gpu-job-rct": Spec(reaches=["job/gpu-job-rct Complete"], pods=2, lines=2, check=job_has_ended),
     "gpu-job-rct-parallel": Spec(
         reaches=["deployment/gpu-deploy-parallel Available"], pods=2, lines=2, check=different_gpus
     ),
-    "gpu-cel-nomatch": Spec(reaches=["pod/pod-cel-nomatch Pending"], pods=1, lines=0),
-    "gpu-simple-mig": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-cel-nomatch": Spec(reaches=["pod/pod-cel-nomatch Pending"], lines=0),
+    "gpu-simple-mig": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"]),
     "gpu-multiple-mig": Spec(
         reaches=[
             "pod/pod-2mig Running sees 2 MIG devices",
             "containers pod-2mig/ctr0 pod-2mig/ctr1 different MIG devices",
-        ],
-        pods=1,
-        lines=1,
+        ]
     ),
-    "gpu-anymig": Spec(reaches=["pod/pod-anymig Running sees 1 MIG device"], pods=1, lines=1),
-    "gpu-simple-mig-ts": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-anymig": Spec(reaches=["pod/pod-anymig Running sees 1 MIG device"]),
+    "gpu-simple-mig-ts": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"]),
     "gpu-timeslicing": Spec(
         reaches=[
             "pod/pod-timeslicing Running sees 1 GPU",
             "containers pod-timeslicing/ctr0 pod-timeslicing/ctr1 same GPU",
         ],
-        pods=1,
-        lines=1,
         check=short_turns,
     ),
     "gpu-mps": Spec(
-        reaches=["pod/pod-mps Running sees 1 GPU", "containers pod-mps/ctr0 pod-mps/ctr1 same GPU"],
-        pods=1,
-        lines=1,
-        check=mps_daemon,
+        reaches=["pod/pod-mps Running sees 1 GPU", "containers pod-mps/ctr0 pod-mps/ctr1 same GPU"], check=mps_daemon
     ),
-    "gpu-consumable-shares-memory": Spec(
-        reaches=[
-            "pod/pod-share-memory-0 Running sees 1 GPU",
-            "pod/pod-share-memory-1 Running sees 1 GPU",
-            "pods pod-share-memory-0 pod-share-memory-1 same GPU",
-        ],
-        pods=2,
-        lines=2,
-        requirements=H100_BY_MEMORY,
+    "gpu-consumable-shares-memory": two_pods(
+        "pod-share-memory-0", "pod-share-memory-1", H100_BY_MEMORY, relation="same GPU"
     ),
     # It asks for a count of shares and for no memory, which here means all memory: the pods run on different GPUs.
-    "gpu-consumable-shares-integer": Spec(
-        reaches=["pod/pod-share-integer-0 Running sees 1 GPU", "pod/pod-share-integer-1 Running sees 1 GPU"],
-        pods=2,
-        lines=2,
-        requirements=H100_IN_TURNS,
-    ),
+    "gpu-consumable-shares-integer": two_pods("pod-share-integer-0", "pod-share-integer-1", H100_IN_TURNS),
     "gpu-test4": Spec(
         reaches=["deployment/pod Available"], pods=4, lines=4, requirements=FOUR_A100, check=four_quartets
     ),

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from dra_driver.kube import paths
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import GONE_S, RealCluster, wait
+from tests.e2e.cluster import GONE_S, KUBECTL_DRA, RealCluster, wait
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.fakes.node_process import NodeProcess
@@ -78,16 +77,7 @@ def test_every_form_is_what_was_allocated(
 @pytest.fixture
 def running(cluster: RealCluster, namespace: str, flags: list[str]) -> Iterator[Any]:
     """A command with a try on its way: the claim is prepared, the image is never there."""
-    command = [
-        sys.executable,
-        "-m",
-        "dra_driver.kubectl.commands.kubectl",
-        *flags,
-        "--kind",
-        "gpu",
-        "--image",
-        "example.invalid/x:1",
-    ]
+    command = [*KUBECTL_DRA, *flags, "--kind", "gpu", "--image", "example.invalid/x:1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         wait(lambda: None if "pod" in left(cluster, namespace) else "no pod yet", GONE_S)
         yield process

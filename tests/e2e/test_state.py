@@ -17,7 +17,7 @@ import pytest
 
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.forms import PODS, Forms, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR, Folders
@@ -26,14 +26,6 @@ from tests.fakes.node_process import DriverProcess
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
 POLICY = Path(__file__).parent / "policies" / "mps-minor-2.yaml"
 REQUIREMENTS = Requirements(nodes=THREE_H100, policies=(POLICY,))
-# Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
-PODS = {
-    "ten": share("10Gi", 10),
-    "twenty": share("20Gi", 20),
-    "whole": whole(),
-    "small": slice_of("1g.10gb"),
-    "larger": slice_of("2g.20gb"),
-}
 
 pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
 

@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.jsonvalue import dig
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import Forms, slice_of
@@ -31,13 +31,9 @@ def made_by_hand(backend: SimulatedBackend, start: int) -> tuple[MigInstance, st
     return instance, str(instance.device.uuid)
 
 
-def published(cluster: RealCluster) -> list[Obj]:
-    return [device for item in cluster.slices() for device in entries(item, "spec", "devices")]
-
-
 def uuids(cluster: RealCluster) -> set[str]:
     """UUIDs in slices; a partition that does not exist yet has none."""
-    return {str(dig(device, "attributes", "uuid", "string", default="")) for device in published(cluster)} - {""}
+    return {str(dig(device, "attributes", "uuid", "string", default="")) for device in cluster.devices()} - {""}
 
 
 def test_a_foreign_partition_is_published_allocated_and_stays(
@@ -48,11 +44,11 @@ def test_a_foreign_partition_is_published_allocated_and_stays(
     Where the cluster keeps no counters, nothing but the foreign partition is published.
     """
     (gpu,) = backend.snapshot().gpus
-    before = len(published(cluster))
+    before = len(cluster.devices())
     assert (before > 0) == cluster.gates[PARTITIONS]
     instance, uuid = made_by_hand(backend, start=2)
     wait(lambda: None if uuids(cluster) == {uuid} else f"slices have {uuids(cluster)}", NOTICED_S)
-    assert len(published(cluster)) < max(before, 2), "what overlaps it is still offered"
+    assert len(cluster.devices()) < max(before, 2), "what overlaps it is still offered"
 
     request = slice_of(PROFILE)
     attributes = 'device.attributes["gpu.nvidia.com"]'
@@ -63,7 +59,7 @@ def test_a_foreign_partition_is_published_allocated_and_stays(
     assert [one.gi_id for one in backend.mig_instances(gpu.uuid)] == [instance.gi_id]
 
     backend.foreign_destroy(gpu.uuid, instance.gi_id)
-    wait(lambda: None if len(published(cluster)) == before else "what overlapped it is not offered again", NOTICED_S)
+    wait(lambda: None if len(cluster.devices()) == before else "what overlapped it is not offered again", NOTICED_S)
     assert uuids(cluster) == set()
 
 

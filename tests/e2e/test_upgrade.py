@@ -14,7 +14,7 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.forms import PODS, Forms, share, slice_of
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import MPS_READY, REGISTERED, START_S, Host
 from tests.e2e.node import Folders
@@ -23,14 +23,6 @@ from tests.fakes.node_process import DriverProcess
 OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
 POLICIES = Path(__file__).parent / "policies"
-# Shares first, on the only shared GPU, then the whole GPU: a scheduler may try GPUs in any order.
-PODS = {
-    "ten": share("10Gi", 10),
-    "twenty": share("20Gi", 20),
-    "whole": whole(),
-    "small": slice_of("1g.10gb"),
-    "larger": slice_of("2g.20gb"),
-}
 PODS_1_34 = {name: PODS[name] for name in ("whole", "ten", "twenty")}
 """What the older version can place on Kubernetes 1.34. It does not know how that takes counters, so it has no
 partitions, and all GPUs in one resource slice; that scheduler compares requests with what its first one has left."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from dra_driver.kube import paths
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS
 from tests.e2e.cluster import POLL_S, SETTLE_S, RealCluster, wait
 
@@ -29,19 +29,15 @@ def marked(cluster: RealCluster, node: str, kind: str, name: str, value: str) ->
         mark(cluster, node, kind, name, None)
 
 
-def devices(cluster: RealCluster) -> list[Obj]:
-    return [device for item in cluster.slices() for device in entries(item, "spec", "devices")]
-
-
 def versions(cluster: RealCluster) -> set[str]:
-    return {str(dig(one, "attributes", "driverVersion", "version")) for one in devices(cluster)}
+    return {str(dig(one, "attributes", "driverVersion", "version")) for one in cluster.devices()}
 
 
 def tainted(cluster: RealCluster) -> dict[str, bool]:
     """Device name -> whether no new claim may have it."""
     return {
         one["name"]: any(taint["effect"] == "NoSchedule" for taint in entries(one, "taints"))
-        for one in devices(cluster)
+        for one in cluster.devices()
     }
 
 

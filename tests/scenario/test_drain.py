@@ -11,6 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.objects import is_ready
+from tests.e2e.objects import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template
 
 NODE = "gpu-a"
@@ -50,16 +51,6 @@ def tainted(cluster: Cluster) -> set[str]:
     return {gpu for gpu, answers in found.items() if True in answers}
 
 
-def deployment(name: str, template: str) -> Obj:
-    container = {"name": "main", "image": "example.com/app:1", "resources": {"claims": [{"name": "gpu"}]}}
-    spec = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}]}
-    labels = {"app": name}
-    return {
-        "metadata": {"name": name},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }
-
-
 def test_a_node_is_drained_of_every_form_and_given_back(
     cluster: Cluster, commands: Commands, pods: Pods, namespace: str
 ) -> None:
@@ -67,7 +58,7 @@ def test_a_node_is_drained_of_every_form_and_given_back(
     whole = make_template(cluster, namespace, selectors=EXCLUSIVE)
     pods.create("whole", template=whole)
     partition = make_template(cluster, namespace, deviceClassName="mig.nvidia.com")
-    cluster.store.create(DEPLOYMENTS, deployment("partition", partition), namespace=namespace)
+    cluster.store.create(DEPLOYMENTS, deployment("partition", pod_spec(partition)), namespace=namespace)
     share = make_template(cluster, namespace, selectors=SHAREABLE, capacity={"requests": {"memory": "4Gi"}})
     pods.create("share", template=share)
     pods.wait_ready("whole", "share")  # before a pod that may get the shared GPU as a whole

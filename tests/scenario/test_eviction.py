@@ -10,6 +10,7 @@ from dra_driver.sim.apiserver.kinds import NODES, POD_DISRUPTION_BUDGETS, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import health
 from dra_driver.sim.node.node_process import ControllerSubprocess
+from tests.e2e.objects import budget
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template, untold
 
 CLUSTER = {"nodes": {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}, "policies": [ROOT / health.POLICY]}
@@ -48,9 +49,7 @@ def test_a_budget_and_an_opt_out_keep_pods_and_the_controller_says_so(
 ) -> None:
     for name, metadata in (("kept", {"annotations": OPT_OUT}), ("guarded", {"labels": {"app": "g"}})):
         run_pod(cluster, namespace, pods, name, **metadata)
-    selector = {"matchLabels": {"app": "g"}}
-    budget = {"metadata": {"name": "b"}, "spec": {"selector": selector, "minAvailable": 1}}
-    cluster.store.create(POD_DISRUPTION_BUDGETS, budget, namespace=namespace)
+    cluster.store.create(POD_DISRUPTION_BUDGETS, budget("b", "g"), namespace=namespace)
     inject(cluster, "gpu-0 xid=79, gpu-1 xid=79")
     try:
         for name, reason in (("kept", "GpuEvictionOptedOut"), ("guarded", "GpuEvictionRefused")):

@@ -11,6 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, GPU_POLICIES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.objects import is_ready
+from tests.e2e.objects import policy
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of
 from tests.scenario.conftest import devices as all_devices
 
@@ -92,11 +93,8 @@ def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster,
 
     def unmessages() -> str | None:
         messages = [e["message"] for e in cluster.store.list(EVENTS).items if e.get("reason") == "GpuPolicyProblem"]
-        return (
-            None
-            if any("spec.forms.migProfile: unknown field" in text for text in messages)
-            else f"messages: {messages}"
-        )
+        said = any("spec.forms.migProfile: unknown field" in text for text in messages)
+        return None if said else f"messages: {messages}"
 
     cluster.wait(unmessages, TIMEOUT_S, "an event at the node")
     node = cluster.nodes["gpu-a"]
@@ -110,12 +108,11 @@ def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster,
 def test_policies_as_objects_change_what_is_published_and_gpu_nodes_say_so(cluster: Cluster) -> None:
     """No file: a node follows objects, refuses a contradiction as a whole, and writes what became of each policy."""
     shared(cluster, None)
-    mps = {"sharing": {"strategy": "MPS"}, "forms": {"migProfiles": []}}
-    cluster.client.create(policy_object("mps", mps), "")
+    cluster.client.create(policy("mps", sharing={"strategy": "MPS"}, forms={"migProfiles": []}), "")
     shared(cluster, "MPS")
     gpu_node(cluster, policies="mps", usedAs="1 Free", health="Healthy", gpus=1, problems=0)
     assert devices(cluster).keys() == {"gpu-0"}
-    cluster.client.create(policy_object("time", {"sharing": {"strategy": "TimeSlicing"}}), "")
+    cluster.client.create(policy("time", sharing={"strategy": "TimeSlicing"}), "")
     gpu_node(cluster, policies="mps (Conflicting), time (Conflicting)")
     shared(cluster, "MPS")
     cluster.client.delete(GPU_POLICIES, "time", "")
@@ -126,15 +123,6 @@ def test_policies_as_objects_change_what_is_published_and_gpu_nodes_say_so(clust
     (owner,) = stored["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("Node", "gpu-a")
     convert(stored["status"], GpuNodeStatus)
-
-
-def policy_object(name: str, spec: Obj) -> Obj:
-    return {
-        "apiVersion": "gpu.dra-driver.io/v1alpha1",
-        "kind": "GpuPolicy",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
 
 
 def gpu_node(cluster: Cluster, **wanted: object) -> None:

@@ -15,15 +15,11 @@ from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
-from dra_driver.sim.apiserver.kinds import (
-    DEPLOYMENTS,
-    GPU_NODES,
-    PODS,
-    RESOURCE_CLAIMS,
-)
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, GPU_NODES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
+from tests.e2e.objects import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of, make_template, untold
 
 POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
@@ -48,17 +44,8 @@ def cluster() -> Iterator[Cluster]:
 def deploy(cluster: Cluster, namespace: str, name: str) -> Obj:
     """A Deployment of one pod with a share of 12Gi on gpu-a; returns its pod when it runs."""
     template = make_template(cluster, namespace, capacity={"requests": {"memory": "12Gi"}})
-    container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
-    pod = {
-        "metadata": {"labels": {"app": name}},
-        "spec": {
-            "containers": [container],
-            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}],
-            "nodeSelector": {"kubernetes.io/hostname": "gpu-a"},
-        },
-    }
-    spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": pod}
-    cluster.store.create(DEPLOYMENTS, {"metadata": {"name": name}, "spec": spec}, namespace=namespace)
+    spec = pod_spec(template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
+    cluster.store.create(DEPLOYMENTS, deployment(name, spec), namespace=namespace)
     cluster.wait(lambda: None if ready(cluster, namespace, name) else "no pod", TIMEOUT_S, f"{name} to run")
     (found,) = ready(cluster, namespace, name)
     return found
@@ -97,12 +84,8 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
     other = Unattributed(
         gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",)
     )
-    findings = UsageFindings(
-        written=now,
-        over_grant=tuple(found),
-        unattributed=(other,),
-        idle=(IdleClaim(claim=idle, since=now),),
-    )
+    unused = IdleClaim(claim=idle, since=now)
+    findings = UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,), idle=(unused,))
     folder = cluster.nodes["gpu-a"].folders.plugins / DRIVER / "usage" / "findings"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "new").write_bytes(encode(findings))

@@ -63,7 +63,12 @@ class Removal:
             for dependent_kind, dependent in self._state.owned_by(uid):
                 self._drop_owners(dependent_kind, dependent, {uid})
         if kind is NAMESPACES:
-            return self._delete_namespace(key, record)
+            obj: Obj = copy_json(record.obj)
+            obj["metadata"].setdefault("deletionTimestamp", rfc3339(self._clock()))
+            obj.setdefault("status", {})["phase"] = "Terminating"
+            marked = record if obj == record.obj else self._state.put(NAMESPACES, obj)
+            self._when_terminating(key[1])
+            return marked
         grace_s = self._grace_s(kind, record, options)
         waits_for = self._blocking_dependents(record) if policy == "Foreground" else []
         if grace_s or waits_for or entries(record.obj, "metadata", "finalizers"):
@@ -187,14 +192,6 @@ class Removal:
                 obj["metadata"]["finalizers"].remove(FOREGROUND)
                 self._state.put(found[0], obj)
                 self.finish(*found)
-
-    def _delete_namespace(self, key: Key, record: Record) -> Record:
-        obj: Obj = copy_json(record.obj)
-        obj["metadata"].setdefault("deletionTimestamp", rfc3339(self._clock()))
-        obj.setdefault("status", {})["phase"] = "Terminating"
-        marked = record if obj == record.obj else self._state.put(NAMESPACES, obj)
-        self._when_terminating(key[1])
-        return marked
 
     def empty_namespace(self, name: str) -> None:
         """Delete the contents of a namespace being deleted, then the namespace once it is empty."""

@@ -49,7 +49,11 @@ class ApiServer:
     ) -> None:
         before = successor_of
         self._clock = clock
-        self.store: Store = before.store if before else store or self._new_store(check_cel)
+        self.store: Store = (
+            before.store
+            if before
+            else store or Store(check_cel=check_cel, clock=clock, namespace_delay_s=NAMESPACE_DELAY_S)
+        )
         self._port: int = before._port if before else port
         self._token = before.token if before else secrets.token_urlsafe(32)
         self._authority: trustme.CA = before._authority if before else trustme.CA()
@@ -61,9 +65,6 @@ class ApiServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
-
-    def _new_store(self, check_cel: Callable[[str], str | None] | None) -> Store:
-        return Store(check_cel=check_cel, clock=self._clock, namespace_delay_s=NAMESPACE_DELAY_S)
 
     @property
     def url(self) -> str:
@@ -82,7 +83,9 @@ class ApiServer:
     def start(self) -> str:
         """Listen and serve; returns the base URL. Raises RetryableError if the port is in use or the start fails."""
         listener = self._bind()
-        self._thread = threading.Thread(target=self._run, args=(listener,), name="embedded-api-server", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener)), name="embedded-api-server", daemon=True
+        )
         self._thread.start()
         if not self._ready.wait(START_TIMEOUT_S):
             raise RetryableError(f"the embedded API server did not accept connections within {START_TIMEOUT_S:.0f} s")
@@ -112,22 +115,19 @@ class ApiServer:
 
     def kubeconfig(self, path: str | os.PathLike[str]) -> Path:
         """Write a kubeconfig with mode 0600; replaces an existing file by a rename."""
-        target = Path(path)
-        replace_file(target, json.dumps(self._kubeconfig(), indent=1).encode())
-        return target
-
-    def _kubeconfig(self) -> dict[str, object]:
         authority = base64.b64encode(self.certificate.encode()).decode()
-        return {
+        cluster = {"server": self.url, "certificate-authority-data": authority}
+        config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [
-                {"name": "embedded", "cluster": {"server": self.url, "certificate-authority-data": authority}}
-            ],
+            "clusters": [{"name": "embedded", "cluster": cluster}],
             "users": [{"name": "embedded-admin", "user": {"token": self._token}}],
             "contexts": [{"name": "embedded", "context": {"cluster": "embedded", "user": "embedded-admin"}}],
             "current-context": "embedded",
         }
+        target = Path(path)
+        replace_file(target, json.dumps(config, indent=1).encode())
+        return target
 
     def _bind(self) -> socket.socket:
         # With an explicit protocol, asyncio sets TCP_NODELAY; without that, every reply waits 40 ms for an ACK.
@@ -144,9 +144,6 @@ class ApiServer:
         self._port = listener.getsockname()[1]
         return listener
 
-    def _run(self, listener: socket.socket) -> None:
-        asyncio.run(self._serve(listener))
-
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._application = ApiApplication(self.store, self._token, self._clock)
@@ -161,7 +158,8 @@ class ApiServer:
             timeout_keep_alive=75,
         )
         config.load()
-        config.ssl = self._tls()
+        config.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._certificate.configure_cert(config.ssl)
         self._server = uvicorn.Server(config)
         announce = asyncio.create_task(self._announce(self._server))
         await self._server.serve(sockets=[listener])
@@ -171,8 +169,3 @@ class ApiServer:
         while not server.started and not server.should_exit:
             await asyncio.sleep(0.005)
         self._ready.set()
-
-    def _tls(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._certificate.configure_cert(context)
-        return context

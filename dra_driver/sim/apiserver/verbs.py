@@ -4,6 +4,9 @@ Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, ca
 Errors are those of `dra_driver.core.errors`. `watching` and `pod_subresources` have the other verbs.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from dra_driver.core.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
@@ -25,11 +28,9 @@ _PROPAGATIONS = ("Background", "Foreground", "Orphan")
 def _unsupported_field(kind: ResourceKind) -> str:
     """The message for an unsupported field selector; it depends on how Kubernetes registers the kind."""
     if not kind.selectable:
-        known = ", ".join(f'"{field}"' for field in _META_FIELDS)
-        return f'"{{key}}" is not a known field selector: only {known}'
-    if kind.group == "resource.k8s.io":
-        return f"field label not supported for {kind.api_version}, Kind={kind.kind}: {{key}}"
-    return "field label not supported: {key}"
+        return '"{key}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+    of_kind = f" for {kind.api_version}, Kind={kind.kind}" if kind.group == "resource.k8s.io" else ""
+    return f"field label not supported{of_kind}: {{key}}"
 
 
 def selection(request: ApiRequest, target: Target) -> list[Match]:
@@ -64,10 +65,13 @@ class Verbs:
         self._check_revision(request)
         if request.query.get("continue"):
             raise expired(0, self._store.revision)
+        chosen, revision = self._selected(request, target)
+        return views.many(request, target, chosen, revision, self._clock())
+
+    def _selected(self, request: ApiRequest, target: Target) -> tuple[Sequence[Record], int]:
         matches = selection(request, target)
         records, revision = self._store.read_all(target.kind, target.namespace)
-        chosen = [record for record in records if all(match(record.obj) for match in matches)]
-        return views.many(request, target, chosen, revision, self._clock())
+        return [record for record in records if all(match(record.obj) for match in matches)], revision
 
     def create(self, request: ApiRequest, target: Target) -> Reply:
         checks = _FieldValidation(request, target)
@@ -132,15 +136,12 @@ class Verbs:
 
     def delete_collection(self, request: ApiRequest, target: Target) -> Reply:
         """Delete every selected object; returns the list of them."""
-        options, matches = self._delete_options(request), selection(request, target)
-        records, revision = self._store.read_all(target.kind, target.namespace)
-        chosen = [record for record in records if all(match(record.obj) for match in matches)]
+        options = self._delete_options(request)
+        chosen, revision = self._selected(request, target)
         for record in chosen:
             metadata = record.obj["metadata"]
-            try:
+            with suppress(NotFoundError):  # deleted as a dependent of an earlier one
                 self._store.delete(target.kind, metadata["name"], metadata.get("namespace", ""), options)
-            except NotFoundError:
-                continue  # deleted as a dependent of an earlier one
         return views.many(request, target, chosen, revision, self._clock())
 
     def _known(self, target: Target) -> bool:

@@ -24,7 +24,7 @@ from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig
 from dra_driver.sim.apiserver.kind import ResourceKind, Review
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.removal import Removal
-from dra_driver.sim.apiserver.rules.meta import meta_problems, meta_update_problems
+from dra_driver.sim.apiserver.rules.core import meta_problems, meta_update_problems
 from dra_driver.sim.apiserver.schema import decode
 from dra_driver.sim.apiserver.state import Key, ObjectState, Record, object_key
 from dra_driver.sim.apiserver.validation import generated_name, invalid

@@ -62,18 +62,15 @@ class ClaimController(Controller):
             try:
                 claim = self._generated(pod, item["name"], claims) or self._generate(pod, item)
             except DraError as error:
-                self._report_failure(pod, item["name"], str(error))
+                if (about := (uid(pod), item["name"])) not in self._reported:
+                    self._reported.add(about)
+                    text = f"PodResourceClaim {item['name']}: failed to create ResourceClaim: {error}"
+                    self._recorder.warning(pod, "FailedResourceClaimCreation", text)
                 return False
             statuses.append({"name": item["name"], "resourceClaimName": claim["metadata"]["name"]})
         pod.setdefault("status", {})["resourceClaimStatuses"] = statuses
         self._store.update_status(PODS, pod)
         return True
-
-    def _report_failure(self, pod: Obj, claim: str, reason: str) -> None:
-        if (uid(pod), claim) not in self._reported:
-            self._reported.add((uid(pod), claim))
-            text = f"PodResourceClaim {claim}: failed to create ResourceClaim: {reason}"
-            self._recorder.warning(pod, "FailedResourceClaimCreation", text)
 
     @staticmethod
     def _generated(pod: Obj, name: str, claims: list[Obj]) -> Obj | None:

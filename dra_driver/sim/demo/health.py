@@ -61,7 +61,12 @@ class _Health(Chapter):
         claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
         self._make_deployment("by-claim", {"claims": [{"name": "gpu"}]}, {"resourceClaims": claims})
         self._make_deployment("by-resource", {"limits": {"nvidia.com/gpu": "1"}}, {})
-        self.expect(self._without_policy, "all nodes to follow the policy")
+
+        def without_policy() -> str | None:
+            missing = sum(_GRACE_ATTRIBUTE not in device.get("attributes", {}) for _, device in self._devices())
+            return f"{missing} devices lack it" if missing else None
+
+        self.expect(without_policy, "all nodes to follow the policy")
         self.expect(self._not_running, "both Deployments to run")
         before = self._places()
         self.say("1. Two Deployments run: one pod has a claim, the other asks for nvidia.com/gpu: 1.")
@@ -138,10 +143,6 @@ class _Health(Chapter):
         for item in self.cluster.slices(node):
             for device in entries(item, "spec", "devices"):
                 yield item["spec"]["nodeName"], device
-
-    def _without_policy(self) -> str | None:
-        missing = sum(_GRACE_ATTRIBUTE not in device.get("attributes", {}) for _, device in self._devices())
-        return f"{missing} devices lack it" if missing else None
 
     def _tainted(self) -> dict[tuple[str, str], Obj]:
         return {

@@ -164,7 +164,9 @@ class ExporterSubprocess(DriverSubprocess):
     """``dra-driver exporter`` for one node. ``port``, on loopback, serves /metrics and /usage."""
 
     def __init__(self, name: str, spec: str, folders: NodeFolders, *, interval_s: int = 1) -> None:
-        self.port = _free_port()
+        with socket.socket() as probe:  # another process may take the port before the exporter, which then says so
+            probe.bind((HOST, 0))
+            self.port: int = probe.getsockname()[1]
         arguments = [
             "exporter",
             *("--node-name", name),
@@ -197,11 +199,3 @@ class ExporterSubprocess(DriverSubprocess):
             raise RetryableError(f"the usage exporter at {HOST}:{self.port} does not answer: {error}") from error
         finally:
             connection.close()
-
-
-def _free_port() -> int:
-    """A port that is free now; another process may take it before the exporter does, which then says so."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -147,12 +147,11 @@ def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
     """A table without descriptions and ages."""
     columns = table.get("columnDefinitions") or []
     kept = [{key: value for key, value in column.items() if key != "description"} for column in columns]
-    rows = [row | {"cells": [_plain_cell(cell) for cell in row["cells"]]} for row in table.get("rows") or []]
+    rows = [
+        row | {"cells": ["<age>" if _AGE.fullmatch(str(cell)) else cell for cell in row["cells"]]}
+        for row in table.get("rows") or []
+    ]
     return table | {"columnDefinitions": kept, "rows": rows}
-
-
-def _plain_cell(cell: Any) -> Any:
-    return "<age>" if isinstance(cell, str) and _AGE.fullmatch(cell) else cell
 
 
 def _remove(value: Any, path: list[str]) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.sim.loop import StoreEventRecorder
 
 OLDEST_MINOR = 34  # resource.k8s.io/v1 is in client-go's scheme since then
 
@@ -184,22 +185,7 @@ def test_describe_shows_objects_with_their_events(api: ApiServer, kubectl: Kubec
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     api.store.create(NODES, {"metadata": {"name": "n1"}})
     pod = api.store.get(PODS, "trainer", "default")
-    event = {
-        "metadata": {"name": "trainer.1", "namespace": "default"},
-        "involvedObject": {
-            "kind": "Pod",
-            "apiVersion": "v1",
-            "name": "trainer",
-            "namespace": "default",
-            "uid": pod["metadata"]["uid"],
-        },
-        "reason": "FailedScheduling",
-        "message": "no GPU is free",
-        "type": "Warning",
-        "firstTimestamp": "2026-01-01T00:00:00Z",
-        "lastTimestamp": "2026-01-01T00:00:00Z",
-    }
-    api.store.create(EVENTS, event)
+    StoreEventRecorder(api.store, "test").warning(pod, "FailedScheduling", "no GPU is free")
     assert re.search(r"Warning +FailedScheduling .* no GPU is free", kubectl("describe", "pod", "trainer"))
     assert "Device Class Name:  gpu.example.com" in kubectl("describe", "resourceclaim", "shared")
     assert "device.driver == 'gpu.example.com'" in kubectl("describe", "deviceclass", "gpu.example.com")
@@ -216,25 +202,10 @@ def test_create_run_label_annotate_patch_and_scale(kubectl: Kubectl) -> None:
     kubectl("run", "once", "--image=busybox:1", "--restart=Never", "-n", "team")
     kubectl("label", "pod", "once", "tier=web", "-n", "team")
     kubectl("annotate", "pod", "once", "note=hello", "-n", "team")
-    kubectl(
-        "patch",
-        "deploy",
-        "web",
-        "-n",
-        "team",
-        "-p",
-        '{"spec":{"template":{"spec":{"containers":[{"name":"nginx","image":"nginx:2"}]}}}}',
-    )
-    kubectl(
-        "patch",
-        "deploy",
-        "web",
-        "-n",
-        "team",
-        "--type=json",
-        "-p",
-        '[{"op":"replace","path":"/spec/replicas","value":3}]',
-    )
+    image = '{"spec":{"template":{"spec":{"containers":[{"name":"nginx","image":"nginx:2"}]}}}}'
+    kubectl("patch", "deploy", "web", "-n", "team", "-p", image)
+    replicas = '[{"op":"replace","path":"/spec/replicas","value":3}]'
+    kubectl("patch", "deploy", "web", "-n", "team", "--type=json", "-p", replicas)
     kubectl("scale", "deploy", "web", "--replicas=4", "-n", "team")
     shown = "jsonpath={.spec.replicas} {.spec.template.spec.containers[0].image} {.metadata.generation}"
     assert kubectl("get", "deploy", "web", "-n", "team", "-o", shown) == "4 nginx:2 4"

@@ -41,6 +41,12 @@ def allocate(store: Store, name: str, pod: Obj) -> None:
     store.update_status(RESOURCE_CLAIMS, found)
 
 
+def held_claim(store: Store) -> None:
+    """Claim c, which a user made, allocated for a pod that names it."""
+    store.create(RESOURCE_CLAIMS, claim("c"))
+    allocate(store, "c", make_pod(store, resourceClaimName="c"))
+
+
 def finish(store: Store) -> None:
     pod = store.get(PODS, "p", "default")
     pod["status"]["phase"] = "Succeeded"
@@ -80,11 +86,8 @@ def test_a_missing_template_is_an_event_on_the_pod(store: Store) -> None:
     (event,) = store.list(EVENTS).items
     assert event["reason"] == "FailedResourceClaimCreation"
     assert '"later" not found' in event["message"]
-    store.create(
-        RESOURCE_CLAIM_TEMPLATES,
-        {"metadata": {"name": "later"}, "spec": {"spec": claim("x")["spec"]}},
-        namespace="default",
-    )
+    template = {"metadata": {"name": "later"}, "spec": {"spec": claim("x")["spec"]}}
+    store.create(RESOURCE_CLAIM_TEMPLATES, template, namespace="default")
     controller.step()
     assert len(claims(store)) == 1
 
@@ -104,9 +107,7 @@ def test_a_finished_pods_claim_is_deallocated_and_deleted(store: Store) -> None:
 
 def test_a_claim_without_owner_is_deallocated_and_stays(store: Store) -> None:
     """A claim that a user created outlives its pods and is free for the next one."""
-    store.create(RESOURCE_CLAIMS, claim("c"))
-    pod = make_pod(store, resourceClaimName="c")
-    allocate(store, "c", pod)
+    held_claim(store)
     controller = ClaimController(store)
     store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=0))
     controller.step()
@@ -118,9 +119,7 @@ def test_a_claim_without_owner_is_deallocated_and_stays(store: Store) -> None:
 
 def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
     """Deleting a claim in use changes nothing for the pod; the claim is removed when the pod has finished."""
-    store.create(RESOURCE_CLAIMS, claim("c"))
-    pod = make_pod(store, resourceClaimName="c")
-    allocate(store, "c", pod)
+    held_claim(store)
     store.delete(RESOURCE_CLAIMS, "c", "default")
     controller = ClaimController(store)
     controller.step()

@@ -33,19 +33,15 @@ class World:
 
     def run_pod(self, name: str, device: int = 0, *tolerations: Obj, extended: bool = False) -> None:
         requests = [{"name": "gpu", "exactly": {"deviceClassName": "c"}}]
-        claim = self.store.create(
-            RESOURCE_CLAIMS,
-            {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}},
-            namespace="default",
-        )
+        body = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
+        claim = self.store.create(RESOURCE_CLAIMS, body, namespace="default")
         listed = [] if extended else [{"name": "gpu", "resourceClaimName": name}]
         container: Obj = {"name": "c", "image": "i"}
         if extended:
             container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
         spec = {"nodeName": "a", "containers": [container], "resourceClaims": listed}
-        pod = self.store.create(
-            PODS, {"metadata": {"name": name, "labels": {"app": "x"}}, "spec": spec}, namespace="default"
-        )
+        metadata = {"name": name, "labels": {"app": "x"}}
+        pod = self.store.create(PODS, {"metadata": metadata, "spec": spec}, namespace="default")
         pool = self.store.get(RESOURCE_SLICES, "s")["spec"]["pool"]["name"]
         result: Obj = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": f"gpu-{device}"}
         if tolerations:

@@ -28,11 +28,8 @@ class World:
         for number in range(replicas):
             self.add_pod(f"p{number}")
         if limits:
-            self.store.create(
-                POD_DISRUPTION_BUDGETS,
-                {"metadata": {"name": "b"}, "spec": {"selector": selector, **limits}},
-                namespace="default",
-            )
+            budget = {"metadata": {"name": "b"}, "spec": {"selector": selector, **limits}}
+            self.store.create(POD_DISRUPTION_BUDGETS, budget, namespace="default")
         self.controller.step()
 
     def add_pod(self, name: str, *, ready: bool = True) -> None:

@@ -27,6 +27,15 @@ def pod(store: Store, name: str, *claims: str, **spec: object) -> Obj:
     return store.create(PODS, body, namespace="default")
 
 
+def stepped(store: Store, request: Obj) -> EmbeddedScheduler:
+    """A scheduler that has tried pod p, whose claim c has that request."""
+    store.create(RESOURCE_CLAIMS, claim("c", request))
+    pod(store, "p", "c")
+    scheduler = EmbeddedScheduler(store)
+    scheduler.step()
+    return scheduler
+
+
 def node_of(store: Store, name: str) -> str:
     return str(dig(store.get(PODS, name, "default"), "spec", "nodeName", default=""))
 
@@ -61,9 +70,7 @@ def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
 
 
 def test_says_why_no_node_fits(store: Store) -> None:
-    store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
-    pod(store, "p", "c")
-    EmbeddedScheduler(store).step()
+    stepped(store, exactly(count=3))
     expected = (
         "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2 nodes are "
         "available: 2 Preemption is not helpful for scheduling."
@@ -74,30 +81,22 @@ def test_says_why_no_node_fits(store: Store) -> None:
 
 def test_counts_reasons_of_nodes(store: Store) -> None:
     """Each node's reason is counted, so that a wrong node selector does not look like a lack of GPUs."""
-    store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     cordoned = store.get(NODES, "b")
     cordoned["spec"]["unschedulable"] = True
     store.update(NODES, cordoned)
-    pod(store, "p", "c")
-    EmbeddedScheduler(store).step()
+    stepped(store, exactly(count=3))
     assert "1 cannot allocate all claims, 1 node(s) were unschedulable" in message_of(store, "p")
 
 
 def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
-    store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
-    pod(store, "p", "c")
-    scheduler = EmbeddedScheduler(store)
-    scheduler.step()
+    scheduler = stepped(store, exactly(count=3))
     before = store.revision
     assert scheduler.step() is None
     assert store.revision == before
 
 
 def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
-    store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
-    pod(store, "p", "c")
-    scheduler = EmbeddedScheduler(store)
-    scheduler.step()
+    scheduler = stepped(store, exactly(count=3))
     store.create(NODES, {**node("d"), "spec": {}})
     store.create(RESOURCE_SLICES, resource_slice("d", gpu("gpu-0"), gpu("gpu-1"), gpu("gpu-2")))
     wait_s = scheduler.step()
@@ -107,9 +106,7 @@ def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
 
 
 def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> None:
-    store.create(RESOURCE_CLAIMS, claim("c", exactly("gpu", 'device.attributes["gpu.nvidia.com"].nope == "x"')))
-    pod(store, "p", "c")
-    EmbeddedScheduler(store).step()
+    stepped(store, exactly("gpu", 'device.attributes["gpu.nvidia.com"].nope == "x"'))
     conditions = store.get(PODS, "p", "default")["status"]["conditions"]
     assert conditions[0]["reason"] == "SchedulerError"
     assert "no such key: nope" in conditions[0]["message"]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, dump, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.rules.meta import label_problems
+from dra_driver.sim.apiserver.rules.core import label_problems
 from dra_driver.sim.apiserver.validation import (
     StatusCause,
     c_identifier,
