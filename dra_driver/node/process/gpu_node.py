@@ -360,7 +360,7 @@ class GpuNodeService:
         *,
         published: InventoryPublisher,
         journal: Journal,
-        health: HealthService,
+        health: HealthService | None,
         policies: PolicySource,
         hook_version: Callable[[], str | None],
         not_ready: Callable[[], list[str]],
@@ -391,7 +391,8 @@ class GpuNodeService:
             self._usage.look(*known)
         told = self._usage.told if self._usage is not None else NO_USAGE
         standing = self._policies.standing
-        seen = (*known, self._health.conditions, self._own_node.current(), standing.newest, standing.in_force, told)
+        conditions = self._health.conditions if self._health is not None else ()
+        seen = (*known, conditions, self._own_node.current(), standing.newest, standing.in_force, told)
         is_same = len(seen) == len(self._seen) and all(a is b for a, b in zip(seen, self._seen, strict=True))
         messages = (self._not_ready(), self._remarks(), self._hook_version())
         if is_same and not self._claims_changed and messages == self._messages:
@@ -419,9 +420,9 @@ class GpuNodeService:
             snapshot=snapshot,
             terms=terms,
             uses=self._journal.uses(),
-            conditions=self._health.conditions,
-            missing=self._health.missing,
-            watches_health=self._settings.health,
+            conditions=self._health.conditions if self._health is not None else (),
+            missing=self._health.missing if self._health is not None else frozenset(),
+            watches_health=self._health is not None,
             policies=standing_of(
                 self._policies.standing, snapshot, terms, self._settings.node_name, claims_by_gpu(holdings)
             ),
