@@ -1,6 +1,6 @@
 """Reports the health of the GPUs in slices, on the kubelet's streams, as the Node's events and as metrics.
 
-``node/health/`` decides what a condition is. ``health_taints.py`` (slices), ``health_stream.py`` (kubelet) and
+``node/health/`` decides what a condition is. ``health_taints.py`` (slices), ``health_report.py`` (kubelet) and
 ``health_events.py`` (Node, metrics) publish it, when ``health_monitor.py`` says so. ``missing_gpus.py`` keeps GPUs
 published that are not found any more.
 

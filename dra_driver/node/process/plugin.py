@@ -62,8 +62,8 @@ from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_node import GpuNodeService
 from dra_driver.node.process.hardware import OwnedBackend
+from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.health_service import HealthService
-from dra_driver.node.process.health_stream import HealthStreams
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
