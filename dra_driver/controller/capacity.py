@@ -48,9 +48,9 @@ def survey_command(driver: str, kubeconfig: str | None) -> list[str]:
 
 def survey(
     command: list[str],
+    beat: Callable[[], bool],
     *,
     memory_mib: int,
-    beat: Callable[[], bool],
     limit_s: float = SURVEY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> bytes:

@@ -27,7 +27,8 @@ from dra_driver.core.model.gpu_node import (
 )
 from dra_driver.core.text import counted, printable
 from dra_driver.core.time import rfc3339
-from dra_driver.core.wire import to_wire
+from dra_driver.core.wire import from_wire, to_wire
+from dra_driver.kube.objects.meta import ObjectMeta
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
@@ -53,14 +54,12 @@ class NodePolicies(Struct, frozen=True, kw_only=True):
 
 def policy_view(item: Mapping[str, object]) -> PolicyView | None:
     metadata = item.get("metadata")
-    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+    found = from_wire(ObjectMeta, metadata) if isinstance(metadata, Mapping) else ObjectMeta()
+    if not found.name or not isinstance(metadata, Mapping):
         return None
-    generation = metadata.get("generation")
+    kept = {key: value for key, value in metadata.items() if key != "managedFields"}
     return PolicyView(
-        name=metadata["name"],
-        uid=str(metadata.get("uid") or ""),
-        generation=generation if isinstance(generation, int) and not isinstance(generation, bool) else 0,
-        written={**item, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}},
+        name=found.name, uid=found.uid, generation=found.generation or 0, written={**item, "metadata": kept}
     )
 
 
@@ -157,11 +156,13 @@ def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[s
     """The new ``status`` of the object; None where the present one says the same already."""
     wanted = to_wire(totals)
     condition = _condition(policy, totals)
-    present = _present(policy.status)
-    is_same = present is not None and present.get("status") == condition["status"]
-    since = present.get("lastTransitionTime") if present is not None and is_same else None
+    listed = policy.status.get("conditions")
+    conditions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    present = next((item for item in conditions if item.get("type") == CONDITION), {})
+    since = present.get("lastTransitionTime") if present.get("status") == condition["status"] else None
     stamp = since if isinstance(since, str) else rfc3339(now)
-    wanted["conditions"] = [*_other_conditions(policy.status), {**condition, "lastTransitionTime": stamp}]
+    others = [item for item in conditions if item.get("type") != CONDITION]  # of other writers
+    wanted["conditions"] = [*others, {**condition, "lastTransitionTime": stamp}]
     return None if wanted == dict(policy.status) else wanted
 
 
@@ -220,17 +221,3 @@ def _of(part: PolicyCount, whole: PolicyCount) -> str:
 
 def _gpus(count: PolicyCount) -> str:
     return counted(count.gpus, "GPU")
-
-
-def _present(status: Mapping[str, object]) -> Mapping[str, object] | None:
-    return next((item for item in _conditions(status) if item.get("type") == CONDITION), None)
-
-
-def _other_conditions(status: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """Conditions that another writer has put there stay."""
-    return [item for item in _conditions(status) if item.get("type") != CONDITION]
-
-
-def _conditions(status: Mapping[str, object]) -> list[Mapping[str, object]]:
-    found = status.get("conditions")
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

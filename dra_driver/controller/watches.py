@@ -62,30 +62,19 @@ class ReducedLists(Generic[View]):
         return {"metadata": metadata, _REDUCED: reduced}
 
 
-class Watch:
-    """A watch whose type of objects does not matter."""
+class Watch(Protocol):
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or
+    is not complete yet, None while it is current."""
 
-    _reflector: Reflector
-    _listed: threading.Event
-    _what: str
-
-    def start(self) -> None:
-        self._reflector.start()
-
-    def stop(self) -> None:
-        self._reflector.stop()
-
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
     @property
-    def problem(self) -> str | None:
-        """Why the copy may be outdated or is not complete yet; None while it is current."""
-        if self._reflector.problem is not None or not self._listed.is_set():
-            return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
-        return None
+    def problem(self) -> str | None: ...
 
 
-class ReducedWatch(Watch, Generic[View]):
-    """One watch. ``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in the
-    watch's thread and must return immediately. ``what`` names the objects in messages."""
+class ReducedWatch(Generic[View]):
+    """A `Watch`. ``on_change`` is called in its thread and must return immediately. ``what`` names the objects in
+    messages."""
 
     def __init__(
         self,
@@ -107,6 +96,18 @@ class ReducedWatch(Watch, Generic[View]):
 
         self._reflector = Reflector(lists, path, selector, note, slim=lists.slim, name=thread)
 
+    def start(self) -> None:
+        self._reflector.start()
+
+    def stop(self) -> None:
+        self._reflector.stop()
+
+    @property
+    def problem(self) -> str | None:
+        if self._reflector.problem is not None or not self._listed.is_set():
+            return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
+        return None
+
     def items(self) -> list[View]:
         return list(self._reflector.items().values())
 
@@ -124,7 +125,6 @@ class _Pair:
 
     @property
     def problem(self) -> str | None:
-        """Why the copies may be outdated or are not complete yet; None while they are current."""
         return self._both[0].problem or self._both[1].problem
 
 

@@ -24,6 +24,7 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.files import replace_file
+from dra_driver.core.finding import check_document
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
@@ -98,7 +99,7 @@ def read(path: Path | str) -> ClusterFacts:
     for name, data in _files_in(Path(path), where):
         found[name] = _json(data, f"{where}: {name}")
         if name == MANIFEST:
-            _check_version(found[name], where)
+            check_document(found[name], KIND, SCHEMA_VERSION, where)
     missing = [name for name in (MANIFEST, STATE, FACTS) if name not in found]
     if missing:
         raise ConfigurationError(f"{where}: no support bundle: {', '.join(missing)} is missing in it")
@@ -152,17 +153,6 @@ def _unpacked(value: object, where: str, present: object) -> object:
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
         raise ConfigurationError(f"{where}: expected an answer, or why there is none")
     return value["is"] if present is None else present
-
-
-def _check_version(manifest: object, where: str) -> None:
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise ConfigurationError(f"{where}: no {KIND}")
-    version, program = manifest.get("schemaVersion"), str(manifest.get("programVersion"))[:40]
-    if version != SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{where}: a support bundle of schemaVersion {str(version)[:20]}, this program reads {SCHEMA_VERSION}; "
-            f"read it with the version of dra-driver that wrote it ({program}) or a newer one"
-        )
 
 
 def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:

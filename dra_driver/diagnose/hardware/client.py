@@ -29,9 +29,9 @@ class ClientProcess:
 
     def __init__(self, library: str | None, profile_ids: Sequence[int]) -> None:
         self._task = {"library": library, "profiles": list(profile_ids), "parent": os.getpid()}
-        self._buffer = b""
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_ANSWER_S)
+        self._lines = self._socket.makefile("rb")
         with theirs:
             command = own_module("client")
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
@@ -46,6 +46,7 @@ class ClientProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lines.close()
         self._socket.close()
         try:
             self._process.wait(_END_S)
@@ -66,12 +67,9 @@ class ClientProcess:
         return answer if isinstance(answer, dict) else {}
 
     def _line(self) -> bytes:
-        while b"\n" not in self._buffer:
-            piece = self._socket.recv(1 << 16)
-            if not piece:
-                raise OSError("it ended")
-            self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = self._lines.readline()
+        if not line:
+            raise OSError("it ended")
         return line
 
 

@@ -17,7 +17,7 @@ from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.values import Facts, Topics, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
-from dra_driver.hardware.device_nodes.numbers import Majors
+from dra_driver.hardware.device_nodes.numbers import Majors, expected_numbers
 from dra_driver.hardware.device_nodes.params import parse_params
 from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
@@ -188,10 +188,6 @@ def read_missing_nodes(task: Task) -> Topics:
     yield "made", mounts.device_files(dev)
 
 
-_GPU_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
-_CAP_NODE: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
-_FIXED: Final = {"/dev/nvidiactl": ("nvidia", 255), "/dev/nvidia-modeset": ("nvidia", 254)}
-_UVM: Final = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
 # Left out on purpose (cdi/libraries.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
 _NOT_OURS: Final = re.compile(
     r"xorg|nvidia_drv\.so|libglxserver_nvidia|/vulkan/|/egl/|glvnd|/X11/|lib32|i386-linux-gnu|libnvidia-wine"
@@ -216,10 +212,10 @@ def _number_differences(facts: Facts, majors: Majors) -> Iterator[str]:
     if majors.nvidia is None:
         yield "/proc/devices lists neither nvidia nor nvidia-frontend"
     for node in facts["nodes"]:
-        expected = _expected(node["path"], majors)
+        numbers, expected = (node["major"], node["minor"]), expected_numbers(node["path"], majors)
         # A node may outlive its module; it has no number then.
-        if expected is not None and expected[0] is not None and (node["major"], node["minor"]) != expected:
-            yield f"{node['path']} is {node['major']}:{node['minor']}, computed {expected[0]}:{expected[1]}"
+        if expected is not None and numbers != (expected.major, expected.minor):
+            yield f"{node['path']} is {numbers[0]}:{numbers[1]}, computed {expected.major}:{expected.minor}"
     problem = parse_params(facts["params"]).problem
     if problem is not None:
         yield f"/proc/driver/nvidia/params {problem}"
@@ -237,17 +233,6 @@ def _node_differences(facts: Facts, survey: Facts) -> Iterator[str]:
         minor = gpu["answers"]["nvmlDeviceGetMinorNumber"].get("value")
         if minor is not None and present and f"/dev/nvidia{minor}" not in present:
             yield f"GPU {gpu['index']} has minor {minor}, and /dev/nvidia{minor} does not exist"
-
-
-def _expected(path: str, majors: Majors) -> tuple[int | None, int] | None:
-    """Major and minor that this driver would compute for a node; None for a node that it does not give."""
-    if match := _GPU_NODE.fullmatch(path):
-        return majors.nvidia, int(match[1])
-    if match := _CAP_NODE.fullmatch(path):
-        return majors.caps, int(match[1])
-    if path in _UVM:
-        return majors.uvm, _UVM[path]
-    return (majors.nvidia, _FIXED[path][1]) if path in _FIXED else None
 
 
 def _notes(facts: Facts, majors: Majors) -> str:

@@ -162,25 +162,19 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
 
 
-def _skipped(reason: str) -> Finding:
-    return Finding(status=Status.SKIPPED, seen=reason)
+def judged(check: HardwareCheck, reading: Reading, survey: Facts) -> CheckRecord:
+    """The record of a reading, or of the lack of one. Never raises: facts come from files, too."""
+    finding = replace(_finding(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
+    return CheckRecord(number=check.number, reading=reading, finding=finding)
 
 
-def judge(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
-    """The finding about a reading, or about the lack of one. Never raises: facts come from files, too."""
-    return replace(_judged(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
-
-
-def _judged(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
-    if reading.skipped:
-        return _skipped(reading.skipped)
-    if reading.problem:
+def _finding(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
+    if reading.problem and not reading.skipped:
         read = ", ".join(reading.facts) or "nothing"
-        return Finding(
-            status=Status.UNKNOWN, seen=reading.problem, meaning=f"the check did not finish; it had read: {read}"
-        )
-    if reason := reading.facts.get("skipped"):
-        return _skipped(str(reason))
+        meaning = f"the check did not finish; it had read: {read}"
+        return Finding(status=Status.UNKNOWN, seen=reading.problem, meaning=meaning)
+    if reason := reading.skipped or reading.facts.get("skipped"):
+        return Finding(status=Status.SKIPPED, seen=str(reason))
     try:
         return check.judge(reading.facts, survey)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

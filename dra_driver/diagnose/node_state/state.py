@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import DraError
-from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.memory import own_mounts
@@ -118,14 +117,6 @@ class SocketState(Struct, frozen=True, kw_only=True):
     served: bool
 
 
-class FoundGpu(Struct, frozen=True, kw_only=True):
-    """A GPU as it was read, with its instances."""
-
-    minor: int
-    mig_enabled: bool
-    instances: tuple[MigInstance, ...] = ()
-
-
 class NodeState(Struct, frozen=True, kw_only=True):
     """Everything. ``runs`` are the ids of node processes that are alive, ``boot_id`` "" when unknown.
 
@@ -145,7 +136,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
     sockets: tuple[SocketState, ...] = ()
     sick_gpus: int | None = None
     health_problem: str | None = None
-    gpus: Mapping[str, FoundGpu] | None = None
+    gpus: Mapping[str, Gpu] | None = None
     hardware_problem: str | None = None
 
 
@@ -258,16 +249,13 @@ def _daemon(folder: DaemonFolder, daemon_id: str) -> DaemonState:
     return DaemonState(id=daemon_id, wanted=wanted, status="" if wanted else "released")
 
 
-def _gpus(hardware: Look | None) -> tuple[Mapping[str, FoundGpu] | None, str | None]:
+def _gpus(hardware: Look | None) -> tuple[Mapping[str, Gpu] | None, str | None]:
     if hardware is None:
         return None, None
     try:
-        found = hardware().gpus
+        return {gpu.uuid: gpu for gpu in hardware().gpus}, None
     except DraError as error:
         return None, f"the GPUs cannot be read: {error}"
-    return {
-        gpu.uuid: FoundGpu(minor=gpu.minor, mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances) for gpu in found
-    }, None
 
 
 def _json(path: Path) -> tuple[dict[str, object] | None, str | None]:

@@ -17,7 +17,7 @@ from dra_driver.core.errors import (
     NotFoundError,
     ServerBusyError,
 )
-from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.finding import Finding, Layer, Status, ok
 from dra_driver.diagnose.smoke.judge import (
     compared,
     failed,
@@ -180,12 +180,9 @@ class Attempt:
         with suppress(NotFoundError, InvalidObjectError):  # a container that was never created has no log
             log = self._api.get_text(paths.pod_log(self._namespace, pod["metadata"]["name"]))
         results = self._tools.allocated(self._task.name)
-        found = compared(pod, log, results, self._task.slices)
-        if found.problem:
-            result = self._failed(found.problem)
-        else:
-            result = TryResult(node=self._task.node, kind=self._task.kind, finding=Finding(status=Status.OK, seen=""))
-        return replace(result, device=found.device, expected=found.expected, seen=found.seen, lines=found.lines)
+        good = TryResult(node=self._task.node, kind=self._task.kind, finding=ok(""))
+        found = compared(good, pod, log, results, self._task.slices)
+        return found if found.status is Status.OK else replace(found, finding=self._failed(found.finding).finding)
 
     def _pending(self, pod: Wire, waited_s: float) -> TryResult:
         fit = self._tools.fit(self._task)

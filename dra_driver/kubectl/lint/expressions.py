@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice
-from dra_driver.kubectl.lint.reading import Spot
+from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector, split_conjuncts
 from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.parser import parse
@@ -48,7 +48,7 @@ class Comparison(Struct, frozen=True):
     offset: int
 
 
-class References(Struct):
+class ExpressionReads(Struct):
     """What an expression reads and names, each with its offset.
 
     ``drivers`` are the names that ``device.driver`` is compared with; ``constructors`` are calls of quantity() and
@@ -64,7 +64,7 @@ class References(Struct):
     younger: list[tuple[str, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, text: str) -> "References":
+    def of(cls, text: str) -> "ExpressionReads":
         """Raises CelSyntaxError."""
         found = cls()
         found.visit(parse(SourceText(text)), {})
@@ -116,7 +116,7 @@ class ParsedClause(Struct, frozen=True):
     text: str
     offset: int
     program: Program
-    reads: References
+    reads: ExpressionReads
 
     @property
     def quantities(self) -> list[str]:
@@ -129,13 +129,13 @@ class ParsedSelector(Struct, frozen=True):
     spot: Spot
     text: str
     program: Program
-    reads: References
+    reads: ExpressionReads
     clauses: Sequence[ParsedClause]
 
 
 def parse_selector(spot: Spot, text: str) -> ParsedSelector:
     """Parses an expression. Raises CelSyntaxError when it does not compile."""
-    return ParsedSelector(spot, text, compile_selector(text), References.of(text), _clauses(text))
+    return ParsedSelector(spot, text, compile_selector(text), ExpressionReads.of(text), _clauses(text))
 
 
 def _clauses(text: str) -> list[ParsedClause]:
@@ -145,7 +145,7 @@ def _clauses(text: str) -> list[ParsedClause]:
         start = text.index(part, end)
         end = start + len(part)
         try:
-            found.append(ParsedClause(part, start, compile_selector(part), References.of(part)))
+            found.append(ParsedClause(part, start, compile_selector(part), ExpressionReads.of(part)))
         except CelSyntaxError:
             return []  # an operand that is valid only together with the others; the whole expression is one clause then
     return found

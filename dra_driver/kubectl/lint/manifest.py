@@ -8,10 +8,11 @@ from typing import Final
 
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import identity
-from dra_driver.kubectl.lint.reading import Place, Spot, YamlNode, YamlProblem, plain_with_lines, read
+from dra_driver.kubectl.lint.reading import Place, YamlNode, YamlProblem, plain_with_lines, read
 
 DRA_GROUP: Final = "resource.k8s.io"
 DEFAULT_NAMESPACE: Final = "default"
@@ -32,11 +33,16 @@ class Manifest(Struct, frozen=True):
     """One object. ``namespace`` is ``default`` when it has none."""
 
     text: ManifestText
-    spot: Spot
-    api_version: str
-    kind: str
-    namespace: str
-    name: str
+    node: YamlNode
+    path: str = ""
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    name: str = ""
+
+    @property
+    def spot(self) -> "Spot":
+        return Spot(self, self.node, self.path)
 
     @property
     def group(self) -> str:
@@ -58,22 +64,67 @@ class Manifest(Struct, frozen=True):
         return f"{self.kind} {namespace + '/' if namespace else ''}{self.name or '(no name)'}"
 
 
+class Spot(Struct, frozen=True):
+    """A node of an object, and the path that leads to it, such as ``spec.devices.requests[0]``."""
+
+    manifest: Manifest
+    node: YamlNode
+    path: str = ""
+
+    def get(self, *keys: str) -> "Spot | None":
+        """Returns the value below; None if it is missing or null."""
+        spot = self
+        for key in keys:
+            found = spot.node.get(key)
+            if found is None or found.is_null:
+                return None
+            spot = Spot(self.manifest, found, f"{spot.path}.{key}" if spot.path else key)
+        return spot
+
+    def each(self, *keys: str) -> list["Spot"]:
+        """Returns the elements of the list below; empty if it is no list."""
+        spot = self.get(*keys)
+        if spot is None:
+            return []
+        return [Spot(self.manifest, item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
+
+    def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
+        for key, value in self.node.pairs:
+            yield key, Spot(self.manifest, value, f"{self.path}.{key.text}" if self.path else key.text)
+
+    def string(self, *keys: str) -> str:
+        """Returns the text below; "" if it is no text."""
+        spot = self.get(*keys)
+        return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
+
+    def number(self, *keys: str) -> int | None:
+        """Returns the whole number below; None if it is none."""
+        spot = self.get(*keys)
+        value = spot.node.value if spot is not None else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def flag(self, *keys: str) -> bool:
+        spot = self.get(*keys)
+        return spot is not None and spot.node.value is True
+
+
 def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
     """Yields the object of a document, or the items of a list; nothing if it is no Kubernetes object."""
-    waiting = [(Spot(root), "", "")]
-    for spot, usual_kind, usual_version in waiting:
+    waiting = [Manifest(text, root)]
+    for one in waiting:
+        spot = one.spot
         if spot.node.kind != "map" or len(waiting) > MAX_OBJECTS:
             continue
-        kind, version = spot.string("kind") or usual_kind, spot.string("apiVersion") or usual_version
+        kind, version = spot.string("kind") or one.kind, spot.string("apiVersion") or one.api_version
         items = spot.get("items")
         if kind.endswith("List") and items is not None and items.node.kind == "list":
             # A typed list has kind and version once; in a plain List every item has them.
-            inner = (kind.removesuffix("List"), version if kind != "List" else "")
-            waiting += [(item, *inner) for item in spot.each("items")]
+            usual = {"kind": kind.removesuffix("List"), "api_version": version if kind != "List" else ""}
+            waiting += [Manifest(text, item.node, item.path, **usual) for item in items.each()]
         elif kind and version:
             namespace = spot.string("metadata", "namespace") or DEFAULT_NAMESPACE
             name = spot.string("metadata", "name") or spot.string("metadata", "generateName")
-            yield Manifest(text, spot, version, kind, namespace, name)
+            yield replace(one, kind=kind, api_version=version, namespace=namespace, name=name)
 
 
 def claim_devices(manifest: Manifest) -> Spot | None:

@@ -65,49 +65,6 @@ class YamlNode(Struct, eq=False):
         return repr(shown) if isinstance(self.value, str) else shown
 
 
-class Spot(Struct, frozen=True):
-    """A node and the path that leads to it, such as ``spec.devices.requests[0]``."""
-
-    node: YamlNode
-    path: str = ""
-
-    def get(self, *keys: str) -> "Spot | None":
-        """Returns the value below; None if it is missing or null."""
-        spot = self
-        for key in keys:
-            found = spot.node.get(key)
-            if found is None or found.is_null:
-                return None
-            spot = Spot(found, f"{spot.path}.{key}" if spot.path else key)
-        return spot
-
-    def each(self, *keys: str) -> list["Spot"]:
-        """Returns the elements of the list below; empty if it is no list."""
-        spot = self.get(*keys)
-        if spot is None:
-            return []
-        return [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
-
-    def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
-        for key, value in self.node.pairs:
-            yield key, Spot(value, f"{self.path}.{key.text}" if self.path else key.text)
-
-    def string(self, *keys: str) -> str:
-        """Returns the text below; "" if it is no text."""
-        spot = self.get(*keys)
-        return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
-
-    def number(self, *keys: str) -> int | None:
-        """Returns the whole number below; None if it is none."""
-        spot = self.get(*keys)
-        value = spot.node.value if spot is not None else None
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    def flag(self, *keys: str) -> bool:
-        spot = self.get(*keys)
-        return spot is not None and spot.node.value is True
-
-
 def plain(node: YamlNode) -> object:
     """Converts the tree to dicts, lists and scalars. Raises ValueError above MAX_PLAIN_NODES values."""
     if node.size > MAX_PLAIN_NODES:

@@ -36,7 +36,7 @@ def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
         try:
             _check(manifest, reporter, claims, pods)
         except (DraError, RecursionError) as error:
-            reporter.add("DRA004", manifest, manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
+            reporter.add("DRA004", manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
     return LintReport(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
 
 
@@ -70,7 +70,7 @@ def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: P
     if manifest.is_dra:
         if not _version(manifest, reporter) or manifest.kind not in _CHECKED:
             return
-        FieldChecker(reporter, manifest).check(manifest.spot, manifest.kind)
+        FieldChecker(reporter).check(manifest.spot, manifest.kind)
         if manifest.kind == "DeviceClass":
             claims.device_class(manifest)
         else:
@@ -78,7 +78,7 @@ def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: P
         return
     check_policy(manifest, reporter)
     for pod in pod_specs(manifest):
-        pods.check(manifest, pod)
+        pods.check(pod)
 
 
 def _version(manifest: Manifest, reporter: Reporter) -> bool:
@@ -92,14 +92,14 @@ def _version(manifest: Manifest, reporter: Reporter) -> bool:
         if version == "v1beta1" and manifest.kind != "DeviceClass":
             hint += ", and put deviceClassName, selectors, count and so on under `exactly:`"
         message = f"{manifest.api_version} is deprecated; Kubernetes serves v1 since 1.34"
-        reporter.add("DRA005", manifest, spot, message, hint=hint)
+        reporter.add("DRA005", spot, message, hint=hint)
         return True
     if version.startswith("v1alpha"):
         message = f"{manifest.api_version} has no {manifest.kind} since Kubernetes 1.34"
         hint = "rewrite it for resource.k8s.io/v1; alpha objects have another shape"
     else:
         message, hint = f"unknown API {manifest.api_version}", "write apiVersion: resource.k8s.io/v1"
-    reporter.add("DRA005", manifest, spot, message, hint=hint, severity="error")
+    reporter.add("DRA005", spot, message, hint=hint, severity="error")
     return False
 
 
@@ -112,7 +112,7 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
             continue
         if not name and not manifest.spot.string("metadata", "generateName"):
             where = manifest.spot.get("metadata") or manifest.spot
-            reporter.add("DRA004", manifest, where, "metadata.name is required")
+            reporter.add("DRA004", where, "metadata.name is required")
             continue
         key = (manifest.group, manifest.kind, manifest.namespace, name)
         if not name or key not in seen:
@@ -121,4 +121,4 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
         first = seen[key]
         message = f"{manifest.label} is defined twice; the first is {first.text.name}:{first.spot.node.line}"
         spot = manifest.spot.get("metadata", "name") or manifest.spot
-        reporter.add("DRA006", manifest, spot, message, hint="when both are applied, the second replaces the first")
+        reporter.add("DRA006", spot, message, hint="when both are applied, the second replaces the first")

@@ -13,8 +13,8 @@ from dra_driver.core.errors import CelSyntaxError
 from dra_driver.kube.state import KINDS, ClusterState, Wire, identity
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, VARYING, KnownDevice, catalog_devices, devices_under
 from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain, parse_selector
-from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, claim_devices
-from dra_driver.kubectl.lint.reading import Spot, YamlNode, plain
+from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, ManifestText, Spot
+from dra_driver.kubectl.lint.reading import YamlNode, plain
 
 # --- Objects and devices that lint checks against: those of a cluster, and the devices of the catalog.
 #
@@ -27,18 +27,16 @@ _IDENTITY: Final = VARYING - (
 
 
 class KnownObjects(Struct, frozen=True, kw_only=True):
-    """Known objects. Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster.
+    """Known objects by kind, namespace ("default" without one) and name.
 
-    Namespaces map to their labels. ``version`` of the API server is (1, 36), None when it is not known.
+    Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster. ``version`` of the API
+    server is (1, 36), None when it is not known.
     """
 
     complete: frozenset[str] = frozenset()
     devices: Sequence[KnownDevice] = ()
     cluster_devices: Sequence[KnownDevice] = ()
-    classes: Mapping[str, Wire] = field(default_factory=dict)
-    claims: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
-    templates: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
-    namespaces: Mapping[str, Wire] = field(default_factory=dict)
+    objects: Mapping[str, Mapping[tuple[str, str], Wire]] = field(default_factory=dict)
     version: tuple[int, int] | None = None
 
 
@@ -53,11 +51,10 @@ def known_from_cluster(state: ClusterState) -> KnownObjects:
         complete=frozenset(kind.kind for kind in KINDS if kind.resource not in missing),
         devices=catalog_devices(),
         cluster_devices=devices_of(state.slices),
-        classes={identity(item)[1]: item for item in state.classes},
-        claims={_key(item): item for item in state.claims},
-        templates={_key(item): item for item in state.templates},
-        namespaces={
-            identity(item)[1]: dict((item.get("metadata") or {}).get("labels") or {}) for item in state.namespaces
+        objects={
+            kind.kind: {_key(item): item for item in getattr(state, kind.field)}
+            for kind in KINDS
+            if kind.field in {"classes", "claims", "templates", "namespaces"}
         },
         version=_version(state.server_version),
     )
@@ -144,26 +141,17 @@ class Scope:
         return self._by_kind.get(kind, {}).values()
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        return self._by_kind.get(kind, {}).get((namespace, name))
+        """Returns the object from the input or else the cluster."""
+        found = self._by_kind.get(kind, {}).get((namespace, name))
+        stored = self.known.objects.get(kind, {}).get((namespace, name))
+        if found is not None or stored is None:
+            return found
+        return _manifest_of(kind, stored)
 
     def names(self, kind: str, namespace: str | None = None) -> list[str]:
-        """Returns the names of a kind in the input, and in the cluster for claims, templates and classes."""
-        inside = [name for space, name in self._by_kind.get(kind, {}) if namespace in {None, space}]
-        if kind == "DeviceClass":
-            return [*inside, *self.known.classes]
-        stored = {"ResourceClaim": self.known.claims, "ResourceClaimTemplate": self.known.templates}.get(kind, {})
-        return [*inside, *(name for space, name in stored if namespace in {None, space})]
-
-    def device_claim(self, kind: str, namespace: str, name: str) -> Spot | None:
-        manifest = self.find(kind, namespace, name)
-        if manifest is not None:
-            return claim_devices(manifest)
-        stored = self.known.claims if kind == "ResourceClaim" else self.known.templates
-        item = stored.get((namespace, name))
-        if item is None:
-            return None
-        steps = ("spec", "devices") if kind == "ResourceClaim" else ("spec", "spec", "devices")
-        return Spot(as_node(item)).get(*steps)
+        """Returns the names of a kind in the input and in the cluster."""
+        places = [*self._by_kind.get(kind, {}), *self.known.objects.get(kind, {})]
+        return [name for space, name in places if namespace in {None, space}]
 
     def class_info(self, name: str) -> ClassInfo | None:
         """Returns the class from the input, the cluster or WELL_KNOWN; None when it is in none of them."""
@@ -173,14 +161,13 @@ class Scope:
 
     def _class_info(self, name: str) -> ClassInfo | None:
         manifest = next((m for m in self.of_kind("DeviceClass") if m.name == name and m.is_dra), None)
-        if manifest is not None:
-            spot = manifest.spot
-        elif name in self.known.classes:
-            spot = Spot(as_node(self.known.classes[name]))
-        elif name in WELL_KNOWN:
-            spot = Spot(as_node({"spec": {"selectors": [{"cel": {"expression": WELL_KNOWN[name]}}]}}))
-        else:
+        manifest = manifest or self.find("DeviceClass", DEFAULT_NAMESPACE, name)
+        if manifest is None and name in WELL_KNOWN:
+            selectors = [{"cel": {"expression": WELL_KNOWN[name]}}]
+            manifest = _manifest_of("DeviceClass", {"spec": {"selectors": selectors}})
+        if manifest is None:
             return None
+        spot = manifest.spot
         chain = compiled(spot.each("spec", "selectors"))
         devices = (
             [a.device for a in evaluate_chain(chain, self.devices) if a.verdict == "yes"] if chain is not None else []
@@ -208,6 +195,11 @@ def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
+
+
+def _manifest_of(kind: str, item: Wire) -> Manifest:
+    """An object of a cluster."""
+    return Manifest(ManifestText("cluster", "", {}), as_node(item), api_version="resource.k8s.io/v1", kind=kind)
 
 
 def as_node(value: object) -> YamlNode:

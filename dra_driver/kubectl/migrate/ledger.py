@@ -5,7 +5,7 @@ field without one, so that no field is lost without being named.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -357,13 +357,18 @@ def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
     return act
 
 
-def unless_empty(rule: Rule) -> Act:
-    """``rule`` for a field with a value; an empty one has nothing to carry."""
+def when(values: Collection[object], rule: Rule, otherwise: Rule) -> Act:
+    """``rule`` for a field with one of the values."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-        use(NOTHING if value in _EMPTY else rule, value, path, ledger, gathered)
+        use(rule if value in values else otherwise, value, path, ledger, gathered)
 
     return act
+
+
+def unless_empty(rule: Rule) -> Act:
+    """``rule`` for a field with a value; an empty one has nothing to carry."""
+    return when(_EMPTY, NOTHING, rule)
 
 
 def use(rule: Rule, value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:

@@ -22,6 +22,7 @@ from dra_driver.kubectl.migrate.ledger import (
     to_value,
     unless_empty,
     use,
+    when,
 )
 from dra_driver.kubectl.migrate.plugin_config import (
     FLAGS,
@@ -57,10 +58,7 @@ def _unknown_strategy(value: object, path: Path, ledger: Ledger, _gathered: Gath
     ledger.lost(path, f"expected none, single or mixed, got {str(value)[:40]!r}")
 
 
-def _driver_enabled(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if value is False:
-        ledger.carried(path, "the driver is on the host: it is searched there")
-        return
+def _driver(_value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
     gathered.values.setdefault(("driver", "root"), DEFAULT_INSTALL_DIR)
     gathered.set_value(("driver", "hasDev"), True)
     ledger.carried(path, "became driver.root and driver.hasDev of the chart's values; the driver's container stays")
@@ -71,36 +69,27 @@ def _install_dir(value: object, path: Path, ledger: Ledger, gathered: Gathered) 
     ledger.carried(path, "became driver.root of the chart's values")
 
 
-def _tolerations(value: object, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
-    ledger.carried(path, "the chart's DaemonSets tolerate every taint" if value else "empty")
+def _default_config(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if path[-3] == "devicePlugin":
+        gathered.plugin_default = str(value)
+    else:
+        gathered.mig_default = str(value)
+    ledger.carried(path, "its policy is for every node without a label that chooses another one")
 
 
-def _default_config(kind: str) -> Act:
-    def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-        if not value:
-            ledger.carried(path, "empty: nodes without a label have no configuration")
-            return
-        if kind == "plugin":
-            gathered.plugin_default = str(value)
-        else:
-            gathered.mig_default = str(value)
-        ledger.carried(path, "its policy is for every node without a label that chooses another one")
-
-    return act
-
-
+_DEFAULT: Final = when(("", None, {}), (CARRIED, "empty: nodes without a label have no configuration"), _default_config)
 _VIRTUAL: Final = component("GPUs are not given to virtual machines; it goes on for them on other nodes")
 _VGPU: Final = component("vGPU is not known to this driver; it goes on for it on other nodes")
 SPEC: Final[Rules] = {
     "operator": (LOST, STAYS),
-    "daemonsets.tolerations": _tolerations,
+    "daemonsets.tolerations": when(([], None), (CARRIED, "empty"), TOLERATED),
     "daemonsets.priorityClassName": to_value("node", "priorityClassName"),
     "daemonsets.annotations": to_value("node", "podAnnotations"),
     "daemonsets.labels": unless_empty((LOST, "labels of the chart's pods cannot be set")),
     "daemonsets.updateStrategy": SURGE,
     "daemonsets.rollingUpdate": SURGE,
     "daemonsets.podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
-    "driver.enabled": _driver_enabled,
+    "driver.enabled": when((False,), (CARRIED, "the driver is on the host: it is searched there"), _driver),
     "driver.*": (LOST, STAYS),
     "toolkit": (LOST, f"{STAYS}; claims do not need it, because the container runtime itself applies CDI"),
     "devicePlugin.enabled": switch(
@@ -112,7 +101,7 @@ SPEC: Final[Rules] = {
         OFF,
     ),
     "devicePlugin.config.name": NAMED,
-    "devicePlugin.config.default": _default_config("plugin"),
+    "devicePlugin.config.default": _DEFAULT,
     "devicePlugin.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
     "devicePlugin.config.data": INLINE,
     "devicePlugin.mps": MPS_FOLDER,
@@ -135,7 +124,7 @@ SPEC: Final[Rules] = {
         OFF,
     ),
     "migManager.config.name": NAMED,
-    "migManager.config.default": _default_config("mig"),
+    "migManager.config.default": _DEFAULT,
     "migManager.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
     "migManager.config.data": INLINE,
     "migManager.gpuClientsConfig": unless_empty(

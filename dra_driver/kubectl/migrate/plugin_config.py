@@ -35,6 +35,7 @@ from dra_driver.kubectl.migrate.ledger import (
     to_value,
     unless_empty,
     use,
+    when,
 )
 from dra_driver.kubectl.migrate.resources import GPU, SHARED
 
@@ -55,46 +56,32 @@ _GFD: Final = "GPU Feature Discovery's own; it may go on beside this driver"
 
 
 def _driver_root(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if value in _HOST:
-        ledger.carried(path, "the NVIDIA driver is searched below the host's /")
-        return
     to_value("driver", "root")(value, path, ledger, gathered)
     gathered.set_value(("driver", "hasDev"), True)
 
 
 def _dev_root(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if value in _HOST:
-        ledger.carried(path, "device nodes are those of the host's /dev")
-    elif value == gathered.values.get(("driver", "root")):
+    if value == gathered.values.get(("driver", "root")):
         ledger.carried(path, "the driver's folder has device nodes: driver.hasDev of the chart's values")
     else:
         ledger.lost(path, "device nodes are in the host's /dev or in the driver's folder; another folder cannot be set")
 
 
-def _discovery(value: object, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
-    if value == "tegra":
-        ledger.lost(path, "Tegra boards are not supported: they have no NVML with the calls that this driver needs")
-    else:
-        ledger.carried(path, "GPUs are found through NVML")
-
-
-def _channels(value: object, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
-    if value in (None, []):
-        ledger.carried(path, "none: there is nothing to carry over")
-    else:
-        ledger.lost(path, "this driver gives no IMEX channels; NVIDIA's DRA driver does, for ComputeDomains")
-
-
+_IMEX: Final[Rule] = (LOST, "this driver gives no IMEX channels; NVIDIA's DRA driver does, for ComputeDomains")
 FLAGS: Final[Rules] = {
     "failOnInitError": (CHANGED, "the node process never ends for lack of a driver: it waits, and says so in /readyz"),
     "mpsRoot": MPS_FOLDER,
-    "nvidiaDriverRoot": _driver_root,
-    "nvidiaDevRoot": _dev_root,
+    "nvidiaDriverRoot": when(_HOST, (CARRIED, "the NVIDIA driver is searched below the host's /"), _driver_root),
+    "nvidiaDevRoot": when(_HOST, (CARRIED, "device nodes are those of the host's /dev"), _dev_root),
     "gdrcopyEnabled": switch((LOST, "GDRCopy's device is not given to containers")),
     "gdsEnabled": switch((LOST, "GPUDirect Storage's devices are not given to containers")),
     "mofedEnabled": switch((LOST, "the devices of MOFED are not given to containers")),
     "useNodeFeatureAPI": (LOST, _GFD),
-    "deviceDiscoveryStrategy": _discovery,
+    "deviceDiscoveryStrategy": when(
+        ("tegra",),
+        (LOST, "Tegra boards are not supported: they have no NVML with the calls that this driver needs"),
+        (CARRIED, "GPUs are found through NVML"),
+    ),
     "plugin.passDeviceSpecs": (CARRIED, "device nodes are always in the container's specification, through CDI"),
     "plugin.deviceListStrategy": (CHANGED, "devices come to containers by CDI alone, through the kubelet"),
     "plugin.deviceIDStrategy": (CHANGED, "claims name devices (gpu-0); containers do not see ids of them"),
@@ -114,7 +101,7 @@ _OTHERS: Final[Rules] = {
     "resources.*.*.pattern": (CHANGED, "the device plugin ignores it and logs a warning; here the class selects by it"),
     "resources.*.*.name": (CHANGED, "the device plugin ignores it and logs a warning; here a class has this resource"),
     "resources.*": unless_empty((LOST, _IGNORED)),
-    "imex.channelIDs": _channels,
+    "imex.channelIDs": when((None, []), (CARRIED, "none: there is nothing to carry over"), _IMEX),
     "imex.required": (CARRIED, "concerns IMEX channels alone"),
 }
 
@@ -160,13 +147,10 @@ def mig_strategy(otherwise: Rule) -> Act:
     """The strategy of every node without a config; ``otherwise`` for a value that is none of them."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-        if value in MIG_STRATEGIES:
-            gathered.mig_strategy = str(value)
-            _note_mig_strategy(value, path, ledger)
-        else:
-            use(otherwise, value, path, ledger, gathered)
+        gathered.mig_strategy = str(value)
+        _note_mig_strategy(value, path, ledger)
 
-    return act
+    return when(MIG_STRATEGIES, act, otherwise)
 
 
 def _note_mig_strategy(value: object, path: Path, ledger: Ledger) -> None:
@@ -274,7 +258,7 @@ _VARIABLES: Final[Rules] = {  # failOnInitError: FAIL_ON_INIT_ERROR
     "NVIDIA_CDI_HOOK_PATH": FLAGS["plugin.nvidiaCTKPath"],
     "MIG_STRATEGY": mig_strategy(_UNKNOWN),
     "CONFIG_FILE": (CARRIED, "read where its ConfigMap is among the inputs"),
-    "IMEX_CHANNEL_IDS": (LOST, "this driver gives no IMEX channels; NVIDIA's DRA driver does, for ComputeDomains"),
+    "IMEX_CHANNEL_IDS": _IMEX,
     "IMEX_REQUIRED": (CARRIED, "concerns IMEX channels alone"),
     "NVIDIA_MIG_MONITOR_DEVICES": (CHANGED, "the node process reads MIG devices through the host's /dev"),
     "NVIDIA_VISIBLE_DEVICES": (CHANGED, "the node process sees every GPU of its node"),

@@ -69,7 +69,7 @@ _CLUSTER_POLICY: Final = {
 
 
 ApiObject = dict[str, Any]
-"""An object that a translator writes."""
+"""An object or the chart's values, as they are printed."""
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
