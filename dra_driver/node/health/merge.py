@@ -8,7 +8,6 @@ because a fault is never removed to say that it is over: it stays as one that is
 The result does not depend on the order of the two, and merging twice changes nothing.
 """
 
-from collections.abc import Mapping
 from math import inf, nextafter
 
 from msgspec.structs import replace
@@ -17,7 +16,6 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health.fault import (
     MOST_GPUS,
     RANK,
-    FaultKey,
     FaultPhase,
     Faults,
     HealthFault,
@@ -32,7 +30,11 @@ def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
         return own
     forgotten = {gpu: max(times) for gpu in (*own.forgotten, *other.forgotten) if (times := _times(gpu, own, other))}
     gpus = {gpu: merged(own.gpus.get(gpu, {}), other.gpus.get(gpu, {})) for gpu in (*own.gpus, *other.gpus)}
-    kept = {gpu: _remembered(faults, forgotten.get(gpu)) for gpu, faults in list(gpus.items())[:MOST_GPUS]}
+    never = float("-inf")  # without what was known of a GPU when it was forgotten
+    kept = {
+        gpu: {key: fault for key, fault in faults.items() if _news(fault)[0] > forgotten.get(gpu, never)}
+        for gpu, faults in list(gpus.items())[:MOST_GPUS]
+    }
     return HealthRecord(
         boot_id=own.boot_id, gpus={gpu: faults for gpu, faults in kept.items() if faults}, forgotten=forgotten
     )
@@ -68,11 +70,6 @@ def same_boot(first: str, second: str) -> bool:
 
 def _times(gpu: GpuUuid, *records: HealthRecord) -> list[float]:
     return [record.forgotten[gpu] for record in records if gpu in record.forgotten]
-
-
-def _remembered(faults: Faults, forgotten: float | None) -> Mapping[FaultKey, HealthFault]:
-    """Without what was known of a GPU when it was forgotten."""
-    return {key: fault for key, fault in faults.items() if forgotten is None or _news(fault)[0] > forgotten}
 
 
 def merged(first: Faults, second: Faults) -> Faults:

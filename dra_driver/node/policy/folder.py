@@ -41,7 +41,8 @@ def fingerprint(folder: Path) -> Print:
     """A value that differs when a file may have changed. Raises nothing, also for an unreadable folder."""
     try:
         base = _base(folder)
-        return (str(base), *(_mark(base / name) for name in _names(base)))
+        found = ((name, (base / name).stat()) for name in _names(base))
+        return (str(base), *((name, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns) for name, of in found))
     except (OSError, ConfigurationError) as error:
         return ("unreadable", str(error))
 
@@ -51,13 +52,16 @@ def read_folder(folder: Path) -> tuple[PolicyFile, ...]:
     for _ in range(_ATTEMPTS):
         before = fingerprint(folder)
         try:
-            files = _read(_base(folder))
+            base = _base(folder)
+            files = tuple(read_file(base / name) for name in _names(base))
         except FileNotFoundError as error:
             if fingerprint(folder) != before:
                 continue  # replaced meanwhile
             raise ConfigurationError(f"{error.filename or folder} does not exist") from error
         except OSError as error:
             raise ConfigurationError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
+        if sum(len(file.data) for file in files) > MAX_BYTES:
+            raise ConfigurationError(f"the policy files of {base} have more than {MAX_BYTES // 1024} KiB together")
         if fingerprint(folder) == before:
             return files
     raise ConfigurationError(f"the files of {folder} change while they are read: write them elsewhere and rename them")
@@ -90,15 +94,3 @@ def _names(base: Path) -> list[str]:
     if len(names) > MAX_FILES:
         raise ConfigurationError(f"{base} has {len(names)} policy files, at most {MAX_FILES} are read")
     return sorted(names)
-
-
-def _mark(path: Path) -> Print:
-    found = path.stat()
-    return (path.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _read(base: Path) -> tuple[PolicyFile, ...]:
-    files = tuple(read_file(base / name) for name in _names(base))
-    if sum(len(file.data) for file in files) > MAX_BYTES:
-        raise ConfigurationError(f"the policy files of {base} have more than {MAX_BYTES // 1024} KiB together")
-    return files

@@ -43,7 +43,8 @@ def keep_in_use(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
 
 
 def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: frozenset[PartitionId]) -> GpuTerms:
-    if wanted.offered and wanted.whole and _same(held, wanted.sharing):
+    in_use, asked = ((each.strategy, each.interval) if each is not None else None for each in (held, wanted.sharing))
+    if wanted.offered and wanted.whole and in_use == asked:
         return wanted
     kept = held
     if held is not None and wanted.sharing is not None and held.strategy is wanted.sharing.strategy:
@@ -78,12 +79,6 @@ def _cut_in_use(wanted: GpuTerms, gpu: Gpu, partitions: frozenset[PartitionId]) 
         taints=(*wanted.taints, *((_draining(wanted),) if drain else ())),
         waiting=waiting,
     )
-
-
-def _same(held: SharingTerms | None, wanted: SharingTerms | None) -> bool:
-    if held is None or wanted is None:
-        return held is wanted
-    return (held.strategy, held.interval) == (wanted.strategy, wanted.interval)
 
 
 def _draining(wanted: GpuTerms) -> Taint:

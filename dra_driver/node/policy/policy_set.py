@@ -6,17 +6,25 @@ check files offline (`examine`).
 Of each object a node keeps compact JSON. A policy whose ``select.nodeNames`` does not have this node is dropped before
 anything else is looked at, so that 1,000 policies of one node each are no flood. Of the rest a few hundred kilobytes
 are kept at most: more policies than a node accepts are kept by name alone, so that the message can name them.
+
+`save_set` keeps the last set that could be applied: a restart uses it while the policy folder is broken or the API
+server is away. The file is JSON with mode 0600, replaced atomically; a crash leaves the old one and at most a temporary
+file.
+``objects`` has the generations of policies that are objects of the API server. It is left out where those are unknown,
+and earlier builds neither write nor read it. ``source.py`` decides when a set is good.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.config.policy import API_VERSION, KIND, MAX_BYTES, Fields, GpuPolicy, policy_of, policy_problems
 from dra_driver.config.schema import FieldProblem
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, StorageError
+from dra_driver.core.files import remove_unfinished, replace_file
 from dra_driver.core.text import printable
 from dra_driver.node.policy.document import UnreadableError, read_documents
 from dra_driver.node.policy.folder import PolicyFile
@@ -24,6 +32,8 @@ from dra_driver.node.policy.resolve import first_of, like
 
 MAX_POLICIES: Final = 128
 _MAX_SHOWN: Final = 5
+MAX_SAVED_BYTES: Final = 8 * 1024 * 1024
+_FORMAT: Final = 1
 MAX_KEPT_BYTES: Final = 1024 * 1024
 """Limit of all objects of one node together; a ConfigMap with policy files has as much."""
 
@@ -215,3 +225,37 @@ def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
     if len(written) > MAX_POLICIES:
         wrong.append(Complaint(files[-1].name, None, FieldProblem((), f"more than {MAX_POLICIES} policies together")))
     return PolicySet(tuple(policy_of(item) for item in written), tuple(written)), wrong
+
+
+def save_set(path: Path, found: PolicySet) -> None:
+    """Save the set, durable on return. Raises StorageError."""
+    content: dict[str, object] = {"format": _FORMAT, "policies": found.written}
+    if found.generations is not None:
+        content["objects"] = dict(found.generations)
+    data = json.dumps(content, separators=(",", ":")).encode()
+    try:
+        remove_unfinished(path)
+        replace_file(path, data, durable=True)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def load_set(path: Path) -> PolicySet | None:
+    """The saved set, or None. Raises StorageError or ConfigurationError for a file that cannot be used."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SAVED_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        found = json.loads(data) if len(data) <= MAX_SAVED_BYTES else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("policies"), list):
+        raise ConfigurationError(f"{path} does not contain policies of format {_FORMAT}")
+    try:
+        return decode_set(found["policies"], found.get("objects"))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error

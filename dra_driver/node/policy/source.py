@@ -18,16 +18,17 @@ from typing import Protocol
 from dra_driver.core.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import Terms, Use
-from dra_driver.node.policy import last_good
 from dra_driver.node.policy.folder import Print, fingerprint, read_folder
 from dra_driver.node.policy.policy_set import (
     PolicyObject,
     PolicySet,
     ReadObject,
     RefusedSetError,
+    load_set,
     merge,
     read_objects,
     read_set,
+    save_set,
 )
 from dra_driver.node.policy.resolve import closed, resolve, survey
 from dra_driver.node.policy.standing import PolicySets
@@ -108,7 +109,7 @@ class PolicySource:
             return
         with self._lock:
             try:
-                self._good = self._saved = last_good.load(self._file)
+                self._good = self._saved = load_set(self._file)
             except DraError as error:
                 log.warning("cannot use the saved policies", extra={"reason": error})
             self._read()
@@ -174,7 +175,7 @@ class PolicySource:
 
     def _save(self, found: PolicySet) -> None:
         try:
-            last_good.save(self._file, found)
+            save_set(self._file, found)
         except StorageError as error:
             self._unsaved = f"the policies in force cannot be saved for the next start: {error}"
         else:

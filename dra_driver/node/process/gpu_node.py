@@ -249,19 +249,12 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     policies: tuple[NodePolicy, ...] = ()
     problems: tuple[NodeProblem, ...] = ()
     usage: ToldUsage = NO_USAGE
+    toolkit_version: str | None = None
+    container_runtime_version: str | None = None
+    kernel_version: str | None = None
 
 
-class Versions(Struct, frozen=True, kw_only=True):
-    """What the node runs, as far as it is known."""
-
-    node_process: str
-    nvml: str | None = None
-    toolkit: str | None = None
-    container_runtime: str | None = None
-    kernel: str | None = None
-
-
-def status_of(facts: NodeFacts, driver_name: str, versions: Versions) -> GpuNodeStatus:
+def status_of(facts: NodeFacts, driver_name: str) -> GpuNodeStatus:
     cuda = facts.snapshot.cuda_driver_version
     left_out = [
         NodeProblem(reason="GpuLeftOut", message=f"GPU {each.label} cannot be used: {each.reason}")
@@ -269,13 +262,13 @@ def status_of(facts: NodeFacts, driver_name: str, versions: Versions) -> GpuNode
     ]
     return GpuNodeStatus(
         driver_name=driver_name,
-        node_process_version=versions.node_process,
+        node_process_version=__version__,
         driver_version=facts.snapshot.driver_version,
-        nvml_version=versions.nvml,
+        nvml_version=facts.snapshot.nvml_version,
         cuda_version=f"{cuda[0]}.{cuda[1]}" if cuda is not None else None,
-        toolkit_version=versions.toolkit,
-        container_runtime_version=versions.container_runtime,
-        kernel_version=versions.kernel,
+        toolkit_version=facts.toolkit_version,
+        container_runtime_version=facts.container_runtime_version,
+        kernel_version=facts.kernel_version,
         gpus=tuple(_gpu(gpu, facts) for gpu in facts.snapshot.gpus),
         policies=facts.policies,
         problems=(*facts.problems, *left_out),
@@ -360,7 +353,7 @@ class GpuNodeService:
         *,
         published: InventoryPublisher,
         journal: Journal,
-        health: HealthService,
+        health: HealthService | None,
         policies: PolicySource,
         hook_version: Callable[[], str | None],
         not_ready: Callable[[], list[str]],
@@ -391,7 +384,8 @@ class GpuNodeService:
             self._usage.look(*known)
         told = self._usage.told if self._usage is not None else NO_USAGE
         standing = self._policies.standing
-        seen = (*known, self._health.conditions, self._own_node.current(), standing.newest, standing.in_force, told)
+        conditions = self._health.conditions if self._health is not None else ()
+        seen = (*known, conditions, self._own_node.current(), standing.newest, standing.in_force, told)
         is_same = len(seen) == len(self._seen) and all(a is b for a, b in zip(seen, self._seen, strict=True))
         messages = (self._not_ready(), self._remarks(), self._hook_version())
         if is_same and not self._claims_changed and messages == self._messages:
@@ -419,20 +413,16 @@ class GpuNodeService:
             snapshot=snapshot,
             terms=terms,
             uses=self._journal.uses(),
-            conditions=self._health.conditions,
-            missing=self._health.missing,
-            watches_health=self._settings.health,
+            conditions=self._health.conditions if self._health is not None else (),
+            missing=self._health.missing if self._health is not None else frozenset(),
+            watches_health=self._health is not None,
             policies=standing_of(
                 self._policies.standing, snapshot, terms, self._settings.node_name, claims_by_gpu(holdings)
             ),
             problems=tuple(problems),
             usage=self._usage.told if self._usage is not None else NO_USAGE,
+            toolkit_version=self._hook_version(),
+            container_runtime_version=(node.runtime or None) if node is not None else None,
+            kernel_version=(node.kernel or None) if node is not None else None,
         )
-        versions = Versions(
-            node_process=__version__,
-            nvml=snapshot.nvml_version,
-            toolkit=self._hook_version(),
-            container_runtime=(node.runtime or None) if node is not None else None,
-            kernel=(node.kernel or None) if node is not None else None,
-        )
-        return status_of(facts, self._settings.driver_name, versions)
+        return status_of(facts, self._settings.driver_name)

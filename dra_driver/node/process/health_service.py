@@ -1,10 +1,10 @@
 """Reports the health of the GPUs in slices, on the kubelet's streams, as the Node's events and as metrics.
 
-``node/health/`` decides what a condition is. ``health_taints.py`` (slices), ``health_stream.py`` (kubelet) and
+``node/health/`` decides what a condition is. ``health_taints.py`` (slices), ``health_report.py`` (kubelet) and
 ``health_events.py`` (Node, metrics) publish it, when ``health_monitor.py`` says so. ``missing_gpus.py`` keeps GPUs
 published that are not found any more.
 
-With health off, nothing of this happens, and the kubelet's streams stay silent.
+With health off, there is no `HealthService`, and the kubelet's streams stay silent.
 """
 
 import logging
@@ -100,71 +100,60 @@ class HealthService:
         report: Sequence[Callable[[tuple[DeviceReport, ...]], None]],
         notify: Callable[[Notice], None] | None = None,
     ) -> None:
-        self._is_on, self._inventory, self._report = settings.health, inventory, report
+        self._inventory, self._report = inventory, report
         self._pool = pool_name(settings.node_name, settings.driver_name)
-        self._known = MissingGpuTracker(folder / KNOWN_FILE, held)
+        self.known = MissingGpuTracker(folder / KNOWN_FILE, held)
         self._health = NodeHealth.open(
             folder / FILE,
             boot_id=journal.boot_id,
             calm_s=SIMULATED_CALM_S if settings.simulate is not None else None,
-            rules=partial(rules_in_force, terms, terms.expected(self._known.remembered)),
+            rules=partial(rules_in_force, terms, terms.expected(self.known.remembered)),
         )
         self._events = ConditionEvents(tell, notify=notify)
         self._metrics = HealthMetrics()
         self._limited = RateLimitedReports()
         self._reported: tuple[MadeOf, Missing, tuple[DeviceReport, ...]] | None = None
         self._claimed = ClaimedDevices(partial(_devices, journal))
-        self._monitor = HealthMonitor(
+        self.monitor = HealthMonitor(
             source,
             self._health,
             snapshot=inventory.current,
-            missing=lambda: self._known.missing,
+            missing=lambda: self.known.missing,
             publish=publish,
             tell=self._tell,
         )
 
-    @property
     def remarks(self) -> list[str]:
-        return sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
+        return sentences(self._health.conditions(), self._snapshot())
 
     @property
     def conditions(self) -> tuple[HealthCondition, ...]:
         """What is known of the GPUs' health; the same value while nothing changed."""
-        return self._health.conditions() if self._is_on else ()
+        return self._health.conditions()
 
     @property
     def missing(self) -> frozenset[GpuUuid]:
-        return frozenset(self._known.missing) if self._is_on else frozenset()
+        return frozenset(self.known.missing)
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        return amended(snapshot, terms, self._health.conditions(), self._known.missing) if self._is_on else {}
-
-    def complete(self, snapshot: Snapshot) -> Snapshot:
-        return self._known.complete(snapshot) if self._is_on else snapshot
+        return amended(snapshot, terms, self._health.conditions(), self.known.missing)
 
     def claims_changed(self) -> None:
-        if self._is_on:
-            self._claimed.changed()
-            self._monitor.devices_changed()
-
-    def given_back(self, gpus: Iterable[GpuUuid]) -> None:
-        if self._is_on:
-            self._monitor.given_back(gpus)
+        self._claimed.changed()
+        self.monitor.devices_changed()
 
     def start(self) -> None:
         """Call it before the publisher of the inventory subscribes: conditions of instances that are gone end first."""
-        if self._is_on:
-            self._inventory.subscribe(self._monitor.inventory_changed)
-            self._monitor.start()
+        self._inventory.subscribe(self.monitor.inventory_changed)
+        self.monitor.start()
 
     def stop(self, timeout_s: float) -> None:
         """Saves what is not saved yet. Idempotent."""
-        if self._is_on:
-            self._monitor.stop(timeout_s)
-            self._health.close()
+        self.monitor.stop(timeout_s)
+        self._health.close()
 
     def _snapshot(self) -> Snapshot:
-        return self._known.with_missing(self._inventory.current())
+        return self.known.with_missing(self._inventory.current())
 
     def _tell(self) -> None:
         conditions, snapshot = self._health.conditions(), self._snapshot()
@@ -177,7 +166,7 @@ class HealthService:
 
     def _reports(self, snapshot: Snapshot, conditions: tuple[HealthCondition, ...]) -> tuple[DeviceReport, ...]:
         """Made anew only when something that they are made of was replaced: it looks at every claim."""
-        made_of, missing = (self._claimed.current(), snapshot, conditions), self._known.missing
+        made_of, missing = (self._claimed.current(), snapshot, conditions), self.known.missing
         said = self._reported
         if said is None or not all(map(operator.is_, made_of, said[0])) or missing != said[1]:
             found = reports(made_of[0], self._pool, snapshot, conditions, missing)

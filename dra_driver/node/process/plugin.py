@@ -62,8 +62,8 @@ from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_node import GpuNodeService
 from dra_driver.node.process.hardware import OwnedBackend
+from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.health_service import HealthService
-from dra_driver.node.process.health_stream import HealthStreams
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
@@ -333,20 +333,22 @@ class NodeProcess:
         def held() -> set[GpuUuid]:
             return {use.gpu_uuid for use in journal.uses()}
 
-        health = HealthService(
-            settings,
-            plugin_dir,
-            found.backend,
-            inventory,
-            journal=journal,
-            held=held,
-            terms=terms,
-            publish=publish,
-            tell=tell,
-            report=[streams.report, *([status.show] if status is not None else [])],
-            notify=claim_events.tell if claim_events is not None else None,
-        )
-        claims_changed.add(health.claims_changed)
+        health = None
+        if settings.health:
+            health = HealthService(
+                settings,
+                plugin_dir,
+                found.backend,
+                inventory,
+                journal=journal,
+                held=held,
+                terms=terms,
+                publish=publish,
+                tell=tell,
+                report=[streams.report, *([status.show] if status is not None else [])],
+                notify=claim_events.tell if claim_events is not None else None,
+            )
+            claims_changed.add(health.claims_changed)
         node = NodeFollower(
             own_node,
             events,
@@ -355,9 +357,10 @@ class NodeProcess:
             driver,
             folder=plugin_dir,
             allow_second=settings.allow_second_publisher,
-            given_back=health.given_back,
+            given_back=health.monitor.given_back if health is not None else lambda _: None,
         )
-        amendments = [withholding.amend, fabric.amend, health.amend, node.amend, taint.amend]
+        conditions = [health.amend] if health is not None else []
+        amendments = [withholding.amend, fabric.amend, *conditions, node.amend, taint.amend]
         published = InventoryPublisher(
             inventory,
             provider,
@@ -367,19 +370,17 @@ class NodeProcess:
             conflict=node,
             taint=taint,
             held=held,
-            complete=health.complete,
+            complete=health.known.complete if health is not None else lambda snapshot: snapshot,
             driver_root=found.renew_root,
         )
         publish.add(published.check)
         yield Component(part=withholding, remarks=lambda: withholding.remarks)
         yield Component(part=fabric, remarks=lambda: fabric.remarks)
         # Before the publisher subscribes: conditions of instances that no longer exist end first.
-        yield Component(
-            part=health,
-            start=health.start,
-            stop=partial(health.stop, COMPONENT_STOP_S),
-            remarks=lambda: health.remarks,
-        )
+        if health is not None:
+            yield Component(
+                part=health, start=health.start, stop=partial(health.stop, COMPONENT_STOP_S), remarks=health.remarks
+            )
         inventory.subscribe(published.changed)
         yield Component(part=published, problem=lambda: published.problem)
         if settings.usage:

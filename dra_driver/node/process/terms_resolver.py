@@ -118,7 +118,11 @@ class TermsResolver:
             if str(error) != self._problem and self._policies.is_known:
                 log.warning("policies cannot be applied", extra={"reason": error})
             self._problem = str(error)
-            self._resolved = _with_unknown_gpus_closed(before, snapshot)
+            # GPUs that appeared after the last success are closed; the others keep their terms.
+            known = {gpu.uuid for gpu in before.snapshot.gpus} if before.snapshot is not None else set()
+            new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in before.terms]
+            if new:
+                self._resolved = _Resolved(before.snapshot, {**before.terms, **dict.fromkeys(new, CLOSED)}, before.uses)
             return
         self._problem = None
         if terms == before.terms:
@@ -128,15 +132,6 @@ class TermsResolver:
             if found.waiting and (former is None or former.waiting != found.waiting):
                 log.info("new terms wait until the GPU is free", extra={"gpu": gpu, "reason": found.waiting})
         self._resolved = _Resolved(snapshot, terms, uses)
-
-
-def _with_unknown_gpus_closed(before: _Resolved, snapshot: Snapshot) -> _Resolved:
-    """Closes GPUs that appeared after the last success; the others keep their terms."""
-    known = {gpu.uuid for gpu in before.snapshot.gpus} if before.snapshot is not None else set()
-    new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in before.terms]
-    if not new:
-        return before
-    return _Resolved(before.snapshot, {**before.terms, **dict.fromkeys(new, CLOSED)}, before.uses)
 
 
 Amend = Callable[[Snapshot, Terms], Mapping[GpuUuid, GpuTerms]]

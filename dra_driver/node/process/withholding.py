@@ -58,7 +58,14 @@ class PartitionWithholding:
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         """Terms that withhold partitions, of the GPUs that cannot be cut now."""
         with self._lock:
-            self._forget_what_is_over()
+            now = self._clock()
+            for gpu, state in list(self._states.items()):
+                current = self._states[gpu] = at(state, now)
+                if current == NO_REFUSALS:
+                    del self._states[gpu]
+                    self._news.pop(gpu, None)
+                if state.withheld and not current.withheld:
+                    log.info("partitions are offered again", extra={"gpu": gpu, "after_s": WITHHELD_S})
             self._names = {gpu.uuid: gpu.device_name for gpu in snapshot.gpus if gpu.uuid in self._states}
             held = {gpu: self._states[gpu] for gpu in self._names if self._states[gpu].withheld}
             metrics.partitions_withheld.set(len(held))
@@ -86,16 +93,6 @@ class PartitionWithholding:
         """One sentence for each GPU whose partitions are withheld."""
         with self._lock:
             return [_remark(name) for gpu, name in self._names.items() if self._states.get(gpu, NO_REFUSALS).withheld]
-
-    def _forget_what_is_over(self) -> None:
-        now = self._clock()
-        for gpu, state in list(self._states.items()):
-            current = self._states[gpu] = at(state, now)
-            if current == NO_REFUSALS:
-                del self._states[gpu]
-                self._news.pop(gpu, None)
-            if state.withheld and not current.withheld:
-                log.info("partitions are offered again", extra={"gpu": gpu, "after_s": WITHHELD_S})
 
 
 def _remark(name: str) -> str:

@@ -1,8 +1,13 @@
-"""Builds the devices and counter sets of a node.
+"""Builds the devices and counter sets of a node from a snapshot, terms and the API server's features. Pure.
 
-Pure: a snapshot, terms and the API server's features in, wire objects out.
+Wire objects share parts with each other and must not be changed.
+
+A device gets the taints of the GPU's terms (its policy, a drain, a detach) and those of its condition. When there are
+more than fit, all that was asked for is kept but the last, in whose place the strongest taint of the condition stays: a
+device that is not healthy is never published as if it were.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -11,17 +16,156 @@ from msgspec import Struct
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
-from dra_driver.core.model.terms import Terms, terms_of
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
 from dra_driver.kube.names import is_pool_name, is_subdomain
-from dra_driver.kube.published import in_order, islands_of
-from dra_driver.kube.types import CounterSet, Device
-from dra_driver.node.slices.devices import GpuDevices
-from dra_driver.node.slices.forms import forms_of
+from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
+from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
+from dra_driver.node.slices import counters
+from dra_driver.node.slices.forms import Forms, blocks, forms_of
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 
 MAX_DRIVER_NAME = 63
+MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
 NO_TERMS: Final[Terms] = MappingProxyType({})
 """The default terms for every GPU."""
+_STRENGTH: Final = {"NoExecute": 0, "NoSchedule": 1, "None": 2}
+
+
+class GpuTaints:
+    """The taints of one GPU's devices, in wire form. Lists may be shared by devices and must not be changed."""
+
+    def __init__(self, terms: GpuTerms, features: ApiServerFeatures) -> None:
+        self._terms, self._features = terms, features
+        withheld = (terms.withheld.taint,) if terms.withheld is not None else ()
+        self.whole = self._wire((*terms.taints, *terms.whole_taints), terms.condition_taints)
+        self._common = self._wire(terms.taints, terms.condition_taints)
+        self._withheld = self._wire((*terms.taints, *withheld), terms.condition_taints)
+
+    def of(self, partition: PartitionId, *, withheld: bool = False) -> list[DeviceTaint]:
+        """Those of a partition; ``withheld``: it does not exist and cannot be created now."""
+        own = self._terms.partition_taints.get(partition)
+        if own and not withheld:
+            return self._wire(self._terms.taints, (*self._terms.condition_taints, *own))
+        return self._withheld if withheld else self._common
+
+    def _wire(self, asked: Sequence[Taint], condition: Iterable[Taint]) -> list[DeviceTaint]:
+        if not self._features.taints:
+            return []
+        most = limits.MAX_TAINTS if self._features.taints_1_35 else limits.MAX_TAINTS_1_34
+        return [_taint(taint) for taint in chosen(asked, condition, most, informational=self._features.taints_1_35)]
+
+
+def chosen(asked: Sequence[Taint], condition: Iterable[Taint], most: int, *, informational: bool) -> tuple[Taint, ...]:
+    """At most ``most`` of them: one of the condition per key, the strongest; with effect None if ``informational``."""
+    strongest: dict[str, Taint] = {}
+    for taint in sorted(condition, key=lambda taint: _STRENGTH[taint.effect]):
+        if informational or blocks(taint):
+            strongest.setdefault(taint.key, taint)
+    found = tuple(strongest.values())
+    room = max(most - len(asked), sum(blocks(taint) for taint in found[:1]), 0)
+    kept = found[:room]
+    return (*asked[: most - len(kept)], *kept)
+
+
+def _taint(taint: Taint) -> DeviceTaint:
+    wire = DeviceTaint(key=taint.key, effect=taint.effect)
+    if taint.value:
+        wire["value"] = taint.value
+    if taint.time_added is not None:
+        wire["timeAdded"] = taint.time_added
+    return wire
+
+
+class GpuDevices:
+    """Builds the devices of one GPU. ``notes`` are sentences about what did not fit, complete after ``build``."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        snapshot: Snapshot,
+        terms: GpuTerms,
+        forms: Forms,
+        features: ApiServerFeatures,
+        *,
+        island: Island | None = None,
+    ) -> None:
+        self._gpu, self._forms, self._island = gpu, forms, island
+        self._board = attributes.board(gpu, snapshot, lists=features.list_attributes)
+        self._extra, refused = attributes.added(terms.attributes)
+        self._taints = GpuTaints(terms, features)
+        self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None
+        self._left_out: set[str] = set(refused)
+        self._policy = terms.policy
+
+    def build(self) -> tuple[Device, ...]:
+        """The devices in the order in which the scheduler is to try them (1.36: in the order of the list)."""
+        return tuple(self._devices())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Empty when everything that the terms ask for is published."""
+        if not self._left_out:
+            return ()
+        names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
+        return (
+            f"attributes that policy {self._policy} adds to {self._gpu.device_name} are left out: {names}; a name is a "
+            "C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room for "
+            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
+        )
+
+    def _devices(self) -> Iterator[Device]:
+        for instance in self._forms.foreign_instances:
+            profile = counters.profile_of(self._gpu, instance)
+            partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
+            place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
+            # Without counters: the counter set does not have what the instance uses.
+            yield self._finished(partition, None, self._taints.of(place))
+        if self._forms.whole:
+            yield self._whole()
+        yield from self._placements()
+
+    def _whole(self) -> Device:
+        gpu, forms = self._gpu, self._forms
+        device = devices.whole_gpu(
+            gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements), island=self._island
+        )
+        taken = self.counter_set["counters"] if self.counter_set is not None else None
+        return self._finished(device, taken, self._taints.whole)
+
+    def _placements(self) -> Iterator[Device]:
+        common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
+        for profile, start in self._forms.placements:
+            if profile.profile_id not in common:
+                shared = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
+                common[profile.profile_id] = devices.profile_parts(self._gpu, profile, self._board), shared
+            parts, taken = common[profile.profile_id]
+            device = devices.placement(self._gpu, parts, start)
+            withheld = (profile, start) in self._forms.withheld
+            taints = self._taints.of(PartitionId(self._gpu.uuid, profile.profile_id, start), withheld=withheld)
+            yield self._finished(
+                device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
+            )
+
+    def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: list[DeviceTaint]) -> Device:
+        """The device with the policy's attributes, its taints and, unless None, the counters that it consumes."""
+        found, capacity = device["attributes"], device.get("capacity", {})
+        if self._extra:
+            left = limits.MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
+            self._left_out.update(list(self._extra)[left:])
+            found = {**found, **dict(list(self._extra.items())[:left])}
+        finished = Device(name=device["name"], attributes=found)
+        if capacity:
+            finished["capacity"] = capacity
+        if taints:
+            finished["taints"] = taints
+        if taken is not None:
+            finished["consumesCounters"] = [
+                DeviceCounterConsumption(counterSet=counters.set_name(self._gpu), counters=taken)
+            ]
+        if "allowMultipleAllocations" in device:
+            finished["allowMultipleAllocations"] = device["allowMultipleAllocations"]
+        return finished
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):

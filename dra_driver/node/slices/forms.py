@@ -25,7 +25,6 @@ from dra_driver.hardware.mig.order import Placement, placement_order
 from dra_driver.kube.published import limits
 from dra_driver.node.slices import counters
 from dra_driver.node.slices.gates import ApiServerFeatures
-from dra_driver.node.slices.taints import blocks
 
 
 class Forms(Struct, frozen=True, kw_only=True):
@@ -258,6 +257,11 @@ def _why_unhealthy(gpu: Gpu, instance: MigInstance, terms: GpuTerms, features: A
         f"while it is not healthy ({shown}): the API server does not keep the taint that would keep new claims away "
         "(feature gate DRADeviceTaints)"
     )
+
+
+def blocks(taint: Taint) -> bool:
+    """Whether it keeps new claims away."""
+    return taint.effect != "None"
 
 
 def _blocking(taints: Iterable[Taint]) -> str:

@@ -20,8 +20,7 @@ from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, InstanceIds, OwnerId
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.policy import last_good
-from dra_driver.node.policy.policy_set import PolicySet
+from dra_driver.node.policy.policy_set import PolicySet, save_set
 from tests.fakes.claims import NAMES, POOL, gpu, ref, uid
 from tests.fakes.syscalls import MARK
 
@@ -122,7 +121,7 @@ def journal_steps(folder: Path) -> None:
 def file_steps(folder: Path) -> None:
     """Files that are replaced by renaming another one."""
     mark("renamed policies in force")
-    last_good.save(folder / "policies-in-force.json", PolicySet())
+    save_set(folder / "policies-in-force.json", PolicySet())
     writer = CdiWriter(str(folder / "cdi"), NAMES)
     every = CdiDevice(name="all", container_edits=ContainerEdits(env=("A=1",)))
     base = CdiSpec(kind=NAMES.device_kind, devices=(every,))

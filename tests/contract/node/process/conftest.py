@@ -12,7 +12,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process import service
 from dra_driver.node.process.endpoints import Endpoints, Registration
-from dra_driver.node.process.health_stream import HealthStreams
+from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.sockets import SocketPaths
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.contract.node.process.processes import NODE, SLICES, Node

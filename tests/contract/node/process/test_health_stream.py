@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from dra_driver.core.model.ids import DeviceName, PoolName
-from dra_driver.node.process.health_report import DeviceReport, DeviceState
-from dra_driver.node.process.health_stream import SLOW_S, TIMEOUT_S, HealthStreams
+from dra_driver.node.process.health_report import SLOW_S, TIMEOUT_S, DeviceReport, DeviceState, HealthStreams
 from dra_driver.node.process.server import UnixServer
 from tests.contract.node.process.processes import until
 from tests.fakes.kubelet import dial, watch_health

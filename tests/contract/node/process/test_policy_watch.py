@@ -111,8 +111,10 @@ class Node:
 
 
 @contextmanager
-def watching(api: Api) -> Iterator[Node]:
-    node = Node(api)
+def watching(*names: str, api: Api | None = None) -> Iterator[Node]:
+    """A node of an API server with these policies, or of ``api``."""
+    node = Node(api if api is not None else Api())
+    node.api.add(*names)
     node.watch.start()
     try:
         yield node
@@ -130,7 +132,7 @@ def settled(node: Node, stream: Stream) -> None:
 def test_objects_are_listed_in_small_pages_and_followed() -> None:
     api = Api()
     api.add(*(f"p{number:03}" for number in range(PAGE + 1)))
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.until(lambda: len(node.names() or []) == PAGE + 1)
         assert [page["limit"] for page in api.pages] == [str(PAGE)] * 2
         stream = api.streams.get(timeout=5)
@@ -145,14 +147,14 @@ def test_policies_of_other_nodes_are_dropped() -> None:
     api = Api()
     api.add(*(f"p{number}" for number in range(1000)), select={"nodeNames": ["another"]})
     api.add("mine", select={"nodeNames": ["node-*"]})
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.has("mine")
 
 
 def test_of_a_flood_names_are_kept_and_contents_again_when_it_is_over() -> None:
     api = Api()
     api.add(*(f"p{number:03}" for number in range(MAX_POLICIES + 2)))
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.until(lambda: len(node.names() or []) == MAX_POLICIES + 2)
         assert [each.data is None for each in node.watch.current() or ()].count(True) == 2
         stream = api.streams.get(timeout=5)
@@ -163,12 +165,10 @@ def test_of_a_flood_names_are_kept_and_contents_again_when_it_is_over() -> None:
 
 
 def test_a_deletion_counts_after_a_while() -> None:
-    api = Api()
-    api.add("a", "b")
-    with watching(api) as node:
+    with watching("a", "b") as node:
         node.has("a", "b")
-        stream = api.streams.get(timeout=5)
-        node.tell(stream, "DELETED", api.stored.pop("a"))
+        stream = node.api.streams.get(timeout=5)
+        node.tell(stream, "DELETED", node.api.stored.pop("a"))
         settled(node, stream)
         assert node.names() == ["a", "b", "zz-marker"]
         node.now += HOLD_S
@@ -177,18 +177,16 @@ def test_a_deletion_counts_after_a_while() -> None:
 
 def test_a_deletion_during_the_copy_of_another_one_is_not_lost() -> None:
     """The second one arrives between the copy of what is left and its use, in the watch's thread."""
-    api = Api()
-    api.add("a", "b", "c")
-    with watching(api) as node:
+    with watching("a", "b", "c") as node:
         node.has("a", "b", "c")
-        stream = api.streams.get(timeout=5)
-        node.tell(stream, "DELETED", api.stored.pop("a"))
+        stream = node.api.streams.get(timeout=5)
+        node.tell(stream, "DELETED", node.api.stored.pop("a"))
         settled(node, stream)
         here = threading.get_ident()
 
         def copied(frame: FrameType, event: str, _argument: object) -> None:
-            if event == "return" and frame.f_code is Reflector.items.__code__ and "b" in api.stored:
-                node.tell(stream, "DELETED", api.stored.pop("b"))
+            if event == "return" and frame.f_code is Reflector.items.__code__ and "b" in node.api.stored:
+                node.tell(stream, "DELETED", node.api.stored.pop("b"))
                 node.noticed.wait(0.2)  # as far as the watch's thread can come
 
         def clock() -> None:
@@ -208,7 +206,7 @@ def test_a_deletion_during_the_copy_of_another_one_is_not_lost() -> None:
 def test_a_policy_without_content_is_read_when_another_one_shrank() -> None:
     api = Api()
     api.add(*(f"p{number:02}" for number in range(17)), padding="x" * 63 * 1024)
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.until(lambda: [each.data is None for each in node.watch.current() or ()].count(True) == 1)
         stream = api.streams.get(timeout=5)
         api.add("p00")
@@ -217,27 +215,23 @@ def test_a_policy_without_content_is_read_when_another_one_shrank() -> None:
 
 
 def test_that_none_is_left_is_believed_after_a_list() -> None:
-    api = Api()
-    api.add("a")
-    with watching(api) as node:
+    with watching("a") as node:
         node.has("a")
-        stream = api.streams.get(timeout=5)
-        node.tell(stream, "DELETED", api.stored.pop("a"))
+        stream = node.api.streams.get(timeout=5)
+        node.tell(stream, "DELETED", node.api.stored.pop("a"))
         stream.events.put({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
         node.until(lambda: node.pass_time().names() == [])
-        assert len(api.pages) == 2
+        assert len(node.api.pages) == 2
 
 
 def test_a_definition_that_is_deleted_keeps_the_policies() -> None:
     """Deleting it deletes every object first, and nodes hear of each."""
-    api = Api()
-    api.add("a", "b")
-    with watching(api) as node:
+    with watching("a", "b") as node:
         node.has("a", "b")
-        stream = api.streams.get(timeout=5)
-        api.error = NotFoundError("404 page not found")
+        stream = node.api.streams.get(timeout=5)
+        node.api.error = NotFoundError("404 page not found")
         for name in ("a", "b"):
-            node.tell(stream, "DELETED", api.stored.pop(name))
+            node.tell(stream, "DELETED", node.api.stored.pop(name))
         node.until(lambda: node.pass_time().watch.is_absent)
         assert node.names() == ["a", "b"]
         assert "404" in str(node.watch.problem)
@@ -246,7 +240,7 @@ def test_a_definition_that_is_deleted_keeps_the_policies() -> None:
 def test_a_kind_that_is_not_served_is_told_and_not_asked_for_again_soon() -> None:
     api = Api()
     api.error = NotFoundError("404 page not found")
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.until(lambda: node.watch.is_absent)
         assert node.names() is None
         assert len(api.pages) == 0
@@ -267,13 +261,13 @@ def test_a_refusal_counts_when_it_lasts() -> None:
     """An API server that has just started refuses what it has not read the roles for."""
     api = Api()
     api.error = ForbiddenError("gpupolicies is forbidden: RBAC: not found")
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.until(lambda: node.watch.problem is not None)
         assert not node.watch.is_absent
         node.now += REFUSED_S
         node.until(lambda: node.watch.is_absent)
     api.add("a")
-    with watching(api) as node:
+    with watching(api=api) as node:
         node.until(lambda: node.watch.problem is not None)
         api.error = None
         node.has("a")
@@ -281,6 +275,6 @@ def test_a_refusal_counts_when_it_lasts() -> None:
 
 
 def test_an_empty_list_of_a_kind_that_is_served_is_none() -> None:
-    with watching(Api()) as node:
+    with watching() as node:
         node.has()
         assert not node.watch.is_absent

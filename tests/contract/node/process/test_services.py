@@ -11,7 +11,7 @@ import pytest
 
 from dra_driver.core.errors import ClaimReplacedError, DeviceInUseError
 from dra_driver.node.process.endpoints import DRA_THREADS, SUPPORTED_VERSIONS
-from dra_driver.node.process.health_stream import MAX_STREAMS
+from dra_driver.node.process.health_report import MAX_STREAMS
 from dra_driver.node.process.server import MAX_REQUEST_BYTES
 from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS
 from tests.contract.node.process.conftest import DRIVER, Plugin

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import StorageError
-from dra_driver.node.policy import last_good
-from dra_driver.node.policy.policy_set import decode_set
+from dra_driver.node.policy.policy_set import decode_set, load_set, save_set
 
 POLICY = {
     "apiVersion": "gpu.dra-driver.io/v1alpha1",
@@ -37,27 +36,27 @@ def test_a_saved_set_is_on_disk_before_save_returns(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
-    last_good.save(tmp_path / "policies.json", decode_set([POLICY]))
+    save_set(tmp_path / "policies.json", decode_set([POLICY]))
     assert seen == ["sync file", "rename", "sync folder"]
 
 
 def test_a_saved_set_comes_back_as_it_was(tmp_path: Path) -> None:
     """A restart with a broken policy folder keeps it."""
     path = tmp_path / "policies.json"
-    assert last_good.load(path) is None
-    last_good.save(path, decode_set([POLICY]))
-    assert last_good.load(path) == decode_set([POLICY])
+    assert load_set(path) is None
+    save_set(path, decode_set([POLICY]))
+    assert load_set(path) == decode_set([POLICY])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_set_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policies.json"
-    last_good.save(path, decode_set([POLICY]))
+    save_set(path, decode_set([POLICY]))
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=f"{path} cannot be written: No space left on device"):
-        last_good.save(path, decode_set([]))
-    assert last_good.load(path) == decode_set([POLICY])
+        save_set(path, decode_set([]))
+    assert load_set(path) == decode_set([POLICY])

@@ -30,7 +30,6 @@ from dra_driver.node.process.gpu_node import (
     STEADY_S,
     GpuNodeKeeper,
     NodeFacts,
-    Versions,
     claims_by_gpu,
     status_of,
 )
@@ -262,7 +261,7 @@ def test_what_an_older_release_wrote_is_replaced(node_1: Node) -> None:
 
 def status(snapshot: Snapshot | None = None, **changes: Any) -> GpuNodeStatus:
     facts = NodeFacts(snapshot=snapshot or node(), **{"terms": {}, **changes})
-    return status_of(facts, "d", Versions(node_process="1", nvml="13.580.65.06"))
+    return status_of(facts, "d")
 
 
 def test_forms_of_gpus() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Strategy, Taint
-from dra_driver.node.slices.devices import GpuDevices
+from dra_driver.node.slices.build import GpuDevices
 from dra_driver.node.slices.forms import Forms, forms_of
 from dra_driver.node.slices.gates import ApiServerFeatures
 from tests.unit.node.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu, snapshot

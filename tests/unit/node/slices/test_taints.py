@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
-from dra_driver.node.slices.build import Built, build_devices
+from dra_driver.node.slices.build import Built, build_devices, chosen
 from dra_driver.node.slices.gates import ApiServerFeatures
-from dra_driver.node.slices.taints import chosen
 from tests.unit.node.slices.gpus import ALL, H100, instance, mig_gpu, snapshot
 
 NO_TAINTS = replace(ALL, taints=False, taints_1_35=False)
