@@ -13,13 +13,18 @@ from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, 
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.kube.published import ALL_PERCENT
 from tests.fakes.claims import CONTROL_PROGRAM, claim, ref, result, share_result
-from tests.unit.node.claims.conftest import ClaimsNode, simulated
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.sharing import config, file, mode, mps, one_of_some, shared, slicing, uuid
 
 
-def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> None:
+@pytest.fixture
+def run(node: ClaimsNode) -> Run:
+    """Of a node whose first GPU is shared by MPS."""
+    return shared(node)
+
+
+def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode, run: Run) -> None:
     """Each container gets its memory and compute limits; the end of the last claim stops the daemon."""
-    run = shared(node)
     for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
         answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
         assert answer[0].share_id == share_result(number, "1Gi", 1).share_id
@@ -45,18 +50,16 @@ def test_containers_that_share_a_gpu_by_policy_have_no_control_program(node: Cla
     assert '"hostPath":"/mask"' in file(run, 1).replace(" ", "")
 
 
-def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(node: ClaimsNode) -> None:
+def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(run: Run) -> None:
     """They may run a daemon of their own, or look after that of their claim: no other claim is concerned."""
-    run = shared(node)
     run.prepare(claim(1, result("gpu-0", share_id="x"), name="all-of-a-shared-one"))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", mps())]))
     assert "/pipe" in file(run, 2)
     assert CONTROL_PROGRAM not in file(run, 1) + file(run, 2)
 
 
-def test_a_share_that_does_not_fit_is_refused_with_numbers(node: ClaimsNode) -> None:
+def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
     """Scheduler and node may differ for a moment; no claim gets more memory than the GPU has."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)
@@ -100,17 +103,15 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
     assert node.is_whole_again()
 
 
-def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode) -> None:
-    run = shared(node)
+def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode, run: Run) -> None:
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
     node.clock.after(3.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2, share_result(2, "60Gi", 50)))
     assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
 
 
-def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
+def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, run: Run) -> None:
     """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
     assert node.sharing.running == {}
     assert node.sharing.slices == {uuid(run, 0): Interval.LONG}
@@ -134,9 +135,8 @@ def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: Cl
     assert node.is_whole_again()
 
 
-def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode) -> None:
+def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode, run: Run) -> None:
     """A GPU has one form at a time."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(run.refusal(claim(2)), DeviceInUseError)
     assert isinstance(run.refusal(claim(3, result(node.part("1g.10gb", 0)))), DeviceInUseError)
@@ -145,9 +145,8 @@ def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNod
     assert isinstance(run.refusal(claim(1)), DeviceInUseError)
 
 
-def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
+def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode, run: Run) -> None:
     """The policy changed while shares of the former one are in use."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
     assert isinstance(run.refusal(claim(2, share_result(2, "10Gi", 10))), DeviceInUseError)
@@ -162,17 +161,15 @@ def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
         (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but those of a share are the memory"),
     ],
 )
-def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(node: ClaimsNode, sharing: Any, why: str) -> None:
+def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(sharing: Any, why: str, run: Run) -> None:
     """Otherwise this claim's config would apply to other claims' containers."""
-    run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", sharing)]))
     assert isinstance(error, InvalidParametersError)
     assert why in str(error)
 
 
-def test_a_config_that_agrees_with_the_policy_is_accepted(node: ClaimsNode) -> None:
+def test_a_config_that_agrees_with_the_policy_is_accepted(run: Run) -> None:
     """A DeviceClass for shared GPUs may contain it for clusters without a policy."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
 
 
@@ -187,17 +184,15 @@ def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
     assert "asks for interval Long, but the node's policy sets Short" in str(error)
 
 
-def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode) -> None:
+def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode, run: Run) -> None:
     """The policy was removed between scheduling and prepare, so nothing would enforce the share."""
-    run = shared(node)
     node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)
     assert "no policy shares that GPU now; delete the pod" in str(error)
 
 
-def test_two_mps_shares_in_one_claim_are_refused(node: ClaimsNode) -> None:
+def test_two_mps_shares_in_one_claim_are_refused(run: Run) -> None:
     """A container has one pipe directory, so one share would not be used."""
-    run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), share_result(2, "10Gi", 10, request="b")))
     assert "has 2 MPS shares" in str(error)

@@ -11,6 +11,7 @@ from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.waiting import GpuLockedError
 from dra_driver.node.claims.workflow.prepare import LOCK_S
 from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.fakes.stand_in import present
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.sharing import config, mode, mps, shared, slicing, uuid
 
@@ -103,8 +104,7 @@ def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
     """Compute mode and partition are restored when the driver is back."""
     device = "gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0)
     h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
-    hardware = h100.node.backend
-    assert hardware is not None
+    hardware = present(h100.node.backend)
     for method in ("mig_instances", "mig_mode", "compute_mode"):
         hardware.fail_next(method, DriverUnavailableError("being replaced"), times=0)
     assert h100.unprepare(ref(1)) is None

@@ -8,6 +8,7 @@ import pytest
 from dra_driver.config.policy import MAX_BYTES
 from dra_driver.node.policy.objects import PolicyObject, kept, read_objects
 from dra_driver.node.policy.policy_set import MAX_POLICIES, PolicySet, RefusedSetError, decode_set, merge
+from tests.fakes.stand_in import present
 from tests.unit.node.policy.hardware import NODE, written
 
 
@@ -19,9 +20,7 @@ def stored(name: str, generation: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def keep(item: dict[str, Any], *others: PolicyObject, most: int = MAX_POLICIES) -> PolicyObject:
-    found = kept(item, NODE, others, most)
-    assert found is not None
-    return found
+    return present(kept(item, NODE, others, most))
 
 
 def test_only_what_a_node_uses_is_kept() -> None:

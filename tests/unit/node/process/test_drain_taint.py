@@ -1,5 +1,7 @@
 """GPUs that an annotation of the Node asks to drain."""
 
+import pytest
+
 from dra_driver.core.model.drain import DRAIN_ANNOTATION
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
@@ -37,9 +39,13 @@ class Node:
         return {gpu: terms.taints for gpu, terms in self.drain.amend(SNAPSHOT, TERMS).items()}
 
 
-def test_drained_gpus_are_tainted_and_others_are_not() -> None:
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
     """The taint is one of the whole GPU: partitions and shares have it, too. Taints of policies stay."""
-    node = Node()
     assert not node.drain.look()
     assert node.tainted() == {}
     assert node.asks(FIRST)
@@ -52,9 +58,8 @@ def test_drained_gpus_are_tainted_and_others_are_not() -> None:
     assert [reason for _, reason, _ in node.told] == ["GpusDrained", "GpusDrained", "GpusUndrained"]
 
 
-def test_gpus_whose_drain_has_ended_are_given_back_and_no_others() -> None:
+def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> None:
     """Errors of them that need a reset are over then; of one that is still drained they are not."""
-    node = Node()
     node.asks("all")
     node.tainted()
     node.asks(SECOND)
@@ -67,18 +72,16 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others() -> None:
     assert len(node.given_back) == 2
 
 
-def test_a_node_that_is_not_known_ends_no_drain() -> None:
+def test_a_node_that_is_not_known_ends_no_drain(node: Node) -> None:
     """The API server is away; nothing says that the annotation has gone."""
-    node = Node()
     node.asks("all")
     node.is_known = False
     assert not node.drain.look()
     assert set(node.tainted()) == {FIRST, SECOND}
 
 
-def test_what_is_no_gpu_of_the_node_is_said_once() -> None:
+def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
     """A GPU of another node, or a device's name. A GPU that does not answer is one of this node."""
-    node = Node()
     node.asks(f"gpu-1,{SECOND},GPU-of-another-node,GPU-2")
     assert set(node.tainted()) == {SECOND}
     node.drain.look()

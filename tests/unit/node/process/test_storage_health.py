@@ -8,6 +8,7 @@ import pytest
 
 from dra_driver.core.errors import StorageError
 from dra_driver.node.process.storage_health import ClaimFiles, Folder, Space, StorageHealth, space
+from tests.fakes.stand_in import present
 
 PLENTY = Space(bytes=2**30, files=None)
 
@@ -62,8 +63,7 @@ def test_a_usable_directory_is_no_problem_and_stays_untouched(node: Node) -> Non
 )
 def test_a_full_file_system_is_a_problem_until_space_is_freed(node: Node, left: Space | OSError, sentence: str) -> None:
     node.left = left
-    problem = node.problem()
-    assert problem is not None
+    problem = present(node.problem())
     assert f"the CDI directory {node.folder} {sentence}" in problem
     node.left = PLENTY
     assert node.problem() is None

@@ -15,6 +15,7 @@ from dra_driver.kube.published.limits import MAX_DEVICES
 from dra_driver.node.slices.build import Built, GpuGroup
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import DesiredSlice, split
+from tests.fakes.stand_in import present
 
 ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 NONE = ApiServerFeatures()
@@ -52,8 +53,7 @@ def _invented(key: str, minor: int) -> Gpu:
 
 def instance(of: Gpu, profile_id: int, start: int, *, owned: bool = False, whole: bool = True) -> MigInstance:
     """An existing GPU instance; not ``whole``: without a compute instance."""
-    profile = of.profile(profile_id)
-    assert profile is not None
+    profile = present(of.profile(profile_id))
     uuid = MigUuid(f"MIG-00000000-0000-0000-{profile_id:04d}-{start:012d}")
     return MigInstance(
         gi_id=start + 1,

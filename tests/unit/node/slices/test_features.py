@@ -14,9 +14,13 @@ from tests.fakes.slices_api import FakeSlicesApi
 ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 
 
-def test_a_server_that_keeps_everything_has_all_features() -> None:
+@pytest.fixture
+def api() -> FakeSlicesApi:
+    return FakeSlicesApi()
+
+
+def test_a_server_that_keeps_everything_has_all_features(api: FakeSlicesApi) -> None:
     """The dry runs store nothing."""
-    api = FakeSlicesApi()
     assert probe(api, "gpu.nvidia.com", "node-a") == ALL
     assert api.objects == {}
 
@@ -26,17 +30,15 @@ def test_a_server_that_keeps_everything_has_all_features() -> None:
     [("sharedCounters", "counters"), ("consumesCounters", "counters"), ("taints", "taints"),
      ("allowMultipleAllocations", "multi_allocation")],
 )  # fmt: skip
-def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str) -> None:
+def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str, api: FakeSlicesApi) -> None:
     """Overlapping partitions without counters would be allocated twice."""
-    api = FakeSlicesApi()
     api.drops = {dropped}
     kept = probe(api, "gpu.nvidia.com", "node-a")
     assert {name for name in ("counters", "taints", "multi_allocation") if not getattr(kept, name)} == {missing}
 
 
-def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() -> None:
+def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error(api: FakeSlicesApi) -> None:
     """Invalid is an answer; forbidden is none."""
-    api = FakeSlicesApi()
     api.failures = [InvalidObjectError("422", status=422)]
     assert not probe(api, "gpu.nvidia.com", "node-a").taints
     api.failures = [ForbiddenError("403", status=403)]
@@ -44,9 +46,8 @@ def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() ->
         probe(api, "gpu.nvidia.com", "node-a")
 
 
-def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
+def test_the_server_is_asked_again_only_when_its_version_changes(api: FakeSlicesApi) -> None:
     """Gates change with a restart, and new versions have other defaults."""
-    api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.37.0")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
     assert watch.current == ApiServerFeatures()
@@ -67,9 +68,8 @@ def test_the_scheduler_of_1_35_does_not_charge_shares(minor: int, hides: bool) -
     assert watch.current.shares_hide_counters is hides
 
 
-def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> None:
+def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes(api: FakeSlicesApi) -> None:
     """The answer to a write counts more than the dry run."""
-    api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
     watch.refresh()
@@ -82,9 +82,8 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> No
 
 
 @pytest.mark.parametrize("drops", [set(), {"sharedCounters", "consumesCounters"}])
-def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str]) -> None:
+def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str], api: FakeSlicesApi) -> None:
     """Counters arranged otherwise are not a gate that is off: partitions are published there, too."""
-    api = FakeSlicesApi()
     api.is_1_34, api.drops = True, drops
     on = not drops
     assert probe(api, "gpu.nvidia.com", "node-a") == ApiServerFeatures(

@@ -3,6 +3,7 @@
 from dra_driver.core.model.usage_findings import UsingPod
 from dra_driver.node.usage.containers import CgroupPlace, index
 from dra_driver.node.usage.values import ContainerRef
+from tests.fakes.stand_in import present
 
 UID = "fd698699-eabf-4c23-92ef-cf0bbdb78261"
 ID, SIDECAR = "ab" * 32, "cd" * 32
@@ -43,8 +44,7 @@ def test_a_long_name_has_lost_its_id() -> None:
     """The kubelet cuts it at 255 characters; the pod's UID finds it."""
     found = index([link(pod="p" * 200)])
     assert found.by_id == {}
-    place = found.container(CgroupPlace(pod_uid=UID, container_id=ID))
-    assert place is not None
+    place = present(found.container(CgroupPlace(pod_uid=UID, container_id=ID)))
     assert (place.pod.name, place.container) == ("p" * 200, "train")
 
 

@@ -22,6 +22,7 @@ from dra_driver.node.usage.values import (
     DeviceUse,
     JoinedUsage,
 )
+from tests.fakes.stand_in import present
 from tests.unit.node.usage.claims import GIB, NOW, claim
 
 GPU = GpuUuid("GPU-a")
@@ -98,8 +99,7 @@ def test_two_shares_and_processes_of_the_host() -> None:
     assert [each.pid for each in one.processes or ()] == [1]
     assert one.containers is not None
     assert [(each.pod.name, each.container) for each in one.containers] == [("pod-a", "main")]
-    container = (one.processes or ())[0].container
-    assert container is not None
+    container = present((one.processes or ())[0].container)
     assert (container.pod.name, container.pod.uid) == ("pod-a", PODS["a"])
     assert gpu.unattributed is not None
     assert [each.pid for each in gpu.unattributed] == [3, 9]  # the host's, and one that ended meanwhile
@@ -113,8 +113,7 @@ def test_a_container_without_the_claim_is_foreign() -> None:
     found = join(replace(LOOK, processes={1: facts("a", "a2"), 2: facts("b")}))
     assert of(found, "one").processes == ()
     assert of(found, "one").used_bytes == 0
-    foreign = found.gpus[0].unattributed
-    assert foreign is not None
+    foreign = present(found.gpus[0].unattributed)
     assert {each.pid for each in foreign} == {1, 3, 9}
 
 
