@@ -1,14 +1,11 @@
-"""Claims share a GPU by its policy."""
+"""Claims share a GPU by its policy: what they get, by which defaults, and what is refused."""
 
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ClaimError,
-    DeviceInUseError,
-    InvalidParametersError,
-)
+from dra_driver.core.errors import ClaimError, DeviceInUseError, InvalidParametersError
 from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.kube.published import ALL_PERCENT
@@ -196,3 +193,100 @@ def test_two_mps_shares_in_one_claim_are_refused(run: Run) -> None:
     """A container has one pipe directory, so one share would not be used."""
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), share_result(2, "10Gi", 10, request="b")))
     assert "has 2 MPS shares" in str(error)
+
+
+def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: ClaimsNode) -> None:
+    """Under a policy by which a claim that asks for no compute consumes none."""
+    run = shared(node, default_percent=0)
+    for number in (1, 2):
+        run.prepare(claim(number, share_result(number, "12Gi", 0)))
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=12288M" in file(run, number)
+        assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
+
+
+def test_a_plain_claim_gets_the_gpu_alone_whatever_the_default_of_compute(node: ClaimsNode) -> None:
+    """It asks for nothing and has neither daemon nor limits; a claim that asks for a part gets that part."""
+    run = shared(node, default_percent=10)
+    run.prepare(claim(1, share_result(1, "81559Mi", 10)))
+    assert "CUDA_MPS" not in file(run, 1)
+    run.unprepare(ref(1))
+    run.prepare(claim(2, share_result(2, "81559Mi", 25)))
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
+
+
+def test_shares_that_were_allocated_before_there_was_a_reserve_are_prepared(node: ClaimsNode) -> None:
+    """An earlier version published all of the memory: their sum is more than what is published now."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "41559Mi", 50)))
+    run.prepare(claim(2, share_result(2, "40000Mi", 50)))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40000M" in file(run, 2)
+
+
+def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to_its_neighbour(
+    node: ClaimsNode,
+) -> None:
+    """More than is published now is not everything: as a claim for the whole GPU it would conflict."""
+    run = shared(node, default_percent=0)
+    run.prepare(claim(1, share_result(1, "500Mi", 0)))
+    run.prepare(claim(2, share_result(2, "81000Mi", 0)))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=81000M" in file(run, 2)
+
+
+@pytest.mark.parametrize("memory", ["80944Mi", "81559Mi"], ids=["published", "before the reserve"])
+def test_all_that_is_published_is_the_gpu_alone(node: ClaimsNode, memory: str) -> None:
+    """81559Mi less 551Mi that the driver keeps and 64Mi for the MPS server; or all of it, from an earlier version."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, memory, 100)))
+    assert "CUDA_MPS" not in file(run, 1)
+
+
+def test_a_claim_for_all_is_prepared_also_when_the_policy_is_gone_meanwhile(node: ClaimsNode) -> None:
+    """What it consumed was all that was published when it was allocated."""
+    run = shared(node)
+    node.terms = {}
+    run.prepare(claim(1, share_result(1, "80944Mi", 100)))
+    assert "CUDA_MPS" not in file(run, 1)
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ([("200Gi", 10)], "asks for 200Gi of memory where 81559Mi of 81559Mi are left"),
+        ([("60Gi", 30), ("60Gi", 30)], "asks for 60Gi of memory where 20119Mi of 81559Mi are left"),
+        ([("1Gi", 60), ("1Gi", 60)], f"asks for 60 percent of compute where 40 of {ALL_PERCENT} are left"),
+        ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
+    ],
+)
+def test_a_claim_that_never_fits_is_refused_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
+    """Waiting for other shares to end would occupy a worker for most of a call, and blame other claims."""
+    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
+    run.prepare(claim(1, one_of_some(1)))
+    asked = [one_of_some(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
+    error = run.refusal(claim(2, *asked))
+    assert isinstance(error, ClaimError)
+    assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
+    assert node.clock.waits == []
+
+
+@pytest.mark.parametrize(
+    ("capacity", "amount", "why"),
+    [
+        ("memory", "-5Gi", "memory is -5Gi, expected at least 1 and less than 8Ei"),
+        ("memory", "9e999", "memory is 9e999, expected at least 1 and less than 8Ei"),
+        ("memory", "100", "memory is 100 bytes, expected at least 1Mi"),
+        ("memory", "...", "memory: '...' is not a quantity"),
+        ("computePercent", "101", "computePercent is 101, expected 0 to 100"),
+        ("shares", "0", "shares is 0, expected at least 1"),
+    ],
+)
+def test_amounts_that_no_scheduler_wrote_are_refused_with_the_valid_range(
+    node: ClaimsNode, capacity: str, amount: str, why: str
+) -> None:
+    """They would get into containers' environments and into sums with other claims' amounts."""
+    run = shared(node, max_shares=4)
+    share = share_result(1, "5Gi", 10)
+    broken = replace(share, consumed_capacity={**share.consumed_capacity, capacity: amount})
+    error = run.refusal(claim(1, broken))
+    assert isinstance(error, ClaimError)
+    assert f"consumed capacity of gpu-0: {why}" in str(error)
+    assert node.is_whole_again()
